@@ -97,11 +97,10 @@ class WordEmbedding(Embedding):
     @torch.no_grad()
     def zero_padding(self) -> None:
         """Sets [pad]'s row to zero, also of a weight that is sharded."""
-        kept = torch.ones(len(self.weight), 1, dtype=self.weight.dtype)
-        kept[self.padding] = 0
-        part = sharding.local(sharding.cut(kept, self.weight))
+        first, _ = sharding.rows(self.weight)
         weight = sharding.local(self.weight)
-        weight.masked_fill_((part == 0).to(weight.device), 0.0)
+        if first <= self.padding < first + len(weight):
+            weight[self.padding - first] = 0.0
 
 
 class Attention(Scaled):

@@ -77,7 +77,7 @@ class Watched:
         for owner, name, phase in (
             (Experiment, "run", "data"),
             (loop, "train", "train"),
-            (loop.Loop, "_step", "step"),
+            (loop.Loop, "_forward_backward", "step"),
             (loop, "evaluate", "evaluation"),
             (checkpoint, "save", "checkpoint"),
         ):
@@ -206,8 +206,7 @@ class Family:
         hit = []
         for phase in ("data", *draw.sample(PHASES[1:], 3)):
             call = draw.randint(1, 2) if phase in ("step", "checkpoint") else 1
-            ranks = 1 if phase == "checkpoint" else self.ranks  # the first process writes it
-            aim = Aim(phase, call, draw.uniform(0, times[phase]), draw.randrange(ranks))
+            aim = Aim(phase, call, draw.uniform(0, times[phase]), draw.randrange(self.ranks))
             if not self.lived(folder, aim) and not (folder / "late").exists():
                 hit.append(aim)
         if not self.lived(folder):

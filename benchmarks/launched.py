@@ -151,7 +151,9 @@ def differences(one: Path, other: Path) -> list[str]:
     logs = ((folder / "metrics.jsonl").read_text().splitlines() for folder in (one, other))
     lines = [f"{a} != {b}" for a, b in itertools.zip_longest(*logs) if a != b]
     tensors, others = (
-        checkpoint.load(folder / "checkpoints/step-00000120").tensors for folder in (one, other)
+        {name: saved.read(name) for name in saved.parts}
+        for folder in (one, other)
+        for saved in [checkpoint.load(folder / "checkpoints/step-00000120")]
     )
     return lines + [
         name

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel, send_to_device
+from accelerate.utils import send_to_device
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -190,7 +190,7 @@ def forward_of(task: Task) -> Forward:
 def current_state(task: Task) -> nn.Module:
     """Separate modules around the model's parameters: hooks and modes leave training alone.
 
-    Without the autocast that accelerate puts around a model's forward pass.
+    Without the autocast that the loop puts around a model's forward pass.
     """
     return _twin(task.model, lambda parameter: parameter)
 
@@ -208,7 +208,8 @@ def _twin(model: nn.Module, parameter: Callable[[nn.Parameter], nn.Parameter]) -
     """A copy of the modules with each parameter replaced by what `parameter` makes of it."""
     replaced = {id(own): parameter(own) for own in model.parameters()}
     twin = copy.deepcopy(model, {**replaced})
-    return extract_model_from_parallel(twin, keep_fp32_wrapper=False)
+    twin.__dict__.pop("forward", None)  # the autocast around the class's own
+    return twin
 
 
 # ------------------------------------------------------------------------------------------------

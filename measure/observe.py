@@ -198,16 +198,16 @@ def load_kept(
         samples = _observed_samples(task)
     observations.check_samples(task, samples, f"{run_dir}: --samples")
     try:
+        checkpoint.check(path)
         saved = checkpoint.load(path)
         _refuse_others(path, saved, task)
-        state.check_model(task.model, saved.part("model"))
     except Damaged as damage:
         raise RunError(f"{damage}; the run has to be trained again") from None
     task.plan.initialise(task.model, task.config.seed)  # which also sets the multipliers
-    state.load_model(task.model, saved.part("model"))
+    state.load_model(task.model, saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.model.to(device)
-    return Kept(run_dir, task, saved.step, observations.eval_batch(task, samples, device))
+    return Kept(run_dir, task, saved.meta["step"], observations.eval_batch(task, samples, device))
 
 
 def _observed_samples(task: Task) -> int:

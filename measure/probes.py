@@ -40,14 +40,13 @@ from measure.representations import evaluating
 from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
 from param_groups.roles import Layout, default_layout
-from training import optimizers
+from training.decoupled import Decoupled
 from training.errors import UserError
 from training.log import Log
 from training.task import LiveRun
 
 # Optimisers that divide by sqrt(v_hat) + eps, with v in "exp_avg_sq"; and the others.
-_WITH_EPS = (torch.optim.AdamW, optimizers.AdamParamScaling)
-_WITHOUT_EPS = (optimizers.SGD, optimizers.Adafactor, optimizers.AdamAtan2)
+_KNOWN = (torch.optim.AdamW, Decoupled)
 # Entries of a tensor that are worked on at once on a CPU: temporaries stay in cache.
 _BLOCK = 1 << 18
 
@@ -86,9 +85,8 @@ class Probes:
     - "update_rms": RMS(theta' - theta), decay and rounding included; 0 for a frozen tensor.
     - "below_10_eps": share of entries with sqrt(v) / sqrt(1 - beta2^t) < 10 eps, v being Adam's
       second moment after the step and t its step count: where eps takes over 9% of the update
-      or more. For adam and adam_param_scaling. None for sgd and adam_atan2, which have no eps;
-      for adafactor, whose eps is added to g^2 and so never competes with sqrt(v); and for a
-      tensor that has not been updated.
+      or more. For adam and adam_param_scaling; None for a tensor that has not been updated, and
+      where the optimiser has no eps or, as adafactor's, adds it to g^2.
 
     Per dense layer: the log alignment ratio (see `alignment`). Dense layers are the nn.Linear,
     param_groups.layers.Linear and non-overlapping nn.Conv2d (patch embeddings) whose `weight` is
@@ -230,13 +228,11 @@ class Probes:
     def _below_10_eps(self) -> Measured:
         """Of tensors with Adam's second moment, the number of entries below 10 eps."""
         counts: Measured = {}
-        if not isinstance(self._optimizer, _WITH_EPS):
-            return counts
         names = {id(parameter): name for name, parameter in self._trained.items()}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state = self._optimizer.state.get(parameter, {})
-                if state:
+                if "exp_avg_sq" in state:
                     correction = 1 - group["betas"][1] ** state["step"].double()
                     bound = 10 * group["eps"] * correction.sqrt()
                     # Not v < bound^2, which float32 cannot hold for the smallest eps; NaN is not.
@@ -249,7 +245,7 @@ class Probes:
 
     def _check_optimizer(self) -> None:
         """Raises UserError unless the optimiser is known and updates just the trained tensors."""
-        if not isinstance(self._optimizer, _WITH_EPS + _WITHOUT_EPS):
+        if not isinstance(self._optimizer, _KNOWN):
             raise UserError(
                 f"the probes do not know the optimiser {type(self._optimizer).__name__}; give them "
                 "the one that training.optimizers.build made, unwrapped"

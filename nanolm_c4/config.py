@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from param_groups.contract import of_families
 from training.config import WIDEST, Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
@@ -82,7 +83,7 @@ _EVERETT_HAS = (
 )
 _BORDELON_HAS = ("alpha_attention", "beta0", "gamma0")
 _BORDELON_NEEDS = (*_BORDELON_HAS, "alpha_depth")
-_BORDELON_OPTIMIZERS = ("adam", "adam_atan2", "sgd")
+_BORDELON_OPTIMIZERS = of_families("sgd", "adam")
 
 
 class PrescriptionConfig(Section):

@@ -23,6 +23,13 @@ OPTIMIZER_FAMILY = {
     "adafactor": "adafactor",
     "adam_param_scaling": "adafactor",
 }
+
+
+def of_families(*families: str) -> tuple[str, ...]:
+    """The optimisers of some families."""
+    return tuple(name for name, family in OPTIMIZER_FAMILY.items() if family in families)
+
+
 # AdamW is Adam with decoupled weight decay, which is how every plan decays.
 _ALIASES = {"adamw": "adam"}
 # Optimisers that are no member of a family, with the reason.

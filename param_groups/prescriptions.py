@@ -30,6 +30,7 @@ from param_groups.contract import (
     check_positive,
     check_sizes,
     finite,
+    of_families,
 )
 from param_groups.exponents import Alignment
 from param_groups.roles import BIASES, BLOCK, SCALES, TRUNK, PlanError, Role, choose
@@ -511,7 +512,7 @@ class Bordelon(Prescription):
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._settle(("adam", "adam_atan2", "sgd"))
+        self._settle(of_families("sgd", "adam"))
         check_flag("Bordelon: zero_readout", self.zero_readout)
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the whole test suite; arguments go to pytest, for example: bash scripts/test.sh tests/training
 # `quick` runs those that neither start processes, nor train, nor draw: a minute or so.
-# Without arguments also the checks of style (ruff) and of param_groups' types (mypy).
+# Without arguments also the checks of style (ruff) and of types (mypy).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 

@@ -6,6 +6,8 @@ import pytest
 
 from training import checkpoint, loop
 
+STATE = "shard-00001-model-00001-of-00001.safetensors"  # of a run in one process
+
 
 class Death(BaseException):
     """The process ends here: nothing in the code may catch it."""
@@ -43,6 +45,18 @@ def checkpoints(folder):
 
 def seal(path, **more):
     """Gives a checkpoint the checksums of its files as they are now, and `more`."""
-    names = ("state.safetensors", "meta.json")
+    names = (STATE, "meta.json")
     sums = {name: checkpoint._checksum(path / name) for name in names}
     (path / "checksums.json").write_text(json.dumps({**sums, **more}))
+
+
+def newest(run):
+    """A run's newest checkpoint."""
+    return sorted(run.glob("checkpoints/step-*"))[-1]
+
+
+def tensors(path):
+    """All tensors of a checkpoint, whole."""
+    checkpoint.check(path)
+    saved = checkpoint.load(path)
+    return {name: saved.read(name) for name in saved.parts}

@@ -38,7 +38,6 @@ LONGER = dict.fromkeys(
         "tests/sweeps/test_pool.py",
         "tests/sweeps/test_search.py",
         "tests/sweeps/test_sweep_sources.py",
-        "tests/training/test_optimizers.py",
         "tests/vit_imagenet/test_data.py",
     ),
     "formatting made it longer; its room is to become smaller",

@@ -11,16 +11,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 # No block is mapped on its own, and -1 switches trimming of the heap off.
 _OPTIONS = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1))
 
-# Set by a user who wants memory back sooner, or who tunes malloc themselves.
-OPT_OUT = "TRAINING_KEEP_MEMORY"
-_USERS_OWN = (
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "GLIBC_TUNABLES",
-    "LD_PRELOAD",
-)
+OPT_OUT = "TRAINING_KEEP_MEMORY"  # set to 0 by a user who wants memory back sooner
+_TUNED = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # how users tune malloc, or replace it
 
 
 def keep_memory() -> bool:
@@ -34,7 +26,7 @@ def keep_memory() -> bool:
     """
     if platform.libc_ver()[0] != "glibc" or os.environ.get(OPT_OUT) == "0":
         return False
-    if any(os.environ.get(name) for name in _USERS_OWN):
+    if any(value and name.startswith(_TUNED) for name, value in os.environ.items()):
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(option, value) == 1 for option, value in _OPTIONS)

@@ -7,7 +7,6 @@ and the key, and adds the nearest valid name. What every run has is in `training
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.errors import LONGEST_NAME, UserError, nearest
+from training.errors import LONGEST_NAME, UserError, nearest, reason
 
 # Upper bounds, for slips that would otherwise fill the memory before anything is said of them.
 MOST = 10**12  # steps, samples, tokens; all of C4 has 2 x 10^11
@@ -46,89 +45,30 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=Section)
 
 
-# What a text may be at most. The largest file shipped has 18 kB; past these numbers reading would
-# take seconds or, where aliases stand for more than they say, all memory.
-_CHARACTERS, _VALUES, _DEPTH = 200_000, 10_000, 30
-_DIGITS = 100  # Python prints integers of at most 4,300, and takes quadratic time to read them
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # what no file or file's name can hold
-_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
+_CHARACTERS = 200_000  # of a text; the largest file shipped has 18,000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of the values that JSON has, whose keys occur once; whatever costs too much is refused.
-
-    Floats include 1e-9 (YAML 1.1 wants 1.0e-9).
-    """
-
-    values = depth = 0
-    most: float = _VALUES
-
-    def fetch_flow_collection_start(self, token: type) -> None:
-        self._refuse(self.flow_level > _DEPTH, f"nested more than {_DEPTH} deep", self.get_mark())
-        super().fetch_flow_collection_start(token)  # the scanner reads far ahead of compose_node
+    """YAML without aliases, whose keys occur once; floats include 1e-9 (YAML 1.1 wants 1.0e-9)."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        mark = self.peek_event().start_mark
-        self.values += 1
-        self._refuse(self.values > self.most, f"more than {self.most} values", mark)
-        self.depth += 1
-        self._refuse(self.depth > _DEPTH, f"nested more than {_DEPTH} deep", mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        self._count(node, {})
-        return super().construct_document(node)
-
-    def _count(self, node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-        """The values in a node, each alias counted as all that it stands for."""
-        if node not in known:
-            known[node] = math.inf  # until it is counted: an alias within itself has no end
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
-            known[node] = 1 + sum(self._count(child, known) for child in inner)
-            too_many = known[node] > self.most
-            self._refuse(too_many, f"aliases stand for over {self.most} values", node.start_mark)
-        return known[node]
-
-    def construct_scalar(self, node: yaml.Node) -> Any:
-        text = super().construct_scalar(node)
-        unwritable = _UNWRITABLE.search(text) is not None
-        self._refuse(unwritable, "a character that no file can hold", node.start_mark)
-        long = len(text) > _DIGITS and not node.tag.endswith(":str")
-        self._refuse(long, f"a number of {len(text)} digits", node.start_mark)
-        return text
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            problem = "an anchor or alias; write the value out"
+            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict:
         known: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else []:
             if isinstance(key, yaml.ScalarNode):
-                self._refuse(key.value in known, f"key {key.value!r} occurs twice", key.start_mark)
+                if key.value in known:
+                    problem = f"key {key.value!r} occurs twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 known.add(key.value)
         return super().construct_mapping(node, deep)
 
-    @staticmethod
-    def _refuse(wrong: bool, problem: str, mark: yaml.Mark) -> None:
-        if wrong:
-            raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
-
-class _OwnLoader(_Loader):
-    """What a program of this repository wrote is as long as its results are many."""
-
-    most = math.inf
-
-
-_Loader.yaml_constructors = {
-    tag: yaml.SafeLoader.yaml_constructors[tag]
-    for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in _KINDS))
-}
-# Dates stay words: no config has one, and a number like 2001-01-01 is a slip.
-_Loader.yaml_implicit_resolvers = {
-    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
-    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
@@ -137,21 +77,23 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str, own: bool = False) -> Any:
-    """The value of a YAML text; UserError in one line, naming `where` and the line.
+    """The value of a YAML text, which JSON has, too; UserError in one line with `where` and line.
 
     A file of our `own` may be of any length.
     """
     if len(text) > _CHARACTERS and not own:
         raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
-        return yaml.load(text, _OwnLoader if own else _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
+        return value
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
-    except (ValueError, LookupError) as error:  # of a scalar whose tag is another's, as in !!int x
-        raise UserError(f"{where}: not valid YAML: not what its tag says ({error})") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:  # of !!int x, or [[[[...
+        raise UserError(f"{where}: cannot be read: {reason(error)}") from None
 
 
 def read_yaml(path: Path, own: bool = False) -> dict:
@@ -184,7 +126,7 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     """A copy of nested `data` with dotted keys set; a mapping is merged over the section there."""
     result = json.loads(json.dumps(data))
     for key, value in values.items():
-        *parents, last = str(key).split(".", _DEPTH)
+        *parents, last = str(key).split(".", 30)
         node = result
         for parent in parents:
             node = node.setdefault(parent, {})
@@ -247,35 +189,11 @@ def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> Se
     Strict in JSON's sense: no number is read from a string, no bool from a number; lists are
     tuples and integers are floats where a field wants them.
     """
-    data = _without_retired(kind, data, where)
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problem = min(error.errors(), key=lambda item: _TELLING.get(item["type"], 2))
         raise UserError(f"{where}: {_explain(kind, problem)}") from None
-
-
-def _without_retired(kind: type[Section], data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """`data` without keys of earlier versions; UserError where one asks for what is gone."""
-    for key, (value, instead) in getattr(kind, "retired", {}).items():
-        section, name = key.split(".")
-        given = data.get(section)
-        if not isinstance(given, Mapping) or name not in given:
-            continue
-        if given[name] != value:
-            raise UserError(f"{where}: {key}={json.dumps(given[name])} is gone; {instead}")
-        data = {**data, section: {key: given[key] for key in given if key != name}}
-    return data
-
-
-def with_retired(kind: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved config's `data` with the keys of earlier versions, as it had them then."""
-    data = dict(data)
-    for key, (value, _) in getattr(kind, "retired", {}).items():
-        section, name = key.split(".")
-        if isinstance(data.get(section, {}), Mapping):  # a damaged file is for others to refuse
-            data[section] = {name: value, **data.get(section, {})}
-    return data
 
 
 def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = ()) -> SectionType:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from training import sharding
-from training.errors import UserError
 
 # Everett et al., Appendix C, leave optax's default in place.
 PARAM_SCALE_FLOOR = 1e-3
@@ -20,21 +19,6 @@ PARAM_SCALE_FLOOR = 1e-3
 _NORM_ROW = 1 << 12
 
 Group = dict[str, Any]
-
-
-class OptimizerError(UserError):
-    """An optimiser cannot be built from, or cannot step with, what it was given."""
-
-
-def group_label(group: Mapping[str, Any], index: int) -> str:
-    """How messages call a group: by its name, or else by its position."""
-    return f"group {group['name']!r}" if "name" in group else f"group {index}"
-
-
-def param_name(group: Mapping[str, Any], position: int) -> str:
-    """How messages call a group's parameter: by its name, or else by its position."""
-    names = group.get("param_names", ())
-    return repr(names[position]) if position < len(names) else f"number {position}"
 
 
 class Eager(torch.optim.Optimizer):
@@ -52,6 +36,9 @@ class Eager(torch.optim.Optimizer):
 
 class AdamW(Eager, torch.optim.AdamW):
     """torch.optim.AdamW, number by number."""
+
+    def __init__(self, groups: list[Group], fused: bool, betas: tuple[float, float]) -> None:
+        super().__init__(groups, betas=betas, fused=fused, foreach=not fused)
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
@@ -76,16 +63,11 @@ class Decoupled(Eager):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for index, group in enumerate(self.param_groups):
-            for position, param in enumerate(group["params"]):
-                if param.grad is not None and param.grad.layout != torch.strided:
-                    raise OptimizerError(
-                        f"parameter {param_name(group, position)} of {group_label(group, index)} "
-                        "has a sparse gradient: only dense gradients are supported"
-                    )
-            params = [param for param in group["params"] if param.grad is not None]
-            if params:
-                self._update(group, params, [_laid_out(param) for param in params])
+        for group in self.param_groups:
+            graded = [(p, p.grad) for p in group["params"] if p.grad is not None]
+            if graded:
+                grads = [_laid_out(param, grad) for param, grad in graded]
+                self._update(group, [param for param, _ in graded], grads)
         return loss
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -107,12 +89,12 @@ class Decoupled(Eager):
         return local_parts(self.state[param][key] for param in params)
 
 
-def _laid_out(param: Tensor) -> Tensor:
-    """This process's part of the gradient, in the memory layout of its parameter's.
+def _laid_out(param: Tensor, grad: Tensor) -> Tensor:
+    """This process's part of a gradient, in the memory layout of its parameter's.
 
     torch's fused kernels walk through memory and would pair up the wrong entries.
     """
-    part, grad = sharding.local(param), sharding.local(param.grad)
+    part, grad = sharding.local(param), sharding.local(grad)
     return grad if grad.stride() == part.stride() else torch.empty_like(part).copy_(grad)
 
 

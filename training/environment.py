@@ -29,13 +29,17 @@ def describe(device: torch.device) -> dict[str, object]:
     }
 
 
+@functools.cache
 def device_name(device: torch.device) -> str:
     """The GPU's or the processor's name."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.get_device_name(device)
-    return _cpu_name()
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def has_bf16_units(device: torch.device) -> bool:
@@ -55,16 +59,14 @@ def commit() -> str | None:
 
     As it was at the first call in this process.
     """
-    root = Path(__file__).resolve().parent.parent
-    git = ["git", "-C", str(root)]
+    git = ["git", "-C", str(Path(__file__).resolve().parent.parent)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
         status = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
     except OSError:
         return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+    changes = "+changes" if status.stdout.strip() else ""
+    return None if head.returncode else head.stdout.strip() + changes
 
 
 @functools.cache
@@ -73,13 +75,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-@functools.cache
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
 
@@ -32,6 +32,9 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130, and who reads what it
     prints and has seen enough, such as `| head`, with 141 and no line.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         yield
         sys.stdout.flush()
@@ -39,20 +42,19 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints when it ends
-            raise SystemExit(141) from None
+        if isinstance(error, BrokenPipeError):
+            poll = select.poll()
+            poll.register(1, 0)
+            if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+                # It is stdout that nobody reads, and not a pipe between processes.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
+                raise SystemExit(141) from None
         if not (isinstance(error, kinds) or is_users(error)):
             raise
-        print(f"error: {' '.join(str(error).splitlines())[:LONGEST_LINE]}", file=sys.stderr)
+        with suppress(OSError):  # of a full device
+            line = " ".join(str(error).splitlines())[:LONGEST_LINE]
+            print(f"error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
-
-
-def _reader_is_gone() -> bool:
-    """Whether it is stdout that nobody reads, and not a pipe between processes."""
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def is_users(error: Exception) -> bool:
@@ -68,8 +70,6 @@ def is_users(error: Exception) -> bool:
 
 def reason(error: BaseException) -> str:
     """An error's kind and first line."""
-    if isinstance(error, StopIteration):
-        return "no records"
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -77,15 +77,14 @@ def reason(error: BaseException) -> str:
 def nearest(given: object, valid: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the valid name that is most like the given one; "" of none.
 
-    A name of the same initials is the likely one: lr for learning_rate.
+    A name whose last part has the same initials is the likely one: lr for learning_rate.
     """
+
+    def initials(key: str) -> str:
+        words = key.rpartition(".")[2].split("_")
+        return words[0] if len(words) == 1 else "".join(word[:1] for word in words)
+
     name, names = str(given)[:LONGEST_NAME], list(valid)
-    same = [one for one in names if _initials(one) == _initials(name)]
+    same = [one for one in names if initials(one) == initials(name)]
     found = difflib.get_close_matches(name, same or names, n=1, cutoff=0.0)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def _initials(key: str) -> str:
-    """Of the words of a key's last part; a part of one word as it is."""
-    words = key.rpartition(".")[2].split("_")
-    return words[0] if len(words) == 1 else "".join(word[:1] for word in words)

@@ -12,10 +12,9 @@ from torch import nn
 
 from training import loading, sharding
 from training.errors import UserError
-from training.sampling import eval_ids
 from training.task import Task
 
-PLACEHOLDER = (0,)  # the ids of a batch whose result does not count; recognised with `is`
+PLACEHOLDER = [0]  # the ids of a batch whose result does not count; recognised with `is`
 
 
 @torch.no_grad()
@@ -33,23 +32,21 @@ def evaluate(
     """
     settings, world = task.config.training, accelerator.num_processes
     size = min(len(task.eval_data), settings.eval_samples or len(task.eval_data))
-    own = eval_ids(size, accelerator.process_index, world).tolist()
-    batch_size = settings.eval_batch_size
-    batches = [own[first : first + batch_size] for first in range(0, len(own), batch_size)]
+    # Every world-th sample: each is seen once, and lower ranks may have one more.
+    own, batch_size = range(accelerator.process_index, size, world), settings.eval_batch_size
+    batches = [list(own[first : first + batch_size]) for first in range(0, len(own), batch_size)]
     # All processes take part in each forward pass of a sharded model, and in each question whether
     # to stop: those that have no samples left take placeholders.
-    most = math.ceil(len(eval_ids(size, 0, world)) / batch_size)
+    most = math.ceil(len(range(0, size, world)) / batch_size)
     batches += [PLACEHOLDER] * (most - len(batches))
-    loader = loading.loader(
-        task, accelerator, task.eval_data, task.eval_batch, batch_sampler=batches
-    )
+    loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch, batches)
     measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()
     for batch, ids in zip(loading.batches(loader), batches, strict=True):
         if stopped := stopping():
             break
-        count = (task.eval_count or task.count)(batch)
+        count = task.count(batch)
         measured = measure(model, send_to_device(batch, accelerator.device, non_blocking=True))
         names = list(measured)
         if ids is not PLACEHOLDER:

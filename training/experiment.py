@@ -1,11 +1,7 @@
 """What an experiment is: all that a folder says so that it can be trained, planned and swept.
 
-A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. Then
-
-    python -m NAME.train CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]
-
-trains one config or prints its plan, and sweeps, the coordinate check and the observation of kept
-runs reach the folder through `load_experiment(NAME)`.
+A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. `python -m NAME.train` trains
+one config or prints its plan; sweeps and the coordinate check use `load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
 at once, and a driver counts thousands of configs without it.
@@ -20,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
@@ -28,17 +24,18 @@ from training.settings import RunConfig
 from training.text import streams
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from param_groups import Plan
-    from training.task import Progress, Task
+    from training.task import Batch, Loss, Progress, Task
 
 
+C = TypeVar("C", bound=RunConfig)
 BAR_SECONDS = 0.2  # between two drawings of the bar of a run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Generic[C]):
     """A folder's model, data and costs, by the functions that make them from a config.
 
     - `config`: the class of its configs.
@@ -61,38 +58,38 @@ class Experiment:
 
     name: str
     description: str
-    config: type[RunConfig]
-    build_task: Callable[[Any], Task]
+    config: type[C]
+    build_task: Callable[[C], Task]
     build_plan: Callable[..., Plan]
-    parameters: Callable[[Any], dict[str, int]]
-    flops: Callable[[Any], float]
-    tokens_per_step: Callable[[Any], int]
+    parameters: Callable[[C], dict[str, int]]
+    flops: Callable[[C], float]
+    tokens_per_step: Callable[[C], int]
     memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
-    build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]] | None = None
+    build_blank: Callable[[C, int], tuple[nn.Module, Loss, Batch]] | None = None
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task], list[str]] = lambda task: []
 
-    def check_data(self, config: Any) -> None:
+    def check_data(self, config: C) -> None:
         """Raises UserError if data that the config names are not on this machine; reads none.
 
         What is streamed from the hub is nowhere on it before the run.
         """
         for key in self.reads:
-            named = config
+            named: Any = config
             for word in key.split("."):
                 named = getattr(named, word, None)
             if named is None or Path(named).expanduser().exists():
                 continue
-            if key != "data.path" or not streams(getattr(config.data, "source", None), named):
-                raise UserError(
-                    f"{key}: {named} does not exist on this machine; put the data there, or set "
-                    f"{key}; `bash scripts/download.sh` says how to get the papers' data"
-                )
+            source = getattr(getattr(config, "data", None), "source", None)
+            if key == "data.path" and streams(source, named):
+                continue
+            raise UserError(
+                f"{key}: {named} does not exist on this machine; put the data there, or set "
+                f"{key}; `bash scripts/download.sh` says how to get the papers' data"
+            )
 
-    def run(
-        self, config: RunConfig, run_dir: Path, progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def run(self, config: C, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
         """Trains one config into `run_dir`, unless it is done; returns its summary.
 
         `progress(step, steps, loss)` is called after every step, see `training.task.Progress`.
@@ -116,8 +113,24 @@ class Experiment:
         )
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped."""
-        parser = self._parser()
+        """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help.
+
+        Exit code 0, 2 for a user's mistake (one line), 75 when a signal stopped the run.
+        """
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.name}.train",
+            description=self.description,
+            epilog="config keys, to set as key=value:\n" + describe(self.config),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add, single = parser.add_argument, f"results/{self.name}/single"
+        add("config", type=Path, help="YAML file, for example in configs/")
+        add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
+        add(
+            "--run-dir", type=Path, help=f"folder of the run (default: {single}/<id of the config>)"
+        )
+        add("--plan", action="store_true", help="print every tensor's numbers and stop")
+        add("--json", action="store_true", help="with --plan: as JSON")
         args = parser.parse_intermixed_args(argv)  # overrides before or after the options
         if args.json and not args.plan:
             parser.error("--json goes with --plan")
@@ -136,28 +149,8 @@ class Experiment:
             else:
                 self._train(config, args.config, args.run_dir)
 
-    def _parser(self) -> argparse.ArgumentParser:
-        """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help."""
-        parser = argparse.ArgumentParser(
-            prog=f"python -m {self.name}.train",
-            description=self.description,
-            epilog="config keys, to set as key=value:\n" + describe(self.config),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add = parser.add_argument
-        add("config", type=Path, help="YAML file, for example in configs/")
-        add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
-        add(
-            "--run-dir",
-            type=Path,
-            help=f"folder of the run (default: results/{self.name}/single/<id of the config>)",
-        )
-        add("--plan", action="store_true", help="print every tensor's numbers and stop")
-        add("--json", action="store_true", help="with --plan: as JSON")
-        return parser
-
-    def _train(self, config: RunConfig, file: Path, run_dir: Path | None) -> None:
-        """One run with progress on stderr; exit code 75 if a signal stopped it."""
+    def _train(self, config: C, file: Path, run_dir: Path | None) -> None:
+        """One run with progress on stderr."""
         from training import allocator, processes, runs, signals
 
         allocator.keep_memory()
@@ -207,7 +200,7 @@ def bar(step: int, steps: int, width: int = 24) -> str:
     return "━" * done + "╌" * (width - done)
 
 
-def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment:
+def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment[Any]:
     """The experiment of folder `name`, which the file `named_in` asks for.
 
     This is the only import of an experiment by its name. Raises UserError when the folder has no

@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         known = {errno.ELOOP: "a link", errno.ENXIO: "a pipe"}
-        refusal = known.get(error.errno) or error.strerror or str(error)
+        refusal = known.get(error.errno or 0) or error.strerror or str(error)
         raise UserError(
             f"{path}: cannot write: {refusal}; fix that and give the same command again (a run "
             "resumes from its last checkpoint)"
@@ -51,16 +51,15 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 
     A pipe would be waited on for ever.
     """
-    encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=_plain)
 
+    def opener(path: str, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return descriptor
 
-def _plain(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-    return descriptor
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
 
 
 def read_text(path: Path) -> str:
@@ -125,9 +124,6 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     """A hidden folder next to the final one; deleted at the end, unless the process is killed.
@@ -138,19 +134,14 @@ def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"{key}: {final.parent} cannot be written ({reason(error)}); expected a folder "
-            "with write permission"
-        ) from error
-    try:
         yield scratch
     except OSError as error:
-        if error.errno not in _FULL:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if scratch.exists() and not full:
             raise
         raise UserError(
-            f"{key}: {final.parent} is full ({reason(error)}); free space there or set another "
-            "folder"
+            f"{key}: {final.parent} {'is full' if full else 'cannot be written'} "
+            f"({reason(error)}); expected a folder with room and write permission"
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -203,41 +194,34 @@ os.register_at_fork(after_in_child=_forget_locks)
 def locked(folder: Path, what: str, patience: float = LOCK_SECONDS) -> Iterator[None]:
     """Holds a folder for this process; Busy if another one does for `patience` seconds.
 
-    It may be on another machine.
-
-    The lock goes with the process, however it ends. Raises UserError where the file system has no
-    locks: two processes would then write the same files.
+    It may be on another machine. The lock goes with the process, however it ends. Raises UserError
+    where the file system has no locks: two processes would then write the same files.
     """
     with writing(folder / ".lock"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open_plain(folder / ".lock", "a")
     _held.append(file)
+    end, held = time.monotonic() + patience, False
     try:
-        _lock(file, folder, what, patience)
+        while not held:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    problem = f"another process is running this {what}; wait for it"
+                    raise Busy(f"{folder}: {problem}") from None
+                time.sleep(0.1)
+            except OSError as error:
+                raise UserError(
+                    f"{folder / '.lock'}: this file system has no locks ({error.strerror}); use "
+                    "one that has flock (a local disk, NFS 4, Lustre mounted with -o flock)"
+                ) from None
         yield
     finally:
         if file in _held:
             _held.remove(file)
         file.close()
-
-
-def _lock(file: IO[Any], folder: Path, what: str, patience: float) -> None:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise Busy(
-                    f"{folder}: another process is running this {what}; wait for it"
-                ) from None
-            time.sleep(0.1)
-        except OSError as error:
-            raise UserError(
-                f"{folder / '.lock'}: this file system has no locks ({error.strerror}); use one "
-                "that has flock (a local disk, NFS 4, Lustre mounted with -o flock)"
-            ) from None
 
 
 def is_locked(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -15,49 +15,53 @@ from torch.utils.data import DataLoader, Dataset
 from training import signals
 from training.errors import UserError
 from training.sampling import BatchIds, EpochPlaces
-from training.task import Task
+from training.task import Batch, Samples, Task
 
-Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 def loader(
     task: Task,
     accelerator: Accelerator,
-    data: Dataset,
-    collate: Callable[[Any], Any] | None,
-    **batching: Any,
-) -> DataLoader:
-    """A DataLoader as the config asks for it; `batching` says how samples make batches."""
+    data: Samples,
+    collate: Callable[[list[Any]], Batch] | None,
+    batches: Iterable[list[Any]],
+) -> DataLoader[Batch]:
+    """A DataLoader as the config asks for it, of the samples that `batches` lists."""
     return DataLoader(
-        data,
+        cast("Dataset[Any]", data),
         collate_fn=collate,
         num_workers=task.config.training.data_workers,
         pin_memory=accelerator.device.type == "cuda",
         worker_init_fn=signals.follow_parent,
         # Without its own generator, making a loader would draw from the run's generator.
         generator=torch.Generator().manual_seed(task.config.seed % 2**63),
-        **batching,
+        batch_sampler=batches,
     )
 
 
-def train_loader(task: Task, accelerator: Accelerator, first_step: int) -> DataLoader:
-    """This process's micro-batches of every step after the first `first_step`."""
+def train_batches(
+    task: Task, accelerator: Accelerator, first_step: int
+) -> tuple[Iterator[Batch], int]:
+    """This process's micro-batches of every step after the first `first_step`; their number in a
+    step."""
     settings, data = task.config.training, task.train_data
-    _, micro_batch = settings.split(accelerator.num_processes)
-    place = {
-        "global_batch": settings.batch_size,
-        "micro_batch": micro_batch,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-        "first_step": first_step,
-        "last_step": settings.steps,
-    }
+    micro_batches, micro_batch = settings.split(accelerator.num_processes)
     order = EpochPlaces if task.by_epoch else BatchIds
-    ids = order(len(data), task.order_seed, **place)
-    return loader(task, accelerator, data, task.collate, batch_sampler=ids)
+    ids = order(
+        size=len(data),
+        seed=task.config.order_seed,
+        global_batch=settings.batch_size,
+        micro_batch=micro_batch,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        first_step=first_step,
+        last_step=settings.steps,
+    )
+    return batches(loader(task, accelerator, data, task.collate, ids)), micro_batches
 
 
-def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
+def batches(loader: Iterable[Item]) -> Iterator[Item]:
     """The batches of a DataLoader; a UserError in one of its processes keeps its own words.
 
     torch raises another one, with the process's traceback for a message.
@@ -70,18 +74,13 @@ def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
         yield from iterator
         return
     except UserError as caught:
-        error = type(caught)(_own_words(caught))
+        kind, said = type(caught), str(caught)
+        before, frame, words = said.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+        error = kind(words.strip() if frame and before.startswith("Caught ") else said)
         caught.__traceback__ = None
     # Now nothing refers to the iterator any more, and its processes end.
     del iterator
     raise error
-
-
-def _own_words(error: UserError) -> str:
-    """What the process said, without torch's frame around it."""
-    kind = type(error)
-    before, marker, words = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
-    return words.strip() if marker and before.startswith("Caught ") else str(error)
 
 
 def _kill_children() -> None:

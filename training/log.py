@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.errors import Damaged
+from training.errors import Damaged, RunError
 from training.files import open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
-# What a checkpoint keeps of a history as it is.
-_ALIKE = ("evals", "eval_targets", "resumed_from", "eval_seconds", "observe_seconds")
 
 
 class Log:
@@ -25,39 +23,36 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.listener: Callable[[Log, dict[str, Any]], None] | None = None
-        """Told every line that is added."""
         self._bytes, self._hash = 0, hashlib.sha256()
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds a line, null for what is not finite; UserError when it cannot be written."""
         line = (json.dumps(_finite_in(record), allow_nan=False) + "\n").encode()
         with writing(self.path), open_plain(self.path, "ab") as file:
+            self._compare(file.tell())
             file.write(line)
         self._bytes += len(line)
         self._hash.update(line)
-        if self.listener is not None:
-            self.listener(self, record)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What the file holds; nothing before it is there."""
-        if not self.path.exists():
-            return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
     def position(self) -> dict[str, Any]:
         """Length and checksum of what has been written, once it is on the disk."""
         if self._bytes:
+            self._compare(self.path.stat().st_size if self.path.exists() else 0)
             with writing(self.path):
                 sync(self.path)
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
+    def _compare(self, found: int) -> None:
+        """Raises RunError unless the file is as long as it was left."""
+        if found != self._bytes:
+            raise RunError(
+                f"{self.path}: has {found} bytes where the run has written {self._bytes}; leave "
+                "its files alone while it trains, delete the folder and run it again"
+            )
+
     def check(self, position: dict[str, Any]) -> None:
         """Raises Damaged unless the file still starts with what it held at `position`."""
-        if not position["bytes"]:
-            return
-        found = self._read(position["bytes"])
-        if found is None or found.hexdigest() != position["sha256"]:
+        if position["bytes"] and self._read(position["bytes"]).hexdigest() != position["sha256"]:
             raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
 
     def cut(self, length: int) -> None:
@@ -69,16 +64,13 @@ class Log:
         self._bytes, self._hash = length, self._read(length)
 
     def _read(self, length: int) -> Any:
-        """The checksum of the first `length` bytes; None if there are fewer."""
+        """The checksum of the first `length` bytes, or of as many as there are."""
         checksum = hashlib.sha256()
-        try:
-            with open_plain(self.path, "rb") as file:
-                while length and (part := file.read(min(length, _PART))):
-                    checksum.update(part)
-                    length -= len(part)
-        except OSError:
-            return None
-        return None if length else checksum
+        with contextlib.suppress(OSError), open_plain(self.path, "rb") as file:
+            while part := file.read(min(length, _PART)):
+                checksum.update(part)
+                length -= len(part)
+        return checksum
 
 
 @dataclass
@@ -105,16 +97,12 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        skipped = [self.skipped, self.skipped_in_a_row]
-        alike = {name: getattr(self, name) for name in _ALIKE}
-        return {**alike, "seconds": self.seconds(), "skipped": skipped}
+        kept = {name: value for name, value in vars(self).items() if name != "started"}
+        return {**kept, "seconds_before": self.seconds()}
 
-    def restore(self, meta: dict[str, Any], step: int) -> None:
+    def restore(self, kept: dict[str, Any], step: int) -> None:
         """The inverse of `state`, for a run that resumes after `step`."""
-        for name in _ALIKE:
-            setattr(self, name, meta.get(name, 0.0))  # older ones do not know observe_seconds
-        self.seconds_before = meta["seconds"]
-        self.skipped, self.skipped_in_a_row = meta["skipped"]
+        vars(self).update(kept)
         self.resumed_from = [*self.resumed_from, step]
 
     def measured(self, finished: bool) -> dict[str, Any]:
@@ -124,8 +112,9 @@ class History:
         for name in names:
             best: tuple[int | None, float | None] = (None, None)
             for step, means in self.evals:
-                if best[1] is None or _better(name, best[1], means[name]):
-                    best = step, means[name]
+                new, old = means[name], best[1]
+                if old is None or (new < old if lower_is_better(name) else new > old):
+                    best = step, new
             last = self.evals[-1][1][name] if finished else None
             values |= {f"final_eval_{name}": last, f"best_eval_{name}": best[1]}
             values["best_eval_step" if name == "loss" else f"best_eval_{name}_step"] = best[0]
@@ -135,11 +124,6 @@ class History:
 def lower_is_better(measure: str) -> bool:
     """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
     return measure in ("loss", "bits")
-
-
-def _better(name: str, old: float, new: float) -> bool:
-    """Whether a mean is better than the best so far; a tie is not."""
-    return new < old if lower_is_better(name) else new > old
 
 
 def _finite_in(value: Any) -> Any:

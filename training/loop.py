@@ -10,30 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    convert_outputs_to_fp32,
-    send_to_device,
-    set_seed,
-)
+from accelerate.utils import send_to_device, set_seed
+from torch import Tensor
 
 from param_groups.schedules import factor as schedule_factor
-from training import environment, loading, processes, runs, sharding
+from training import loading, processes, runs, sharding, summary, trackers
 from training.evaluation import evaluate
 from training.files import write_json
-from training.log import History, Log, finite
+from training.log import History, Log
 from training.resume import Checkpoints
 from training.sampling import steps_per_epoch
 from training.task import (
@@ -46,9 +36,7 @@ from training.task import (
     build_optimizer,
     initialise,
 )
-from training.trackers import Trackers, check_installed
 
-EMULATE_BF16 = "TRAINING_EMULATE_BF16"
 SKIPS = 100  # steps in a row without a finite gradient are divergence
 
 
@@ -58,7 +46,9 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[s
     try:
         return loop.run()
     finally:
-        loop.trackers.finish()
+        for tracker in loop.accelerator.trackers:
+            with trackers.harmless(loop.accelerator):
+                tracker.finish()
 
 
 class Loop:
@@ -66,32 +56,40 @@ class Loop:
 
     def __init__(self, task: Task, run_dir: Path, progress: Progress | None = None) -> None:
         self.task, self.run_dir, self.progress = task, run_dir, progress
-        self.settings = task.config.training
-        check_installed(self.settings.trackers)
-        self.sharding = sharding.requested()
-        self.precision = self._precision()
-        self.accelerator = self._accelerator()
+        self.settings = settings = task.config.training
+        trackers.check_installed(settings.trackers)
+        self.accelerator = processes.accelerator(settings, run_dir)
+        self.precision, device = processes.precision(settings.precision), self.accelerator.device
+        # For models that draw during training; accelerate adds the process index.
+        set_seed(task.config.seed % 2**31, device_specific=True)
+        self.is_sharded = sharding.place(task.model, device, self.precision)
+        initialise(task)
+        # Not wrapped by accelerate, which would look for a package at every step. Of a sharded
+        # model it has only the compilation to add, and does not look where its tensors are.
+        self.optimizer = build_optimizer(task)
+        self.model = self.accelerator.prepare_model(
+            task.model, device_placement=not self.is_sharded, evaluation_mode=self.is_sharded
+        )
         # Micikevicius et al. (2018) scale the loss so that small gradients are not lost in fp16's
         # range. torch's scaler with its own numbers (torch.amp.GradScaler): from 2^16 on, halved
         # after a step that overflows, doubled after 2000 in a row that do not.
         fp16 = self.precision == "fp16"
-        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=fp16)
-        self.skips_overflow = self.settings.skip_overflow or fp16
-        # For models that draw during training; accelerate adds the process index.
-        set_seed(task.config.seed % 2**31, device_specific=True)
-        self._prepare()
+        self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
+        self.skips_overflow = settings.skip_overflow or fp16
         self.losses, self.history = Losses(), History()
         self.gradient_scale: dict[str, float] = {}
-        self.wait_seconds = 0.0
-        self.timed = (0, 0.0, 0.0)
+        self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
-        self.logs = [self.metrics, self.timing, *self._start_recorders()]
-        self.trackers = Trackers(
-            self.settings.trackers,
-            run_dir,
-            dict(runs.flat(runs.identity(task.config))),
-            {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups},
+        live = LiveRun(
+            task=task,
+            folder=run_dir,
+            optimizer=self.optimizer,
+            device=device,
+            is_main=self.accelerator.is_main_process,
+            is_sharded=self.is_sharded,
+            aside=self._aside,
         )
+        recorded = [log for recorder in task.recorders for log in recorder.start(live)]
         self.checkpoints = Checkpoints(
             task,
             run_dir,
@@ -99,117 +97,69 @@ class Loop:
             self.optimizer,
             self.losses,
             self.history,
-            self.logs,
+            [self.metrics, self.timing, *recorded],
             self.scaler,
+            self.precision,
         )
-
-    def _precision(self) -> str:
-        """The config's precision, or fp32 where a processor could only imitate it."""
-        process, wanted = processes.state(), self.settings.precision
-        if (
-            wanted != "bf16"
-            or environment.has_bf16_units(process.device)
-            or os.environ.get(EMULATE_BF16) == "1"
-        ):
-            return wanted
-        if process.is_main_process:
-            print(
-                f"training.precision: {environment.device_name(process.device)} has no bf16 units; "
-                f"this run is float32 ({EMULATE_BF16}=1 imitates bf16, more slowly)",
-                file=sys.stderr,
-            )
-        return "fp32"
-
-    def _accelerator(self) -> Accelerator:
-        # accelerate keeps its state per process; runs of one worker may differ in precision.
-        AcceleratorState._reset_state()
-        # The mesh of processes is sharding's; accelerate would make another, and refuses on CPUs.
-        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
-        return Accelerator(
-            cpu=processes.ON_CPU,
-            mixed_precision="bf16" if self.precision == "bf16" else "no",
-            dynamo_backend="inductor" if self.settings.compile else "no",
-            # A process without evaluation samples would miss the exchange of buffers before the
-            # first forward pass, and wait for ever. No model here trains its buffers.
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(broadcast_buffers=False),
-                # Kept for the whole forward pass, copies of sharded weights would be whole ones.
-                AutocastKwargs(cache_enabled=self.sharding is None),
-            ],
-        )
-
-    def _prepare(self) -> None:
-        """Puts the model in place with its initial values, and builds its optimiser."""
-        task, device = self.task, self.accelerator.device
-        if self.sharding is not None:
-            sharding.shard(task.model, device, self.sharding, sharding.replicas())
-        if self.precision == "fp16":  # which accelerate has for GPUs alone, with its own scaler
-            autocast = torch.autocast(
-                device.type, torch.float16, cache_enabled=self.sharding is None
-            )
-            task.model.forward = convert_outputs_to_fp32(autocast(task.model.forward))
-        sharding.allocate(task.model, device)
-        initialise(task)
-        # Not wrapped by accelerate, which would look for a package at every step.
-        self.optimizer = build_optimizer(task)
-        # Of sharded models accelerate has only autocast and compilation to add. Told where a model
-        # is to be placed, it does not load torch's tensors of several processes to find out.
-        whole = self.sharding is None
-        self.model = self.accelerator.prepare_model(
-            task.model, device_placement=whole, evaluation_mode=not whole
-        )
-
-    def _start_recorders(self) -> list[Log]:
-        """The logs of the task's recorders."""
-        run = LiveRun(
-            task=self.task,
-            folder=self.run_dir,
-            optimizer=self.optimizer,
-            device=self.accelerator.device,
-            is_main=self.accelerator.is_main_process,
-            is_sharded=self.sharding is not None,
-            aside=self._aside,
-        )
-        return [log for recorder in self.task.recorders for log in recorder.start(run)]
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
-        first = self.checkpoints.resume()
-        if self.accelerator.is_main_process:
-            self.trackers.start([log for log in self.logs if log is not self.timing])
+        taken = self.checkpoints.resume()
+        if self.settings.trackers:
+            config = dict(runs.flat(runs.identity(self.task.config)))
+            trackers.start(self.accelerator, self.run_dir, config, taken)
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
         with self.checkpoints.stop:
             try:
-                self._train(first)
+                self._train(taken)
             except Diverged as diverged:
                 status = {"status": "diverged", "step": diverged.step}
                 self._write(diverged.step, {"diverged": diverged.loss})
             except Stopped as stopped:
                 status = {"status": "stopped", "step": stopped.step}
-            self.checkpoints.settle()
-        summary = self._summary(status)
+        device = self.accelerator.device
+        outcome = summary.of(status, self.task, self.losses, self.history, self.precision, device)
         if self.accelerator.is_main_process:
-            for log in self.logs:  # a run that is done is never trained again: its logs are whole
+            # A run that is done is never trained again: its logs are whole, and on the disk.
+            for log in self.checkpoints.logs:
                 log.position()
-            write_json(self.run_dir / "summary.json", summary)
+            write_json(self.run_dir / "summary.json", outcome)
             if not (self.task.config.checkpoint.final or status["status"] == "stopped"):
                 self.checkpoints.discard()
-        return summary
+        return outcome
 
     def _train(self, taken: int) -> None:
         """Every step after the first `taken`; an evaluation the checkpoint misses comes first."""
-        settings, evals = self.settings, self.history.evals
-        loader = loading.train_loader(self.task, self.accelerator, taken)
-        batches, micro_batches = loading.batches(loader), loader.batch_sampler.micro_batches
+        task, settings, evals = self.task, self.settings, self.history.evals
+        batches, micro_batches = loading.train_batches(task, self.accelerator, taken)
         if taken and self._evaluates(taken) and (not evals or evals[-1][0] < taken):
             self._evaluate(taken)
-        self.checkpoints.saved_at = time.monotonic()
         if taken == 0:
             self._after(0)
+        self.checkpoints.saved_at = time.monotonic()
         self.timed = (taken, self.history.train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
-            norm = self._step(step, batches, micro_batches, logged)
+            began = time.perf_counter()
+            micro = [next(batches) for _ in range(micro_batches)]
+            self.wait_seconds += time.perf_counter() - began
+            factor = self.factor(step - 1)  # one for all groups: the ratios of their rates stay
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            total, count = self._forward_backward(micro)
+            self.scaler.unscale_(self.optimizer)
+            norm = self._clip(logged or self.skips_overflow)
+            if self.skips_overflow and norm is not None and not math.isfinite(norm):
+                self._skip(step)
+                total, count = torch.zeros_like(total), torch.zeros_like(count)
+            else:
+                if logged and settings.gradient_scale:
+                    self.gradient_scale = self._gradient_to_epsilon()
+                self._update(step)
+                self.history.skipped_in_a_row = 0
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.losses.add(total, count)
             if logged:
                 self._log_step(step, norm)
             if self.progress is not None and self.accelerator.is_main_process:
@@ -219,33 +169,7 @@ class Loop:
             if self._evaluates(step):
                 self._evaluate(step)
 
-    def _step(
-        self, step: int, batches: Iterator[Any], count: int, want_norm: bool
-    ) -> torch.Tensor | None:
-        """One optimiser step over `count` micro-batches; the gradient norm if wanted."""
-        asked = time.perf_counter()
-        micro = [next(batches) for _ in range(count)]
-        self.wait_seconds += time.perf_counter() - asked
-        factor = self.factor(step - 1)  # one for all groups: the ratios of their rates stay
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
-        total, count = self._forward_backward(micro)
-        self.scaler.unscale_(self.optimizer)
-        norm = self._clip(want_norm or self.skips_overflow)
-        if self.skips_overflow and not math.isfinite(norm):
-            self._skip(step)
-            total, count = torch.zeros_like(total), torch.zeros_like(count)
-        else:
-            if want_norm and self.settings.gradient_scale:
-                self.gradient_scale = self._gradient_to_epsilon()
-            self._update(step)
-            self.history.skipped_in_a_row = 0
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        self.losses.add(total, count)
-        return norm
-
-    def _forward_backward(self, micro: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward_backward(self, micro: list[Any]) -> tuple[Tensor, Tensor]:
         """This process's loss sum and the targets of all; gradients of the mean over the latter."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
         local = torch.stack([self.task.count(batch) for batch in micro]).sum()
@@ -255,7 +179,7 @@ class Loop:
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
             # The last one exchanges the gradients of all; where the model is sharded each does, as
             # every process would else hold the gradient of all of it.
-            exchanges = index == len(micro) or self.sharding is not None
+            exchanges = index == len(micro) or self.is_sharded
             with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
@@ -265,7 +189,7 @@ class Loop:
             total += loss_sum.detach()
         return total, count
 
-    def _clip(self, want_norm: bool) -> torch.Tensor | None:
+    def _clip(self, want_norm: bool) -> Tensor | None:
         """The norm of the whole gradient, if it is asked for or clipped."""
         clip = self.task.config.optimizer.clip_norm
         if clip is None and not want_norm:
@@ -276,10 +200,10 @@ class Loop:
             torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         return norm
 
-    def _norm(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def _norm(self, tensors: list[Tensor]) -> Tensor:
         """The L2 norm of tensors together, whole ones where they are sharded."""
         norm = torch.nn.utils.get_total_norm(tensors)
-        return norm if self.sharding is None else norm.full_tensor()
+        return norm.full_tensor() if sharding.is_sharded(norm) else norm
 
     def _skip(self, step: int) -> None:
         """Leaves a step out, as an event in the log; Diverged when nothing but such steps follow.
@@ -316,7 +240,7 @@ class Loop:
     def _gradient_to_epsilon(self) -> dict[str, float]:
         """RMS of the gradient over epsilon of each role's tensors, where there is an epsilon."""
         parameters = dict(self.task.model.named_parameters())
-        gradients: dict[tuple[str, float], list[torch.Tensor]] = {}
+        gradients: dict[tuple[str, float], list[Tensor]] = {}
         for row in self.task.plan.rows:
             gradient = parameters[row.name].grad
             if gradient is not None and row.eps:
@@ -349,11 +273,7 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
         found = evaluate(
-            self.task,
-            self.model,
-            self.accelerator,
-            self.sharding is not None,
-            self.checkpoints.stopping,
+            self.task, self.model, self.accelerator, self.is_sharded, self.checkpoints.stopping
         )
         self.history.eval_seconds += time.perf_counter() - started
         if found is None:
@@ -364,7 +284,7 @@ class Loop:
         self.history.evals.append((step, means))
         self._write(step, {f"eval_{name}": value for name, value in means.items()})
 
-    def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
+    def _log_step(self, step: int, norm: Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)
         line: dict[str, Any] = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
         line["gradient_norm"] = None if norm is None else float(norm)
@@ -387,6 +307,9 @@ class Loop:
         }
         if self.accelerator.is_main_process:
             self.timing.append(speed)
+        rates = {f"lr/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
+        with trackers.harmless(self.accelerator):
+            self.accelerator.log(rates, step)
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl, with the epochs taken where the experiment counts them."""
@@ -395,33 +318,5 @@ class Loop:
             line = {"epoch": round(step / whole, 6), **line}
         if self.accelerator.is_main_process:
             self.metrics.append({"step": step, **line})
-
-    def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
-        """What the run came to, what it cost, and where it was made."""
-        losses, history = self.losses, self.history
-        wall = history.seconds()
-        training = wall - history.eval_seconds - history.observe_seconds
-        by_role: Counter[str] = Counter()
-        for row in self.task.plan.rows:
-            by_role[row.role] += math.prod(row.shape)
-        return {
-            **status,
-            "steps": self.settings.steps,
-            **history.measured(status["status"] == "finished"),
-            "first_train_loss": finite(losses.first),
-            "final_train_loss": finite(losses.last),
-            "eval_targets": history.eval_targets,
-            "targets": losses.targets,
-            "targets_per_second": losses.targets / training,
-            "wall_seconds": wall,
-            "train_seconds": training,
-            "eval_seconds": history.eval_seconds,
-            "observe_seconds": history.observe_seconds,
-            "skipped_steps": history.skipped,
-            "resumed_from": history.resumed_from,
-            "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
-            "parameters_by_role": dict(by_role),
-            "precision": self.precision,
-            "data_checksum": self.task.data_checksum,
-            "environment": environment.describe(self.accelerator.device),
-        }
+        with trackers.harmless(self.accelerator):
+            self.accelerator.log(dict(runs.flat(line)), step)

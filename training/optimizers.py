@@ -24,7 +24,8 @@ tensor (an RMS, Adafactor's means) is of the whole tensor there too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,120 +40,12 @@ from training.decoupled import (
     AdamW,
     Decoupled,
     Group,
-    OptimizerError,
     decay_weights,
-    group_label,
     local_parts,
-    param_name,
     param_scales,
     rms_on_cpu,
 )
-from training.errors import nearest
-
-OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
-
-
-def build(
-    name: str,
-    groups: Iterable[Mapping[str, Any]],
-    *,
-    betas: Sequence[float] = (0.9, 0.98),
-    momentum: float = 0.9,
-    atan2_lambda: float = 8.0,
-    min_dim_factored: int = ADAFACTOR_MIN_DIM,
-    fused: bool | None = None,
-) -> torch.optim.Optimizer:
-    """The optimiser called `name` over a plan's groups, which are copied and never modified.
-
-    `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2, `min_dim_factored`
-    adafactor; every number is checked whichever rule uses it. `fused` chooses torch's kernel in
-    sgd, adam and adam_param_scaling: None takes the fused one where the parameters' device has it,
-    False the foreach one, True insists.
-    Fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
-
-    Raises OptimizerError: an unknown name; a number out of range; no groups or an empty one; a
-    missing key; a parameter twice; fused=True where there is no fused kernel.
-    """
-    if name not in OPTIMIZERS:
-        raise OptimizerError(
-            f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}"
-        )
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise OptimizerError(f"betas must be two numbers in [0, 1), got {tuple(betas)}")
-    betas = tuple(betas)
-    if not 0 <= momentum < 1:
-        raise OptimizerError(f"momentum must be in [0, 1), got {momentum}")
-    if not 0 < atan2_lambda < math.inf:
-        raise OptimizerError(f"atan2_lambda must be positive and finite, got {atan2_lambda}")
-    if min_dim_factored < 1:
-        raise OptimizerError(f"min_dim_factored must be at least 1, got {min_dim_factored}")
-    groups = _checked_groups(groups)
-    fused = _choose_fused(name, groups, fused)
-    if name == "sgd":
-        return SGD(groups, fused, momentum=momentum)
-    if name == "adam":
-        return AdamW(groups, betas=betas, fused=fused, foreach=not fused)
-    if name == "adam_param_scaling":
-        return AdamParamScaling(groups, fused, betas=betas)
-    if name == "adafactor":
-        return Adafactor(groups, min_dim_factored=min_dim_factored)
-    return AdamAtan2(groups, betas=betas, atan2_lambda=atan2_lambda)
-
-
-def _checked_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
-    """Copies of the groups, after refusing what torch would accept silently or explain badly."""
-    copies = [{**group, "params": list(group.get("params", ()))} for group in groups]
-    if not copies:
-        raise OptimizerError("no parameter groups: the plan holds no tensors to train")
-    owner: dict[int, str] = {}
-    for index, group in enumerate(copies):
-        label = group_label(group, index)
-        if not group["params"]:
-            raise OptimizerError(f"{label} has no parameters")
-        for key in ("lr", "eps", "weight_decay"):
-            if key not in group:
-                raise OptimizerError(f"{label} has no {key!r}")
-            value = group[key]
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise OptimizerError(
-                    f"{key} of {label} must be a finite number >= 0, got {value!r}"
-                )
-        for position, param in enumerate(group["params"]):
-            name = f"parameter {param_name(group, position)} of {label}"
-            if not param.is_floating_point():
-                raise OptimizerError(
-                    f"{name} is {param.dtype}: only real floating-point parameters can be trained"
-                )
-            if id(param) in owner:
-                raise OptimizerError(
-                    f"{name} is already in {owner[id(param)]}: a parameter belongs to one group, "
-                    "once"
-                )
-            owner[id(param)] = label
-    return copies
-
-
-# Devices with a fused kernel. On others than the CPU it wants step counts there, which torch keeps
-# for its own optimisers alone; param scaling drives it only where an RMS needs no exchange.
-FUSED_ON = {
-    "sgd": ("cpu", "cuda"),
-    "adam": ("cpu", "cuda"),
-    "adam_param_scaling": ("cpu",),
-}
-
-
-def _choose_fused(name: str, groups: list[Group], fused: bool | None) -> bool:
-    """Whether to run the fused kernel."""
-    params = [param for group in groups for param in group["params"]]
-    found = sorted({param.device.type for param in params})
-    supported = all(device in FUSED_ON.get(name, ()) for device in found)
-    if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
-        supported = False
-    if fused and not supported:
-        raise OptimizerError(
-            f"fused=True: {name} has no fused kernel for parameters on {', '.join(found)}"
-        )
-    return supported if fused is None else fused
+from training.errors import UserError, nearest
 
 
 class SGD(Decoupled):
@@ -168,7 +61,7 @@ class SGD(Decoupled):
         sgd(
             theta,
             grads,
-            buffers,
+            list[Tensor | None](buffers),
             fused=self._fused,
             foreach=not self._fused,
             lr=group["lr"],
@@ -240,11 +133,10 @@ class AdamParamScaling(_AdamLike):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
         if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
-            for theta, *tensors in zip(params, grads, *self._moments(params), strict=True):
+            for w, g, m, v, step in zip(params, grads, *self._moments(params), strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
-                scale = max(rms_on_cpu(theta), PARAM_SCALE_FLOOR)
-                lists = ([tensor] for tensor in tensors)
-                self._adamw(group, [theta], *lists, lr * scale, wd / scale, eps)
+                scale = max(rms_on_cpu(w), PARAM_SCALE_FLOOR)
+                self._adamw(group, [w], [g], [m], [v], [step], lr * scale, wd / scale, eps)
             return
         directions = self._quotients(group, params, grads, eps)
         torch._foreach_mul_(directions, param_scales(params))
@@ -282,3 +174,54 @@ class AdamAtan2(Decoupled):
             ratio = math.sqrt(1 - beta2**t) / (1 - beta1**t)  # of m_hat / sqrt(v_hat) over m / r
             torch.atan2(torch.mul(m, ratio / lam, out=x), r, out=x)
             w.add_(x, alpha=-group["lr"] * 4 / math.pi * lam)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table of optimisers."""
+
+    make: Callable[..., torch.optim.Optimizer]
+    """Its class: of groups, whether to use torch's fused kernel, and the numbers below."""
+    numbers: tuple[str, ...]
+    """What it takes of `DEFAULTS`, for all groups."""
+    fused_on: tuple[str, ...] = ()
+    """Devices with a fused kernel. On others than the CPU it wants step counts there, which torch
+    keeps for its own optimisers alone; param scaling drives it where an RMS needs no exchange."""
+
+
+DEFAULTS = {
+    "betas": (0.9, 0.98),
+    "momentum": 0.9,
+    "atan2_lambda": 8.0,
+    "min_dim_factored": ADAFACTOR_MIN_DIM,
+}
+OPTIMIZERS = {  # by the names of param_groups.contract.OPTIMIZER_FAMILY
+    "sgd": Kind(SGD, ("momentum",), ("cpu", "cuda")),
+    "adam": Kind(AdamW, ("betas",), ("cpu", "cuda")),
+    "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda")),
+    "adafactor": Kind(Adafactor, ("min_dim_factored",)),
+    "adam_param_scaling": Kind(AdamParamScaling, ("betas",), ("cpu",)),
+}
+
+
+def build(
+    name: str, groups: Iterable[Mapping[str, Any]], *, fused: bool | None = None, **numbers: Any
+) -> torch.optim.Optimizer:
+    """The optimiser called `name` over a plan's groups, which are copied and never modified.
+
+    `numbers` are of `DEFAULTS`; an optimiser takes those that it knows. `fused` chooses torch's
+    kernel: None takes the fused one where the parameters' device has it, False the foreach one,
+    True insists. Fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
+    """
+    if name not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise UserError(f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)} Known: {known}")
+    kind, copies = OPTIMIZERS[name], [{**group, "params": [*group["params"]]} for group in groups]
+    params = [param for group in copies for param in group["params"]]
+    supported = all(param.device.type in kind.fused_on for param in params)
+    if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
+        supported = False
+    if fused and not supported:
+        raise UserError(f"fused=True: {name} has no fused kernel for these parameters")
+    taken = {key: {**DEFAULTS, **numbers}[key] for key in kind.numbers}
+    return kind.make(copies, supported if fused is None else fused, **taken)

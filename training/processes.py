@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TypeVar
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
 
+from training import environment
 from training.errors import UserError
+from training.settings import LoopConfig
 
 # accelerate joins the processes of a CPU-only launch only when told that there is no GPU.
 ON_CPU = not torch.cuda.is_available()
-
+EMULATE_BF16 = "TRAINING_EMULATE_BF16"
+Value = TypeVar("Value")
 
 # The others wait while the main process writes a checkpoint or tokenises a corpus.
 TIMEOUT = timedelta(hours=6)
@@ -33,24 +39,57 @@ def state() -> PartialState:
     return process
 
 
-def on_main(function: Callable[[], Any]) -> Any:
+def on_main(function: Callable[[], Value]) -> Value:
     """The function's value in every process; only the main one calls it.
 
     If it raises a UserError there, the other processes end silently.
     """
-    process = state()
-    answer: tuple[Any, UserError | None] = (None, None)
+    process, answer = state(), None
+    problem: UserError | None = None
     if process.is_main_process:
         try:
-            answer = (function(), None)
+            answer = function()
         except UserError as error:
-            answer = (None, error)
-    value, error = broadcast_object_list([answer])[0]
-    if error is not None:
-        if process.is_main_process:
-            raise error
+            problem = error
+    value, refused = broadcast_object_list([(answer, problem is not None)])[0]
+    if problem is not None:
+        raise problem
+    if refused:
         raise SystemExit(2)
     return value
+
+
+def accelerator(settings: LoopConfig, run_dir: Path) -> Accelerator:
+    """accelerate, as a run uses it: processes, DDP, compilation and trackers."""
+    # accelerate keeps its state per process; runs of one worker may differ in it.
+    AcceleratorState._reset_state()
+    # The mesh of processes is sharding's; accelerate would make another, and refuses on CPUs.
+    os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
+    return Accelerator(
+        cpu=ON_CPU,
+        mixed_precision="no",  # see `sharding.place`
+        dynamo_backend="inductor" if settings.compile else "no",
+        log_with=list(settings.trackers) or None,
+        project_dir=run_dir / "tensorboard",
+        # A process without evaluation samples would miss the exchange of buffers before the first
+        # forward pass, and wait for ever. No model here trains its buffers.
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
+
+
+def precision(wanted: str) -> str:
+    """A config's precision, or fp32 where a processor could only imitate it."""
+    process = state()
+    imitated = os.environ.get(EMULATE_BF16) == "1"
+    if wanted != "bf16" or imitated or environment.has_bf16_units(process.device):
+        return wanted
+    if process.is_main_process:
+        print(
+            f"training.precision: {environment.device_name(process.device)} has no bf16 units; "
+            f"this run is float32 ({EMULATE_BF16}=1 imitates bf16, more slowly)",
+            file=sys.stderr,
+        )
+    return "fp32"
 
 
 def leave() -> None:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import Section, read_yaml, to_yaml, with_retired
+from training.config import Section, read_yaml, set_keys, to_yaml
 from training.errors import RunError
 from training.files import locked, read_text, refuse_file, write_text
 from training.settings import RunConfig, default_epsilon
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from param_groups.plan import Plan
 
 RESULTS = Path("results")
+STATUSES = ("finished", "diverged", "stopped")  # of a run; the last is resumed
 
 
 def identity(config: Section) -> dict[str, Any]:
@@ -38,23 +39,15 @@ def identity(config: Section) -> dict[str, Any]:
 
 def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
-    kept = _without(with_retired(kind, data), getattr(kind, "without_effect", ("checkpoint",)))
+    kept = set_keys(data, getattr(kind, "constants", {}))
+    for key in getattr(kind, "without_effect", ("checkpoint",)):
+        section, _, name = key.rpartition(".")
+        inside = kept.get(section) if section else kept
+        if isinstance(inside, dict):
+            inside.pop(name, None)
     optimizer = kept.get("optimizer")
-    if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
-        eps = default_epsilon(optimizer.get("name", "adam"))
-        kept["optimizer"] = {**optimizer, "eps": eps}
-    return kept
-
-
-def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Nested data without some dotted keys."""
-    kept = dict(data)
-    for key in keys:
-        section, _, name = key.partition(".")
-        if not name:
-            kept.pop(section, None)
-        elif isinstance(kept.get(section), Mapping):
-            kept[section] = _without(kept[section], [name])
+    if isinstance(optimizer, dict) and optimizer.get("eps", 0) is None:
+        optimizer["eps"] = default_epsilon(optimizer.get("name", "adam"))
     return kept
 
 
@@ -74,7 +67,7 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         refuse_file(run_dir)
         raise RunError(f"{path}: not a summary ({error}); delete it to run again") from None
-    if not isinstance(value, dict) or "status" not in value:
+    if not isinstance(value, dict) or value.get("status") not in STATUSES:
         raise RunError(f"{path}: no status in it; delete it to run again")
     return value
 
@@ -87,22 +80,27 @@ def done(run_dir: Path) -> dict[str, Any] | None:
 
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     """Raises RunError if the folder holds what another config or plan has trained, or is a file."""
+    from param_groups import Plan, PlanError
+
     refuse_file(run_dir)
-    metrics = run_dir / "metrics.jsonl"
+    metrics, path = run_dir / "metrics.jsonl", run_dir / "plan.json"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
     if not trained or not (run_dir / "config.yaml").is_file():
         return
-    saved = read_yaml(run_dir / "config.yaml")
-    refuse_differences(run_dir, saved, _saved_plan(run_dir / "plan.json"), config, plan)
+    try:
+        planned = Plan.from_dict(json.loads(read_text(path)))
+    except FileNotFoundError:
+        planned = None
+    except (OSError, ValueError, PlanError) as error:
+        raise RunError(f"{path}: not a saved plan ({error}); delete the folder") from None
+    refuse_differences(run_dir, read_yaml(run_dir / "config.yaml"), planned, config, plan)
 
 
 def refuse_differences(
     where: Path, saved: Mapping[str, Any], saved_plan: Plan | None, config: Section, plan: Plan
 ) -> None:
     """Raises RunError, with the differences, unless `where` was made by this config and plan."""
-    ours = identity(config)
-    theirs = _resolved(saved, type(config))
-    old, new = dict(flat(theirs)), dict(flat(ours))
+    old, new = dict(flat(_resolved(saved, type(config)))), dict(flat(identity(config)))
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     if changed := [f"{key} {old.get(key)} -> {new.get(key)}" for key in keys]:
         raise RunError(
@@ -115,17 +113,6 @@ def refuse_differences(
             "changed: go back to the commit of the run, choose another --run-dir or delete the "
             "folder"
         )
-
-
-def _saved_plan(path: Path) -> Plan | None:
-    from param_groups.plan import Plan, PlanError
-
-    try:
-        return Plan.from_dict(json.loads(read_text(path)))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, PlanError) as error:
-        raise RunError(f"{path}: not a saved plan ({error}); delete the folder") from None
 
 
 def _few(lines: list[str], shown: int = 3) -> str:
@@ -171,44 +158,29 @@ def _enter(
     from param_groups.plan import dumps
     from training import checkpoint
 
-    refuse_other(run_dir, config, plan)
-    value, kept = _done_on(run_dir, data), (run_dir / "checkpoints").exists()
-    if value is not None and (not kept or _keeps(run_dir, config)):
-        if config.checkpoint.final and not kept and value["status"] == "finished":
-            print(
-                f"{run_dir}: done, and its checkpoints are removed; delete the folder for "
-                "checkpoint.final to train it again and keep the last one",
-                file=sys.stderr,
+    def finished() -> dict[str, Any] | None:
+        refuse_other(run_dir, config, plan)
+        value = done(run_dir)
+        if value is not None and value.get("data_checksum") != data:
+            raise RunError(
+                f"{run_dir}: the run was trained on other data than its config's files hold now; "
+                "bring those back, choose another --run-dir or delete the folder"
             )
+        return value
+
+    def keeps() -> bool:  # as this command or the one that trained the run says
+        return config.checkpoint.final or read_yaml(written)["checkpoint"]["final"]
+
+    saved, written = run_dir / "checkpoints", run_dir / "config.yaml"
+    if (value := finished()) is not None and (not saved.exists() or keeps()):
         return value
     held.enter_context(locked(run_dir, "run"))
     # Another process may have finished it since; what the lock protects is read under it.
-    refuse_other(run_dir, config, plan)
-    value = _done_on(run_dir, data)
-    if value is None:
+    if (value := finished()) is None:
         print(plan.table(), file=sys.stderr, flush=True)
         # The plan first: a config without one beside it is the user's, not a run's.
         write_text(run_dir / "plan.json", dumps(plan) + "\n")
-        write_text(run_dir / "config.yaml", to_yaml(config))
-    elif not _keeps(run_dir, config):
-        # It ended between its summary and the removal of what it had saved.
-        checkpoint.discard(run_dir / "checkpoints")
-    return value
-
-
-def _keeps(run_dir: Path, config: RunConfig) -> bool:
-    """Whether the last checkpoint stays, as this command or the one that trained the run says."""
-    path = run_dir / "config.yaml"
-    said = read_yaml(path).get("checkpoint") if path.is_file() else None
-    return config.checkpoint.final or (isinstance(said, dict) and said.get("final") is True)
-
-
-def _done_on(run_dir: Path, data: str | None) -> dict[str, Any] | None:
-    """As `done`; RunError for a run that was trained on data of another checksum."""
-    value = done(run_dir)
-    if value is not None and value.get("data_checksum") not in (None, data):
-        raise RunError(
-            f"{run_dir}: the run was trained on other data than its config's files hold now; "
-            "bring those back, choose another --run-dir or delete the folder"
-        )
+        write_text(written, to_yaml(config))
+    elif not keeps():
+        checkpoint.discard(saved)  # it ended between its summary and the removal of what it saved
     return value

@@ -32,11 +32,6 @@ def sample_ids(size: int, seed: int, start: int, count: int) -> np.ndarray:
     i // size. Nothing else enters, so any position can be asked for without replaying the ones
     before it. The first call for an epoch costs O(size), the following ones O(count).
     """
-    if size < 1 or seed < 0 or start < 0 or count < 0:
-        raise ValueError(
-            f"sample_ids: size {size}, seed {seed}, start {start}, count {count}: "
-            "size must be at least 1, the others at least 0"
-        )
     ids = np.empty(count, dtype=np.int64)
     filled = 0
     while filled < count:
@@ -54,7 +49,7 @@ class Place(NamedTuple):
     """Counted from 0."""
     position: int
     """Place in the epoch's order, which decides who shares a batch."""
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of this name
     """Which sample it is."""
 
 
@@ -132,12 +127,3 @@ def steps_per_epoch(size: int, global_batch: int) -> int:
             f"training.batch_size {global_batch} is more than the {size} training samples; lower it"
         )
     return size // global_batch
-
-
-def eval_ids(size: int, rank: int, world_size: int) -> np.ndarray:
-    """Ids (int64) of the samples that process `rank` evaluates: every world_size-th one.
-
-    Over all ranks each sample occurs exactly once. When world_size does not divide the size,
-    the lower ranks have one sample more, so sums over samples must be reduced, not means.
-    """
-    return np.arange(rank, size, world_size, dtype=np.int64)

@@ -6,10 +6,11 @@ An experiment's config is a `RunConfig` with its model, prescription and data ad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from param_groups.contract import OPTIMIZER_FAMILY
 from training.config import (
     Count,
     Fraction01,
@@ -21,6 +22,11 @@ from training.config import (
 )
 from training.errors import UserError
 
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZER_FAMILY)]
+
 
 def default_epsilon(optimizer: str) -> float:
     """Everett et al., App. C; Adafactor adds it to g^2."""
@@ -30,7 +36,7 @@ def default_epsilon(optimizer: str) -> float:
 class OptimizerConfig(Section):
     """The update rule and its global numbers; the plan derives every tensor's own."""
 
-    name: Literal["sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2"] = "adam"
+    name: OptimizerName = "adam"
     """Update rule."""
     lr: PositiveFloat
     """Global learning rate, multiplied by each role's factor."""
@@ -43,7 +49,7 @@ class OptimizerConfig(Section):
     momentum: Fraction01 = 0.9
     """Heavy-ball momentum (sgd)."""
     atan2_lambda: PositiveFloat = 8.0
-    """Stretch of the arctangent in adam_atan2 (Everett et al., C.3)."""
+    """Stretch of the arctangent where the update has one (Everett et al., C.3)."""
     min_dim_factored: PositiveInt | None = None
     """Axes that adafactor factors have at least so many entries; by default 128, as in optax."""
     weight_decay: NonNegativeFloat = 0.0
@@ -207,16 +213,19 @@ class RunConfig(Section):
         "training.trackers",
     )
     """Keys that say how or where a run is computed: no part of which run it is."""
-    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """section.key of earlier versions: the value that all runs now have, and what to do instead of
-    another. It stays part of which run it is, or runs and tables made before would lose their
-    names."""
+    constants: ClassVar[Mapping[str, Any]] = {}
+    """section.key of values that no config can change, but that are part of which run it is."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and, unless a data.seed is set, of the data order."""
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     training: LoopConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def order_seed(self) -> int:
+        """What the data's order follows from."""
+        return self.seed
 
     @property
     def floor(self) -> float:

@@ -18,95 +18,121 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import MethodType
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from training import processes
 from training.errors import UserError
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 # torch's modules for sharding are imported where they are needed: that takes a second, for which
 # a run that is not sharded need not wait.
 
 
-def requested() -> FullyShardedDataParallelPlugin | None:
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is sharded; see the files in scripts/accelerate."""
+
+    reshard_after_forward: bool = True
+    recompute: bool = True
+    """Each block's forward pass twice; none of its activations are kept."""
+    copies: int = 1
+    """Groups of processes that hold all parts each; 1 without HSDP."""
+
+
+def requested() -> Sharding | None:
     """What the launcher's config says about FSDP; None for a run that is not sharded.
 
-    Raises UserError for what is not supported.
+    Raises UserError for what is not supported, and where the processes cannot be divided so.
     """
-    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+    env, world = os.environ, processes.state().num_processes
+    if env.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
-    if processes.state().num_processes == 1:
+    if world == 1:
         raise UserError("a single process has nothing to shard: launch several, or without FSDP")
-    replicas()
-    if os.environ.get("FSDP_VERSION", "1") != "2":
-        raise UserError("FSDP version 1 is not supported: set fsdp_version: 2 in the launch config")
-    for key in ("fsdp_offload_params", "fsdp_activation_checkpointing_offload"):
-        if os.environ.get(key.upper(), "false").lower() == "true":
+    true, false, asked = ("true", "false"), ("false",), {}
+    for key, known in (
+        ("fsdp_version", ("2",)),
+        ("fsdp_offload_params", false),
+        ("fsdp_activation_checkpointing_offload", false),
+        ("fsdp_reshard_after_forward", true + false),
+        ("fsdp_activation_checkpointing", false + true),
+    ):
+        asked[key] = env.get(key.upper(), known[0]).lower()
+        if asked[key] not in known:
             raise UserError(
-                f"{key} is not supported: set it to false in the launch config, and use more GPUs"
+                f"the launch config's {key}: {asked[key]} is not supported; expected "
+                f"{' or '.join(known)}, as in scripts/accelerate/one_node_8gpu_fsdp.yaml"
             )
-    try:
-        return FullyShardedDataParallelPlugin()
-    except ValueError as error:  # true and false are all that version 2 knows
-        raise UserError(
-            f"the launch config's fsdp_config: {error}; expected true or false, as in "
-            "scripts/accelerate/one_node_8gpu_fsdp.yaml"
-        ) from None
-
-
-def replicas() -> int:
-    """How many times the launcher's config repeats the sharded model; 1 without HSDP.
-
-    Raises UserError where the processes cannot be divided so.
-    """
-    prefix, world = "PARALLELISM_CONFIG_", processes.state().num_processes
+    prefix = "PARALLELISM_CONFIG_"
     sizes = {
         key.removeprefix(prefix).lower(): int(value)
-        for key, value in os.environ.items()
+        for key, value in env.items()
         if key.startswith(prefix) and key.endswith("_SIZE")
     }
-    if not sizes:
-        return 1
-    copies, shards = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1)
+    copies = sizes.pop("dp_replicate_size", 1)
+    shards = sizes.pop("dp_shard_size", world // copies)
     if copies * shards != world or shards == 1 or set(sizes.values()) > {1}:
         raise UserError(
             f"the launch config's parallelism_config: dp_replicate_size {copies} times "
             f"dp_shard_size {shards}; expected {world}, the number of processes, at least 2 in a "
             "shard group, and 1 for every other size"
         )
-    return copies
+    return Sharding(
+        asked["fsdp_reshard_after_forward"] == "true",
+        asked["fsdp_activation_checkpointing"] == "true",
+        copies,
+    )
 
 
-def building() -> AbstractContextManager:
+def building() -> AbstractContextManager[object]:
     """Where a model is built: on meta if it will be sharded, as it takes no memory before it is."""
     return contextlib.nullcontext() if requested() is None else torch.device("meta")
 
 
-def shard(
-    model: nn.Module,
-    device: torch.device,
-    settings: FullyShardedDataParallelPlugin,
-    copies: int = 1,
-) -> None:
+def place(model: nn.Module, device: torch.device, precision: str) -> bool:
+    """Puts a model on the device to be trained in a precision, sharded if the launcher asks for it;
+    whether it is."""
+    sharding = requested()
+    if sharding is not None:
+        shard(model, device, sharding)
+    autocast(model, device.type, precision, sharding is not None)
+    allocate(model, device)
+    return sharding is not None
+
+
+def autocast(model: nn.Module, device: str, precision: str, sharded: bool) -> None:
+    """Has a forward pass compute in bf16 or fp16 where torch.autocast does; outputs are float32.
+
+    Kept for the whole forward pass, low copies of sharded weights would be whole ones.
+    """
+    if precision != "fp32":
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        context = torch.autocast(device, low, cache_enabled=not sharded)
+        forward = convert_outputs_to_fp32(context(type(model).forward))
+        model.forward = MethodType(
+            forward, model
+        )  # bound, so that a copy of the model runs its own
+
+
+def shard(model: nn.Module, device: torch.device, sharding: Sharding) -> None:
     """Cuts a model in place, on the device or on meta: each unit first, then what is left.
 
-    `copies` groups of processes hold all parts each. Weights and gradients are exchanged in the
-    weights' float32 whatever autocast computes in, so that a run in bfloat16 adds up its gradients
-    in float32 and ends as it would unsharded. Never more than one unit of a model on the CPU is
-    whole on the device.
+    Weights and gradients are exchanged in the weights' float32 whatever autocast computes in, so
+    that a run in bfloat16 adds up its gradients in float32 and ends as it would unsharded. Never
+    more than one unit of a model on the CPU is whole on the device.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    world = distributed.get_world_size()
-    if copies == 1:
-        mesh = init_device_mesh(device.type, (world,))
-    else:
-        names = ("replicate", "shard")
-        mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=names)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise UserError(
@@ -114,15 +140,20 @@ def shard(
                 "without FSDP"
             )
     found = list(dict.fromkeys(units(model)))  # blocks may be used again
-    if settings.activation_checkpointing and not found:
+    if sharding.recompute and not found:
         raise UserError(
             "fsdp_activation_checkpointing: the model has no ModuleList or Sequential of blocks to "
             "compute again; set it to false in the launch config"
         )
+    world, copies = distributed.get_world_size(), sharding.copies
+    sizes = (world,) if copies == 1 else (copies, world // copies)
+    mesh = init_device_mesh(
+        device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :]
+    )
     for unit in found:
-        if settings.activation_checkpointing:
+        if sharding.recompute:
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
-        fully_shard(unit, mesh=mesh, reshard_after_forward=settings.reshard_after_forward)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward)
     fully_shard(model, mesh=mesh)
 
 
@@ -165,7 +196,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a process holds only a part of this tensor."""
     return hasattr(tensor, "device_mesh")
 
@@ -175,22 +206,28 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-@torch.no_grad()
-def cut(whole: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor, sharded as `like` and on its device."""
-    if not is_sharded(like):
-        return whole.clone()
-    return wrap(_part(whole, like).to(like.device, copy=True), like, whole.shape, True)
+def rows(tensor: Tensor) -> tuple[int, int | None]:
+    """The first row that this process holds of a tensor, and how many; (0, None) for all."""
+    if not is_sharded(tensor) or not tensor.placements[-1].is_shard():
+        return 0, None
+    mesh = tensor.device_mesh
+    share = -(-len(tensor) // mesh.size(mesh.ndim - 1))  # as torch's `chunk` cuts
+    first = min(share * mesh.get_local_rank(mesh.ndim - 1), len(tensor))
+    return first, min(share, len(tensor) - first)
 
 
-def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype, first_axis: bool) -> Tensor:
-    """A tensor without values, sharded as `like` and on its device; see `wrap`."""
-    whole = torch.empty(tuple(shape), dtype=dtype, device="meta")
-    part = _part(whole, like) if first_axis else whole
-    return wrap(torch.empty_like(part, device=like.device), like, shape, first_axis)
+def share(tensor: Tensor) -> tuple[Tensor | None, int]:
+    """What this process saves of a tensor, so that all save each row once, and its first row."""
+    first, held = rows(tensor)
+    if is_sharded(tensor):
+        places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True)
+        saves = held != 0 and not any(place for place, kind in places if kind.is_replicate())
+    else:
+        saves = processes.state().is_main_process
+    return (local(tensor) if saves else None), first
 
 
-def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> Tensor:
+def wrap(part: Tensor, like: DTensor, shape: Sequence[int], first_axis: bool) -> Tensor:
     """Makes the parts that the processes hold one tensor of `shape`, sharded as `like`.
 
     Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.
@@ -211,17 +248,6 @@ def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> 
 def total(values: Tensor, owner: Tensor) -> Tensor:
     """The sum over the processes that share `owner`, in place; as it is if nobody does."""
     if is_sharded(owner):
-        distributed.all_reduce(values, group=owner.device_mesh.get_group(_shards(owner)))
+        mesh = owner.device_mesh
+        distributed.all_reduce(values, group=mesh.get_group(mesh.ndim - 1))
     return values
-
-
-def _part(whole: Tensor, like: Tensor) -> Tensor:
-    """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
-    parts = whole.chunk(like.device_mesh.size(_shards(like)))
-    rank = like.device_mesh.get_local_rank(_shards(like))
-    return parts[rank] if rank < len(parts) else whole[:0]
-
-
-def _shards(tensor: Tensor) -> int:
-    """The axis of the mesh of processes along which a tensor is cut: the last."""
-    return tensor.device_mesh.ndim - 1

@@ -6,6 +6,7 @@ import ctypes
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 # BSD's EX_TEMPFAIL, "try again later": what schedulers are told to requeue on.
 STOPPED = 75
@@ -23,7 +24,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
@@ -82,23 +81,17 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         plan = experiment.build_plan(config, model)
         plan.apply_multipliers(model)
         if shards > 1:
-            settings = FullyShardedDataParallelPlugin(
-                fsdp_version=2, reshard_after_forward=True, activation_checkpointing=True
-            )
-            sharding.shard(model, _CPU, settings, copies)
+            sharding.shard(model, _CPU, sharding.Sharding(copies=copies))
         stack.enter_context(_as_on_a_gpu())
         fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel
         memory = stack.enter_context(_Memory())
         sharding.allocate(model, _CPU)
-        if config.training.precision != "fp32":
-            half = torch.bfloat16 if config.training.precision == "bf16" else torch.float16
-            autocast = torch.autocast("cpu", half, cache_enabled=shards == 1)
-            model.forward = convert_outputs_to_fp32(autocast(model.forward))  # as the loop
+        sharding.autocast(model, "cpu", config.training.precision, shards > 1)
         optimizer = optimizers.build(
             config.optimizer.name,
             plan.groups(model),
-            fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
+            fused="cuda" in optimizers.OPTIMIZERS[config.optimizer.name].fused_on,
         )
 
         def step(micro_batches: int) -> None:
@@ -198,18 +191,10 @@ def _attention_forward(
 
 
 def _attention_backward(
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logs: Any,
-    dropout: float = 0.0,
-    causal: bool = False,
-    **_: Any,
+    grad: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *rest: Any, **more: Any
 ) -> int:
     """Twice the forward pass's; what a kernel computes again is not counted."""
-    return 2 * _attention_forward(q, k, v, dropout, causal)
+    return 2 * _attention_forward(q, k, v, *rest, **more)
 
 
 _ATTENTION = {  # torch's counter does not know the kernels of a CPU

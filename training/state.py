@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from param_groups.tensors import put
 from training import sharding
 from training.adafactor import keeps_first_axis
-from training.errors import Damaged
+from training.checkpoint import Checkpoint
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -27,24 +26,12 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def check_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Raises Damaged unless names and shapes are the model's."""
-    own = model_tensors(model)
-    odd = sorted(own.keys() ^ saved.keys())
-    if odd:
-        raise Damaged(f"model/{odd[0]}: only in one of checkpoint and model")
-    for name, tensor in own.items():
-        found = saved[name]
-        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
-            shape = tuple(found.shape)
-            raise Damaged(f"model/{name}: shape {shape} of {found.dtype} in the checkpoint")
-
-
 @torch.no_grad()
-def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Fills a model in place with tensors that `check_model` has passed."""
+def load_model(model: nn.Module, saved: Checkpoint) -> None:
+    """Fills a model in place, or this process's parts of it."""
     for name, tensor in model_tensors(model).items():
-        put(tensor, saved[name])
+        part = saved.read(f"model/{name}", *sharding.rows(tensor))
+        sharding.local(tensor).copy_(part)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -56,49 +43,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Raises Damaged for state of a tensor that this optimiser has not, or of another shape.
-
-    State is a number, or has the tensor's shape, or lacks one of its axes (Adafactor).
-    """
-    params = _named(optimizer)
-    for path, value in saved.items():
-        name = path.rpartition("/")[0]
-        if name not in params:
-            raise Damaged(f"optimizer/{path}: not of a tensor of this optimiser")
-        shape = params[name].shape
-        partial = [shape[:axis] + shape[axis + 1 :] for axis in range(len(shape))]
-        if value.shape not in ((), shape, *partial):
-            raise Damaged(f"optimizer/{path}: shape {tuple(value.shape)} in the checkpoint")
-
-
-def optimizer_places(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Tensors of the kinds of `saved` without values, sharded as their parameters; not numbers."""
-    params, places = _named(optimizer), {}
-    for path, value in saved.items():
-        name, _, key = path.rpartition("/")
-        if value.ndim == 0:
-            places[path] = torch.empty((), dtype=value.dtype)
-        else:
-            first = keeps_first_axis(key, params[name].shape)
-            places[path] = sharding.empty(params[name], value.shape, value.dtype, first)
-    return places
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
     """Gives an optimiser its state back, on its parameters' devices; its groups stay as planned.
 
     The state of a sharded parameter is sharded alike.
     """
-    order = list(_named(optimizer))
-    indexed: dict[int, dict[str, Tensor]] = {}
-    for path, tensor in saved.items():
+    params = _named(optimizer)
+    order, indexed = list(params), dict[int, dict[str, Tensor]]()
+    for path in saved.named("optimizer"):
         name, _, key = path.rpartition("/")
-        # Copies: the tensors read from a file are views of it, and the file will be removed.
-        own = tensor if sharding.is_sharded(tensor) else tensor.clone()
-        indexed.setdefault(order.index(name), {})[key] = own
+        param, shape = params[name], saved.shape(f"optimizer/{path}")
+        if shape and sharding.is_sharded(param):
+            first_axis = keeps_first_axis(key, param.shape)
+            rows = sharding.rows(param) if first_axis else (0, None)
+            part = saved.read(f"optimizer/{path}", *rows).to(param.device)
+            value = sharding.wrap(part, param, shape, first_axis)
+        else:
+            value = saved.read(f"optimizer/{path}")
+        indexed.setdefault(order.index(name), {})[key] = value
     # torch's own loading knows which state lives where (a step count on the CPU, say).
     optimizer.load_state_dict({**optimizer.state_dict(), "state": indexed})
 
@@ -125,15 +87,6 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
     return state
-
-
-def check_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Raises what its parts' libraries do unless `set_random_state` can set it."""
-    ours = random_state(device)
-    try:
-        set_random_state(state, device)
-    finally:
-        set_random_state(ours, device)
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:

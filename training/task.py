@@ -11,17 +11,26 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from torch import nn
-from torch.utils.data import Dataset, default_collate
+from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from param_groups import Plan
-from training import adafactor, optimizers
+from training import optimizers
 from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
 
+Batch = Any  # a tensor, or nested tuples of them, as the experiment's `collate` makes it
+Loss = Callable[[nn.Module, Batch], Tensor]
 Progress = Callable[[int, int, float | None], None]
 """Called after every step, with all steps of the run and, at logged ones, the training loss."""
+
+
+class Samples(Protocol):
+    """A map-style data set, by number or by `training.sampling.Place`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: Any, /) -> Any: ...
 
 
 @dataclass
@@ -38,55 +47,41 @@ class Task:
     batches are tensors or nested tuples of them. `forward(model, batch)` calls every layer, for the
     probes; by default the loss does, but one that fuses the readout does not.
 
-    Batches for evaluation may differ from those for training: `eval_collate`, `eval_count` and
-    `measure` are for them, by default the same as for training. `measure(model, batch)` sums the
-    loss and any other quantities over targets, by name; of these a higher mean is better.
+    Batches for evaluation may differ from those for training: `eval_collate` makes them. `measure`
+    sums the loss and any other quantities over targets, by name; of these a higher mean is better.
 
     `recorders` look at the run while it trains. They see the first samples of `observe_data`, by
     default of `eval_data`, in batches as for evaluation. Text has its own where evaluation pads it:
-    what a model makes of padding tells nothing about text. Its `unit`, if any, is the word for
-    its samples in messages.
-
-    `data_seed` orders the data in place of the config's seed, which then decides the initial values
-    alone: runs of several seeds differ in these and in nothing else.
+    what a model makes of padding tells nothing about text.
 
     `data_checksum` names the data's content where that is known: a run does not resume on other
-    data.
-
-    With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
-    otherwise by number, and epochs follow each other without a gap.
+    data. With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole
+    batch; otherwise by number, and epochs follow each other without a gap.
     """
 
     config: RunConfig
     model: nn.Module
     plan: Plan
-    train_data: Dataset
-    eval_data: Dataset
-    loss: Callable[[nn.Module, Any], torch.Tensor]
-    count: Callable[[Any], torch.Tensor]
-    collate: Callable[[Any], Any] | None = None
-    forward: Callable[[nn.Module, Any], Any] | None = None
+    train_data: Samples
+    eval_data: Samples
+    loss: Loss
+    count: Callable[[Batch], Tensor]
+    collate: Callable[[list[Any]], Batch] | None = None
+    forward: Callable[[nn.Module, Batch], object] | None = None
     by_epoch: bool = False
     after_init: Callable[[nn.Module], None] | None = None
-    eval_collate: Callable[[Any], Any] | None = None
-    eval_count: Callable[[Any], torch.Tensor] | None = None
-    measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
+    eval_collate: Callable[[list[Any]], Batch] | None = None
+    measure: Callable[[nn.Module, Batch], dict[str, Tensor]] | None = None
     recorders: Sequence[Recorder] = ()
-    observe_data: Dataset | None = None
-    data_seed: int | None = None
+    observe_data: Samples | None = None
     data_checksum: str | None = None
 
     @property
-    def order_seed(self) -> int:
-        """What the data's order follows from."""
-        return self.config.seed if self.data_seed is None else self.data_seed
-
-    @property
-    def observed_data(self) -> Dataset:
+    def observed_data(self) -> Samples:
         """The samples that recorders see, from the first on."""
         return self.eval_data if self.observe_data is None else self.observe_data
 
-    def eval_batch(self, samples: Sequence[Any]) -> Any:
+    def eval_batch(self, samples: list[Any]) -> Batch:
         """Fetched samples as one batch for evaluation, on the CPU."""
         return (self.eval_collate or self.collate or default_collate)(samples)
 
@@ -103,7 +98,7 @@ class LiveRun:
     """Whether this process writes; the others compute the same numbers, or none."""
     is_sharded: bool
     """Whether no process holds a whole tensor."""
-    aside: Callable[[], AbstractContextManager]
+    aside: Callable[[], AbstractContextManager[None]]
     """A context whose time counts as observing, not as training."""
 
 
@@ -120,7 +115,7 @@ class Recorder(Protocol):
         Called once, before the first step. Raises UserError if it cannot work in this run.
         """
 
-    def around(self, step: int) -> AbstractContextManager:
+    def around(self, step: int) -> AbstractContextManager[None]:
         """Entered right before the optimiser's step and left right after, gradients in place."""
 
     def after(self, step: int) -> None:
@@ -149,13 +144,13 @@ class Stopped(Exception):
 class Losses:
     """Per-step losses kept on the device until they are logged."""
 
-    sums: list[torch.Tensor] = field(default_factory=list)
-    counts: list[torch.Tensor] = field(default_factory=list)
+    sums: list[Tensor] = field(default_factory=list)
+    counts: list[Tensor] = field(default_factory=list)
     first: float | None = None
     last: float = math.nan
     targets: int = 0
 
-    def add(self, loss_sum: torch.Tensor, count: torch.Tensor) -> None:
+    def add(self, loss_sum: Tensor, count: Tensor) -> None:
         """Keeps one step: this process's loss sum and the global number of targets."""
         self.sums.append(loss_sum)
         self.counts.append(count)
@@ -168,13 +163,9 @@ class Losses:
         """
         sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
         counts = torch.stack(self.counts)
-        taken = counts > 0  # a step that was skipped has none
-        steps = dict(enumerate((sums / counts).tolist(), start=step - len(sums) + 1))
-        steps = {
-            index: loss
-            for (index, loss), kept in zip(steps.items(), taken.tolist(), strict=True)
-            if kept
-        }
+        numbers = range(step - len(sums) + 1, step + 1)
+        means = zip(numbers, (sums / counts).tolist(), counts.tolist(), strict=True)
+        steps = {index: loss for index, loss, count in means if count}  # a skipped step has none
         if steps:
             self.last = (sums.sum() / counts.sum()).item()
             self.targets += int(counts.sum())
@@ -182,11 +173,11 @@ class Losses:
         self.sums.clear()
         self.counts.clear()
         for index, loss in steps.items():
-            if not math.isfinite(loss) or loss > bound * self.first:
+            if not math.isfinite(loss) or (self.first is not None and loss > bound * self.first):
                 raise Diverged(index, loss)
         return self.last
 
-    def state(self, accelerator: Accelerator) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def state(self, accelerator: Accelerator) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a checkpoint keeps: the numbers so far, and the steps not logged yet, summed over
         the processes."""
         numbers = {"first": self.first, "last": finite(self.last), "targets": self.targets}
@@ -196,7 +187,7 @@ class Losses:
         return numbers, {"sums": sums, "counts": torch.stack(self.counts)}
 
     def restore(
-        self, numbers: dict[str, Any], tensors: dict[str, torch.Tensor], accelerator: Accelerator
+        self, numbers: dict[str, Any], tensors: dict[str, Tensor], accelerator: Accelerator
     ) -> None:
         """The inverse of `state`; the main process holds the sums of all."""
         self.first, self.targets = numbers["first"], numbers["targets"]
@@ -214,11 +205,11 @@ def initialise(task: Task) -> None:
         task.after_init(task.model)
 
 
-def first_batches(task: Task, steps: int) -> Iterator[Any]:
+def first_batches(task: Task, steps: int) -> Iterator[Batch]:
     """The first batches of a run, whole, as one process would see them."""
     size, data = task.config.training.batch_size, task.train_data
     order = EpochPlaces if task.by_epoch else BatchIds
-    places = order(len(data), task.order_seed, size, size, 0, 1, 0, steps)
+    places = order(len(data), task.config.order_seed, size, size, 0, 1, 0, steps)
     collate = task.collate or default_collate
     return (collate([data[place] for place in batch]) for batch in places)
 
@@ -226,11 +217,11 @@ def first_batches(task: Task, steps: int) -> Iterator[Any]:
 def build_optimizer(task: Task) -> torch.optim.Optimizer:
     """The configured optimiser over the plan's groups; prints nothing, changes no number."""
     settings = task.config.optimizer
-    return optimizers.build(
-        settings.name,
-        task.plan.groups(task.model),
-        betas=(settings.beta1, settings.beta2),
-        momentum=settings.momentum,
-        atan2_lambda=settings.atan2_lambda,
-        min_dim_factored=settings.min_dim_factored or adafactor.ADAFACTOR_MIN_DIM,
-    )
+    numbers: dict[str, Any] = {
+        "betas": (settings.beta1, settings.beta2),
+        "momentum": settings.momentum,
+        "atan2_lambda": settings.atan2_lambda,
+    }
+    if settings.min_dim_factored is not None:
+        numbers["min_dim_factored"] = settings.min_dim_factored
+    return optimizers.build(settings.name, task.plan.groups(task.model), **numbers)

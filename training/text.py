@@ -7,12 +7,12 @@ fingerprint, which names caches of what is made of it.
 from __future__ import annotations
 
 import ast
-import glob
+import gzip
 import hashlib
 import importlib.util
+import json
 import os
 import re
-import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,21 +25,13 @@ from typing import Any
 from training.errors import UserError, nearest, reason
 from training.files import sha256
 
-SOURCES = ("embedded", "local", "c4")
 SPLITS = ("validation", "train")  # the small one first: what is wrong shows early
 C4_PATH, C4_NAME = "allenai/c4", "en"
 # The hub's commit of C4 that is streamed. A name without a commit would follow whatever its owner
 # publishes next, under an unchanged cache.
 C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 FETCHED = Path("data/c4")  # scripts/download.sh puts a commit's files into its folder COMMIT
-# What is read from disk, and the `datasets` builder that reads it.
-FORMATS = {
-    ".txt": "text",
-    ".jsonl": "json",
-    ".jsonl.gz": "json",
-    ".json.gz": "json",
-    ".parquet": "parquet",
-}
+FORMATS = (".txt", ".jsonl", ".jsonl.gz", ".json.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -49,41 +41,31 @@ class Source:
     label: str
     fingerprint: dict[str, Any]
     read: Callable[[str], Iterable[str]]
-    hint: str = ""  # what counts as a document, for the message that there are too few
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of "train" or "validation" but for blank ones; UserError for none."""
         documents = (text for text in self.read(split) if text.strip())
         first = next(documents, None)
-        if first is not None:
-            return chain([first], documents)
-        fraction = self.fingerprint.get("validation_fraction")
-        if fraction is None:
-            raise UserError(f"{self.label}: no document in split {split}; expected at least one")
-        raise UserError(
-            f"{self.label}: validation_fraction {fraction} leaves no document for {split}; "
-            "expected at least one in each split; give more documents or another fraction"
-            + self.hint
-        )
+        if first is None:
+            fraction = self.fingerprint.get("validation_fraction")
+            kept = "" if fraction is None else f"validation_fraction {fraction} leaves "
+            raise UserError(
+                f"{self.label}: {kept}no document for {split}; expected at least one in each "
+                "split. A document is a .txt file of a folder, a paragraph of a single .txt, or a "
+                "row; give more of them or another fraction"
+            )
+        return chain([first], documents)
 
 
 def open_source(
     source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
 ) -> Source:
-    """The named source (one of SOURCES); nothing is read beyond file names and sizes."""
+    """The source embedded, local or c4; nothing is read beyond file names and sizes."""
     if source == "c4":
         return _c4_source(path, text_key)
-    if not 0 < validation_fraction < 1:
-        raise UserError(
-            f"data.validation_fraction: {validation_fraction} given, expected above 0 and below 1"
-        )
     if source == "embedded":
         return _embedded_source(path, validation_fraction)
-    if source == "local":
-        return _local_source(path, text_key, validation_fraction)
-    raise UserError(
-        f"data.source: {source!r} is not one of {', '.join(SOURCES)}{nearest(source, SOURCES)}"
-    )
+    return _local_source(path, text_key, validation_fraction)
 
 
 def in_validation(document: str, fraction: float) -> bool:
@@ -124,16 +106,9 @@ def _embedded_source(path: str | None, fraction: float) -> Source:
             "expected no path, or source local"
         )
     file = embedded_file()
-    fingerprint = {
-        "source": "embedded",
-        "validation_fraction": fraction,
-        "text_sha256": sha256(file),
-    }
-    return Source(
-        "the embedded corpus",
-        fingerprint,
-        lambda split: _of_split(read_embedded(file), split, fraction),
-    )
+    known = {"source": "embedded", "validation_fraction": fraction, "text_sha256": sha256(file)}
+    read = lambda split: _of_split(read_embedded(file), split, fraction)
+    return Source("the embedded corpus", known, read)
 
 
 def embedded_file() -> Path:
@@ -160,9 +135,10 @@ def read_embedded(file: Path) -> tuple[str, ...]:
     chapters, title = [], ""
     for _, verses in groupby(sorted(starts), key=lambda verse: verse // 1000):
         chapter = " ".join(text[starts[v] : ends[v]].strip() for v in verses)
-        chapter, next_title = _split_title(chapter)
-        chapters.append(_clean(f"{title} {chapter}"))
-        title = next_title
+        # The heading of the following Psalm, if the chapter ends with one.
+        heading = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
+        chapters.append(_clean(f"{title} {chapter[: heading.start()] if heading else chapter}"))
+        title = heading[1] if heading else ""
     return tuple(chapters)
 
 
@@ -187,12 +163,6 @@ def _bible_call(file: Path) -> tuple[str, dict[int, int], dict[int, int]]:
     return text, starts, ends
 
 
-def _split_title(chapter: str) -> tuple[str, str]:
-    """Cuts off the heading of the following Psalm, if the chapter ends with one."""
-    found = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
-    return (chapter[: found.start()], found[1]) if found else (chapter, "")
-
-
 def _clean(text: str) -> str:
     """Undoes the package's typesetting: odd apostrophes, spaces and filler verses."""
     text = unicodedata.normalize("NFC", text).replace("`", "'")
@@ -209,10 +179,15 @@ def _clean(text: str) -> str:
 
 def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     """Text, JSON-lines or parquet files of the user's, a file or a folder."""
+    kinds = ", ".join(FORMATS)
     if path is None:
         raise UserError("data.path is missing: source local needs a file or a folder of text")
     root = Path(path).expanduser().resolve()
-    files = _local_files(root)
+    files = sorted(_readable(root), key=lambda file: file.relative_to(root).as_posix())
+    if not files:
+        problem = "holds no file to read" if root.is_dir() else "is of no known format"
+        problem = problem if root.exists() else "does not exist"
+        raise UserError(f"data.path: {root} {problem}; expected a file or folder of {kinds}")
     fingerprint = {
         "source": "local",
         "path": str(root),
@@ -221,53 +196,30 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
         "files": _stamps(files, root),
     }
     # One document would have no split: it is cut at blank lines.
-    alone = files == [root] and _format(root) == "text"
-    texts = 0 if alone else sum(_format(file) == "text" for file in files)
-    hint = (
-        (
-            f"; a .txt file in a folder is one document ({texts} found), a single .txt given as "
-            "data.path is cut at blank lines"
-        )
-        if texts
-        else ""
-    )
+    alone = files == [root] and root.suffix == ".txt"
 
     def read(split: str) -> Iterator[str]:
         documents = _read_files(files, text_key)
         if alone:
-            documents = re.split(r"\n\s*\n", next(documents, ""))
+            documents = iter(re.split(r"\n\s*\n", next(documents, "")))
         yield from _of_split(documents, split, fraction)
         if _stamps(files, root) != fingerprint["files"]:
             raise UserError(
                 f"data.path: {root} has changed while it was read; give the same command again"
             )
 
-    return Source(str(root), fingerprint, read, hint)
+    return Source(str(root), fingerprint, read)
 
 
-def _format(file: Path) -> str | None:
-    """The builder that reads this file, None if nothing does."""
-    return next((kind for end, kind in FORMATS.items() if file.name.endswith(end)), None)
+def _readable(root: Path) -> Iterator[Path]:
+    """The file itself, or the files under the folder, in formats that are read.
 
-
-def _local_files(root: Path) -> list[Path]:
-    """The file itself, or every readable file under the folder in sorted order."""
-    kinds = ", ".join(FORMATS)
-    if not root.exists():
-        raise UserError(f"data.path: {root} does not exist; expected a file or folder of {kinds}")
-    if root.is_file():
-        if _format(root) is None:
-            raise UserError(f"data.path: {root} is of no known format; expected one of {kinds}")
-        return [root]
-    files = [p for p in root.rglob("*") if p.is_file() and _format(p) and not _hidden(p, root)]
-    if not files:
-        raise UserError(f"data.path: {root} holds no file to read; expected {kinds}")
-    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
-
-
-def _hidden(file: Path, root: Path) -> bool:
-    """Whether a part of the name starts with a dot, as download tools' own files do."""
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
+    Parts of names that start with a dot are download tools' own.
+    """
+    for file in [root] if root.is_file() else root.rglob("*"):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if file.name.endswith(FORMATS) and not hidden and file.is_file():
+            yield file
 
 
 def _stamps(files: Iterable[Path], root: Path) -> list[list[Any]]:
@@ -281,64 +233,34 @@ def _read_files(files: Iterable[Path], text_key: str) -> Iterator[str]:
     for file in files:
         if file.stat().st_size == 0:
             continue
-        if _format(file) == "text":
-            yield _read_text(file)
-        else:
-            yield from _read_records(file, text_key)
+        with _named(f"{file}: cannot be read as {file.suffixes[-1]}", "replace or remove the file"):
+            if file.suffix == ".txt":
+                yield file.read_text(encoding="utf-8-sig")
+            else:
+                yield from _texts(_records(file, text_key), text_key, str(file))
 
 
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(
-            f"{file}: cannot be read as UTF-8 text ({reason(error)}); convert or remove it"
-        ) from error
+def _records(file: Path, text_key: str) -> Iterator[dict[str, Any]]:
+    """The records of a parquet or JSON-lines file."""
+    if file.suffix == ".parquet":
+        from pyarrow.parquet import ParquetFile
 
-
-def _read_records(file: Path, text_key: str) -> Iterator[str]:
-    """The texts of one JSON-lines or parquet file, streamed through `datasets`.
-
-    One file at a time keeps the order plain and lets an error name the file.
-    """
-    with quiet_datasets() as datasets, tempfile.TemporaryDirectory() as scratch:
-        records = _guarded(
-            lambda: datasets.load_dataset(
-                _format(file),
-                data_files=[glob.escape(str(file))],
-                split="train",
-                streaming=True,
-                cache_dir=scratch,  # else every file leaves a lock in the home folder
-            ),
-            f"{file}: cannot be read as {_format(file)}",
-            "replace or remove the file",
-        )
-        yield from _texts(records, text_key, str(file))
+        table = ParquetFile(file)
+        columns = [text_key] if text_key in table.schema_arrow.names else None
+        for batch in table.iter_batches(columns=columns):
+            yield from batch.to_pylist()
+        return
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
 
 
 @contextmanager
-def quiet_datasets() -> Iterator[Any]:
-    """The `datasets` module with its log off: what goes wrong becomes one line of ours."""
-    import datasets
-
-    level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+def _named(problem: str, remedy: str) -> Iterator[None]:
+    """Turns what reading raises (Arrow, gzip and HTTP have errors of their own) into one line."""
     try:
-        yield datasets
-    finally:
-        datasets.logging.set_verbosity(level)
-
-
-def _guarded(
-    open_records: Callable[[], Any], problem: str, remedy: str
-) -> Iterator[dict[str, Any]]:
-    """The records, with whatever the reading library raises turned into one UserError.
-
-    It wraps many libraries (Arrow, gzip, HTTP), each with its own errors; those of the consumer
-    pass untouched.
-    """
-    try:
-        yield from open_records()
+        yield
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{problem} ({reason(error)}); {remedy}") from error
 
@@ -352,14 +274,13 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
                 f"{', '.join(record)}{nearest(text_key, record)}"
             )
         text = record[text_key]
-        if text is None:
-            continue
-        if not isinstance(text, str):
+        if text is not None and not isinstance(text, str):
             raise UserError(
                 f"{label}: column {text_key!r} holds {type(text).__name__}, expected text; "
                 "set data.text_key to another column"
             )
-        yield text
+        if text is not None:
+            yield text
 
 
 # C4
@@ -377,47 +298,32 @@ def _c4_source(path: str | None, text_key: str) -> Source:
     """C4's own train and validation splits, from the hub or from downloaded files."""
     path = path or C4_PATH
     folder = Path(path).expanduser()
-    if folder.exists():
-        return _c4_folder(folder.resolve(), text_key)
-    if not _HUB.fullmatch(path):
+    if folder.exists():  # the files as the hub stores them: c4-train.00000-of-01024.json.gz ...
+        folder = folder.resolve()
+        files = {split: _c4_files(folder, split) for split in SPLITS}
+        known = {
+            "source": "c4",
+            "path": str(folder),
+            "text_key": text_key,
+            "files": {split: _stamps(found, folder) for split, found in files.items()},
+        }
+        return Source(str(folder), known, lambda split: _read_files(files[split], text_key))
+    if not streams("c4", path):
         raise UserError(
-            f"data.path: {path} does not exist; expected the dataset's name on the hub "
-            f"({C4_PATH}, or OWNER/NAME@COMMIT with 40 hexadecimal digits) or a folder with its "
-            "downloaded files"
+            f"data.path: {path} does not exist; expected a folder with C4's downloaded files, "
+            f"{C4_PATH}, or another dataset of the hub with its commit, so that the text cannot "
+            "change under the same config: OWNER/NAME@COMMIT with 40 hexadecimal digits"
         )
-    name, _, revision = path.partition("@")
-    revision = revision or (C4_REVISION if name == C4_PATH else "")
-    if not revision:
-        raise UserError(
-            f"data.path: {path} names no commit of the hub; expected {path}@COMMIT with 40 "
-            "hexadecimal digits, so that the text cannot change under the same config"
-        )
-    fingerprint = {
-        "source": "c4",
-        "path": name,
-        "revision": revision,
-        "name": C4_NAME,
-        "text_key": text_key,
-    }
+    name, _, commit = path.partition("@")
+    revision = commit or C4_REVISION
+    fingerprint = {"source": "c4", "path": name, "revision": revision, "name": C4_NAME}
 
     def read(split: str) -> Iterator[str]:
         if (FETCHED / revision).is_dir():  # the same text, so the same fingerprint
             return _read_fetched(FETCHED / revision, split, text_key)
         return _read_hub(name, revision, split, text_key)
 
-    return Source(path, fingerprint, read)
-
-
-def _c4_folder(folder: Path, text_key: str) -> Source:
-    """The files as the hub stores them: c4-train.00000-of-01024.json.gz and so on."""
-    files = {split: _c4_files(folder, split) for split in SPLITS}
-    fingerprint = {
-        "source": "c4",
-        "path": str(folder),
-        "text_key": text_key,
-        "files": {split: _stamps(found, folder) for split, found in files.items()},
-    }
-    return Source(str(folder), fingerprint, lambda split: _read_files(files[split], text_key))
+    return Source(path, {**fingerprint, "text_key": text_key}, read)
 
 
 def _c4_files(folder: Path, split: str) -> list[Path]:
@@ -454,12 +360,13 @@ def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[s
     """One split streamed from one commit of a dataset on the hub."""
     import datasets
 
-    records = _guarded(
-        lambda: datasets.load_dataset(
-            path, C4_NAME, split=split, revision=revision, streaming=True
-        ),
-        f"data.path: {path} ({split}) cannot be streamed",
+    problem = f"data.path: {path} ({split}) cannot be streamed"
+    remedy = (
         "without a network, download its files elsewhere with bash scripts/download.sh c4, and "
-        "copy data/c4 here",
+        "copy data/c4 here"
     )
-    return _texts(records, text_key, path)
+    with _named(problem, remedy):
+        records = datasets.load_dataset(
+            path, C4_NAME, split=split, revision=revision, streaming=True
+        )
+        yield from _texts(records, text_key, path)

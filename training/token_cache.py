@@ -1,8 +1,9 @@
 """Caches of tokenised text and of pixels: folders named by their content, checked before use.
 
-A cache is some files and a meta.json with the size and SHA-256 of each. It gets its name when it is
-complete, so an interrupted preparation leaves nothing behind and of concurrent ones the first wins.
-A damaged cache is never trained on: it is prepared again.
+A cache is some files and a meta.json with the size, time of change and SHA-256 of each. It gets its
+name when it is complete, so an interrupted preparation leaves nothing behind and of concurrent
+ones the first wins. Files are hashed when they are made. A file of another time, as of a copied
+cache, is hashed again, and what is damaged is prepared again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from training.errors import UserError, one_line_errors, reason
 from training.files import discard, publish, scratch_folder, sha256, sync, write_json
 
 META = "meta.json"
-CHECKED = "checked.json"  # the files whose content is known to be meta.json's
 REPORT_SECONDS = 10.0
 
 Report = Callable[[str], None]
@@ -86,8 +86,8 @@ def prepare(
 def guard(folder: Path, make: Callable[[], Opened]) -> Opened:
     """What `make` opens in a `folder` that it fills itself, whole or not at all, if it is new.
 
-    For libraries that keep a cache but never check it: the checksums are noted when the folder is
-    first met, and one whose files have changed since is made again.
+    For libraries that keep a cache but never check it: a folder whose files have changed since it
+    was first met is made again.
     """
     if (folder / META).exists() and (problem := cache_problem(folder)):
         print_line(f"{folder}: {problem}; rebuilding it")
@@ -103,71 +103,37 @@ def _describe(folder: Path, meta: dict[str, Any], packages: tuple[str, ...]) -> 
     """Writes meta.json over the finished files; a folder without it is not a cache."""
     files = sorted(file for file in folder.iterdir() if not file.name.endswith(".lock"))
     versions = {name: importlib.metadata.version(name) for name in packages}
+    for file in files:
+        sync(file)
     meta = {name: value for name, value in meta.items() if name != "files"} | {
         "sizes": {file.name: file.stat().st_size for file in files},
+        "modified": {file.name: file.stat().st_mtime_ns for file in files},
         "sha256": {file.name: sha256(file) for file in files},
         "versions": {"python": platform.python_version(), **versions},
     }
-    for file in files:  # CHECKED vouches for what is on the disk, also after a power cut
-        sync(file)
     write_json(folder / META, meta)
-    _write_checked(folder, meta)
-
-
-# Checking
 
 
 def cache_problem(folder: Path) -> str | None:
-    """Why a cache cannot be used, in a few words; None if it can.
-
-    Checksums are compared the first time a content is met, which reads all of it. Afterwards
-    CHECKED has each file's size, time of change and inode, and a file that still has these is not
-    read again. A copy of the folder, or a file written to, is.
-    """
+    """Why a cache cannot be used, in a few words; None if it can."""
     try:
-        content = (folder / META).read_bytes()
-        meta = json.loads(content)
-        sizes, sums = dict(meta["sizes"]), dict(meta.get("sha256", {}))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        sizes, sums, modified = (dict(meta[key]) for key in ("sizes", "sha256", "modified"))
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{META} is missing or unreadable"
+    now = {}
     for name, size in sizes.items():
         file = folder / name
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             return f"{name} has {found or 'no'} bytes where {META} says {size}"
-    checked = _read_checked(folder)
-    if checked and checked["meta"] != hashlib.sha256(content).hexdigest():
-        return f"{META} is not what was written"
-    stamps = _stamps(folder, sizes)
-    changed = [name for name in sums if checked.get("files", {}).get(name) != stamps[name]]
-    for name in changed:
-        if sha256(folder / name) != sums[name]:
+        now[name] = file.stat().st_mtime_ns
+        if now[name] != modified.get(name) and sha256(file) != sums[name]:
             return f"{name} is damaged: its SHA-256 is not the one in {META}"
-    if changed:
-        _write_checked(folder, meta)
+    if now != modified:
+        with contextlib.suppress(UserError):  # a read-only cache is hashed by every run
+            write_json(folder / META, {**meta, "modified": now})
     return None
-
-
-def _stamps(folder: Path, names: dict[str, Any]) -> dict[str, list[int]]:
-    """Size, time of change and inode of each file."""
-    stats = {name: (folder / name).stat() for name in names}
-    return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats.items()}
-
-
-def _read_checked(folder: Path) -> dict[str, Any]:
-    """What CHECKED says; nothing if there is none or it is damaged: all is compared again then."""
-    try:
-        checked = json.loads((folder / CHECKED).read_text(encoding="utf-8"))
-        return {"meta": str(checked["meta"]), "files": dict(checked["files"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _write_checked(folder: Path, meta: dict[str, Any]) -> None:
-    """Notes that the files are those of meta.json; in a read-only cache each run compares them."""
-    content = {"meta": sha256(folder / META), "files": _stamps(folder, meta["sizes"])}
-    with contextlib.suppress(UserError):
-        write_json(folder / CHECKED, content)
 
 
 # Reading

@@ -6,13 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from param_groups.contract import of_families
 from training.config import Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
 Exponent = Annotated[float, Field(ge=0.5, le=1)]
 
 # The update rules for which the paper has rates; atan2 is Adam with an epsilon that scales itself.
-OPTIMIZERS = ("sgd", "adam", "adam_atan2")
+OPTIMIZERS = of_families("sgd", "adam")
 
 
 class ModelConfig(Section):
@@ -109,6 +110,11 @@ class Config(RunConfig):
     prescription: PrescriptionConfig
     data: DataConfig
     training: ObservedLoopConfig
+
+    @property
+    def order_seed(self) -> int:
+        """What the data's order follows from; `seed` then decides the initial values alone."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     @model_validator(mode="after")
     def _the_paper_has_rates(self) -> Config:

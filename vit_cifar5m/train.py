@@ -70,7 +70,7 @@ def build_data(config: Config):
     settings = config.training
     visits = settings.steps * settings.batch_size
     with processes.state().main_process_first():  # what the cache lacks is put there once
-        images = data.from_config(config.data, _data_seed(config), visits)
+        images = data.from_config(config.data, config.order_seed, visits)
     classes = images.classes
     if classes != config.model.classes:
         raise UserError(
@@ -79,10 +79,6 @@ def build_data(config: Config):
         )
     data.check_single_visit(config.data, len(images.train), settings.steps, settings.batch_size)
     return images
-
-
-def _data_seed(config: Config) -> int:
-    return config.seed if config.data.seed is None else config.data.seed
 
 
 def build_task(config: Config):
@@ -110,7 +106,6 @@ def build_task(config: Config):
         collate=data.collate,
         forward=lambda model, batch: model(batch[0]),
         measure=lambda model, batch: measure(model(batch[0]), batch[1]),
-        data_seed=config.data.seed,
         recorders=[ProbeRecorder(), ObservationRecorder()],
     )
 

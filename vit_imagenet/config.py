@@ -110,14 +110,7 @@ class Config(StrategyRunConfig):
         "data.cache_dir",
         "data.max_unreadable",
     )
-    retired: ClassVar = {
-        "data.streaming": (
-            False,
-            "leave the key out: shards are copied once into an Arrow file in data.cache_dir",
-        ),
-        "data.lanes": (32, "leave the key out: it belonged to data.streaming"),
-        "data.decoder": ("pil", "leave the key out: images are always decoded whole"),
-    }
+    constants: ClassVar = {"data.streaming": False, "data.lanes": 32, "data.decoder": "pil"}
 
     model: ModelConfig
     data: DataConfig

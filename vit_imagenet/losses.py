@@ -15,6 +15,12 @@ def soft_cross_entropy(logits_BxK: torch.Tensor, targets_BxK: torch.Tensor) -> t
     return -(targets_BxK * log_probabilities_BxK).sum()
 
 
+def count(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The images of a batch; in evaluation, where labels are numbers, those that have a label."""
+    images, labels = batch
+    return torch.tensor(len(images)) if labels.ndim == 2 else (labels != IGNORE).sum()
+
+
 def measure(logits_BxK: torch.Tensor, labels_B: torch.Tensor) -> dict[str, torch.Tensor]:
     """Sums over the images with a label: cross-entropy in nats, and how many were right.
 

@@ -11,6 +11,8 @@ import json
 import re
 import tarfile
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,7 +21,6 @@ import numpy as np
 
 from training import token_cache
 from training.errors import UserError
-from training.text import quiet_datasets
 from vit_imagenet.images import SPLITS, Record, existing_folder
 
 if TYPE_CHECKING:
@@ -151,6 +152,19 @@ def arrow_splits(path: str, classes: int, cache_dir: str) -> tuple[ArrowRows, Ar
     if names and others and names != others:
         raise UserError(f"data.path: {path}: shards of train and val name other classes")
     return train, validation, names or others or [str(label) for label in range(classes)]
+
+
+@contextmanager
+def quiet_datasets() -> Iterator[Any]:
+    """The `datasets` module with its log off: what goes wrong becomes one line."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield datasets
+    finally:
+        datasets.logging.set_verbosity(level)
 
 
 def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows:

@@ -63,8 +63,6 @@ def loss(model, batch):
 
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
-    import torch
-
     from measure.probes import ProbeRecorder
     from training import processes, sharding
     from training.task import Task
@@ -86,12 +84,11 @@ def build_task(config: Config):
         train_data=images.train,
         eval_data=images.validation,
         loss=loss,
-        count=lambda batch: torch.tensor(len(batch[0])),
+        count=losses.count,
         collate=transforms.Collate(config.data.augmentation, config.model.classes, config.seed),
         forward=lambda model, batch: model(batch[0]),
         by_epoch=True,
         eval_collate=transforms.eval_collate,
-        eval_count=lambda batch: (batch[1] != losses.IGNORE).sum(),
         measure=lambda model, batch: losses.measure(model(batch[0]), batch[1]),
         recorders=[ProbeRecorder()],
     )

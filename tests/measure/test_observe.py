@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from measure import observe
-from tests.run_folders import lines
+from tests.run_folders import STATE, lines
 from training import loop, signals
 
 pytestmark = pytest.mark.xdist_group("observe")  # what all look at is trained once
@@ -133,7 +133,7 @@ def test_runs_that_cannot_be_observed_are_one_line(run, toy, capsys, tmp_path):
         return change
 
     def tear(copy):
-        path = copy / "checkpoints/step-00000005/state.safetensors"
+        path = copy / f"checkpoints/step-00000005/{STATE}"
         path.write_bytes(path.read_bytes()[:-8])
 
     def other_config(copy):

@@ -412,7 +412,7 @@ MISTAKES = [
     (
         LAPTOP,
         "optimizer.name=adafactor",
-        "optimizer.name adafactor: bordelon has rates for adam, adam_atan2, sgd; "
+        "optimizer.name adafactor: bordelon has rates for sgd, adam, adam_atan2; "
         "choose one of them",
     ),
 ]

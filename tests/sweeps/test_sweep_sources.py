@@ -1,5 +1,6 @@
 """What a sweep takes from elsewhere: presets, other sweeps' optima, constants, horizons, runs."""
 
+import copy
 import csv
 import json
 import re
@@ -310,7 +311,7 @@ def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
         load(toy, path)
     assert len(load(toy, path, draft=True).sources.assumed) == 2
     entry = {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}}
-    write_constants(toy, [entry, entry])
+    write_constants(toy, [entry, copy.deepcopy(entry)])  # the same object would be an alias
     with pytest.raises(UserError, match="2 entries fit inner.kind plain; keep one"):
         load(toy, path)
     folder = toy.parent / "results" / toy.name / "search"

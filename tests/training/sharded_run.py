@@ -158,12 +158,12 @@ def check_parts():
     whole = build_task([])
     whole.plan.initialise(whole.model, 3)
     wanted = dict(whole.model.named_parameters())
-    copies = sharding.replicas()
+    copies = sharding.requested().copies
     world = distributed.get_world_size() // copies
     rank = distributed.get_rank() % world
     for meta in (False, True):
         task = build_task([], meta=meta)
-        sharding.shard(task.model, torch.device("cpu"), sharding.requested(), copies)
+        sharding.shard(task.model, torch.device("cpu"), sharding.requested())
         assert all(p.is_meta == meta for p in task.model.parameters())
         sharding.allocate(task.model, torch.device("cpu"))
         task.plan.initialise(task.model, 3)
@@ -197,14 +197,13 @@ SHAPES = {
 
 def compare_optimizers(folder):
     """Each rule, five steps: sharded tensors end where whole ones do, with their state."""
-    copies = sharding.replicas()
+    copies = sharding.requested().copies
     mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
-    group = distributed.new_group(backend="gloo")
     for name in optimizers.OPTIMIZERS:
         ends = {}
         for kind in ("whole", "sharded"):
             tensors = build_tensors(mesh if kind == "sharded" else None)
-            ends[kind] = step_all(name, tensors, folder / name, group)
+            ends[kind] = step_all(name, tensors, folder / name / kind)
         assert ends["whole"].keys() == ends["sharded"].keys()
         for path, wanted in ends["whole"].items():
             got = ends["sharded"][path]
@@ -216,7 +215,7 @@ def compare_optimizers(folder):
 
 def check_loss_scale():
     """An overflow in one process's part of a gradient halves the scale of all, once."""
-    copies = sharding.replicas()
+    copies = sharding.requested().copies
     mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
     tensors = build_tensors(mesh)
     optimizer = torch.optim.SGD(tensors.values())
@@ -250,7 +249,7 @@ def place(values, mesh):
     return tensor.distribute_tensor(values, mesh, placements)
 
 
-def step_all(name, tensors, folder, group):
+def step_all(name, tensors, folder):
     """Five steps with gradients that differ between halves; saves and loads state on the way."""
     groups = [
         {
@@ -277,15 +276,10 @@ def step_all(name, tensors, folder, group):
         optimizer.step()
         if step == 2:
             saved = state.optimizer_tensors(optimizer)
+            saved = {f"optimizer/{path}": tensor for path, tensor in saved.items()}
+            path = checkpoint.save(folder, step, saved, {}, 1)
             optimizer = optimizers.build(name, groups)
-            if mesh is not None:
-                writing = checkpoint.save_shards(folder, step, saved, {}, 1, group)
-                checkpoint.finish(folder, step, writing)
-                distributed.barrier()
-                found = checkpoint.load(folder / f"step-{step:08d}", shapes_only=True)
-                saved = state.optimizer_places(optimizer, found.tensors)
-                checkpoint.read(found.path, saved, group)
-            state.load_optimizer(optimizer, saved)
+            state.load_optimizer(optimizer, checkpoint.load(path))
     ends = {**tensors, **state.optimizer_tensors(optimizer)}
     return {
         key: (value.full_tensor() if sharding.is_sharded(value) else value).detach()
@@ -319,8 +313,12 @@ def expect_refusals(folder):
     distributed.barrier()
     assert not list((folder / "full/checkpoints").iterdir())
     for key, value, message in (
-        ("FSDP_VERSION", "1", "set fsdp_version: 2 in the launch config"),
-        ("FSDP_OFFLOAD_PARAMS", "true", "fsdp_offload_params is not supported: set it to false"),
+        ("FSDP_VERSION", "1", "fsdp_version: 1 is not supported; expected 2"),
+        (
+            "FSDP_OFFLOAD_PARAMS",
+            "true",
+            "fsdp_offload_params: true is not supported; expected false",
+        ),
         ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "3", "dp_shard_size 3; expected 4, the number of pro"),
     ):
         before = os.environ[key]

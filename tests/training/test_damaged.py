@@ -3,21 +3,20 @@
 import contextlib
 import errno
 import gc
-import json
-import math
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from torch.distributed import checkpoint as dcp
 
 from tests.processes import finished
-from tests.run_folders import checkpoints, dies_after, seal
+from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop, runs
-from training.errors import Damaged, RunError, UserError
+from training import checkpoint, files, loop, runs, summary
+from training.errors import RunError, UserError
 from training.files import write_json
 from training.log import Log
 
@@ -51,7 +50,7 @@ def pipe(path):  # which nobody writes to, so that a reader would wait for ever
 
 DAMAGES = [
     (file, damage)
-    for file in ("state.safetensors", "meta.json", "checksums.json")
+    for file in (STATE, "meta.json", "checksums.json")
     for damage in (truncate, flip, Path.unlink, empty, link, pipe)
 ]
 
@@ -69,7 +68,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, whole, ca
 
 def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):
     for path in (run / "checkpoints").iterdir():
-        flip(path / "state.safetensors")
+        flip(path / STATE)
     before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match=r"no checkpoint can be used .*checkpoint.resume=never"):
         toy.train(run)
@@ -84,72 +83,34 @@ def test_a_log_that_lost_lines_is_not_gone_on_with(run, damage):
         toy.train(run)
 
 
-def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
-    path = checkpoint.save(tmp_path, 3, {"x": torch.ones(2)}, {}, keep=1)
-    renamed = path.rename(path.with_name("step-00000009"))
-    with pytest.raises(Damaged, match="of step 3"):
-        checkpoint.load(renamed)
-    meta = renamed / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 1', '"format": 9'))
-    with pytest.raises(Damaged, match="not of format 1"):
-        checkpoint.load(renamed, verify=False)
+@pytest.mark.parametrize("loss", [Path.unlink, empty, truncate])
+@pytest.mark.parametrize("when", ["before the next line", "after the last line"])
+def test_a_log_that_loses_lines_while_the_run_trains_is_noticed(tmp_path, monkeypatch, loss, when):
+    run, log = toy.build_task(toy.build_config()), tmp_path / "run/metrics.jsonl"
+    summarise = summary.of
+
+    def lose_after(step, steps, logged):
+        if step == 2 and when == "before the next line":
+            loss(log)
+
+    def lose_at_the_end(*args):
+        if when == "after the last line":
+            loss(log)
+        return summarise(*args)
+
+    monkeypatch.setattr(summary, "of", lose_at_the_end)
+    with pytest.raises(RunError, match="metrics.jsonl: .* bytes where the run has written"):
+        loop.train(run, tmp_path / "run", lose_after)
+    assert not (tmp_path / "run/summary.json").exists()
 
 
-def resealed(path, change):
-    """Changes a checkpoint's meta.json or tensors and makes its checksums fit."""
-    meta = json.loads((path / "meta.json").read_text())
-    tensors = load_file(path / "state.safetensors")
-    change(meta, tensors)
-    meta["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    save_file(tensors, path / "state.safetensors")
-    (path / "meta.json").write_text(json.dumps(meta))
-    seal(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda meta, tensors: meta.pop("logs"),
-        lambda meta, tensors: meta["logs"].pop("probes.jsonl"),
-        lambda meta, tensors: meta.pop("plan"),
-        lambda meta, tensors: meta.pop("random"),
-        lambda meta, tensors: meta.pop("config"),
-        lambda meta, tensors: meta.update(config=3),
-        lambda meta, tensors: meta.update(plan=[1]),
-        lambda meta, tensors: meta.update(seconds="long"),
-        lambda meta, tensors: meta.update(eval_seconds=math.nan),
-        lambda meta, tensors: meta.update(evals=[[3]]),
-        lambda meta, tensors: meta.update(evals=[[3, {"loss": "low"}]]),
-        lambda meta, tensors: meta.update(losses={"first": []}),
-        lambda meta, tensors: meta.update(skipped=0),
-        lambda meta, tensors: meta.update(resumed_from=[None]),
-        lambda meta, tensors: meta.update(eval_targets=1.5),
-        lambda meta, tensors: meta.update(step=4.0),
-        lambda meta, tensors: meta.update(random=[]),
-        lambda meta, tensors: meta.update(random=[{"python": [3, [1], None]}]),
-        lambda meta, tensors: meta["random"][0].update(torch="00"),
-        lambda meta, tensors: meta["random"][0].update(numpy={"bit_generator": "MT19937"}),
-        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes="all"),
-        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes=-1),
-        lambda meta, tensors: tensors.pop("model/calls"),
-        lambda meta, tensors: tensors.update({"model/calls": torch.ones((), dtype=torch.int8)}),
-        lambda meta, tensors: tensors.update({"model/calls": torch.ones(3)}),
-        lambda meta, tensors: tensors.update({"optimizer/readout.weight/exp_avg": torch.ones(3)}),
-        lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_not_used(run, capsys, change):
-    resealed(run / "checkpoints/step-00000004", change)
-    assert toy.train(run)["resumed_from"] == [2]
-    assert "not used: " in capsys.readouterr().err
-
-
-def test_a_checkpoint_past_the_end_of_the_run_is_not_used(run, capsys):
-    path = run / "checkpoints/step-00000004"
-    resealed(path, lambda meta, tensors: meta.update(step=100))
-    path.rename(path.with_name("step-00000100"))
-    assert toy.train(run)["resumed_from"] == [2]
-    assert "of step 100 in a run of 7" in capsys.readouterr().err
+def test_torchs_own_reader_reads_a_checkpoint(run):
+    """It is in the Hugging Face format of torch.distributed.checkpoint."""
+    wanted = tensors(run / "checkpoints/step-00000004")
+    found = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    reader = dcp.HuggingFaceStorageReader(str(run / "checkpoints/step-00000004"))
+    dcp.load(found, storage_reader=reader)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
@@ -157,6 +118,14 @@ def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
     for folder in (tmp_path / "notes.md", tmp_path / "notes.md" / "run"):
         with pytest.raises(RunError, match="/notes.md is a file, not a folder; give another"):
             runs.summary(folder)
+
+
+@pytest.mark.parametrize("content", ['{"status": 3}', '{"status": "done"}', "{}", "[]", "{"])
+def test_a_summary_without_a_known_status_is_refused(whole, tmp_path, content):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "summary.json").write_text(content)
+    with pytest.raises(RunError, match="summary.json: (no status|not a summary).*; delete it"):
+        runs.done(run)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
@@ -270,7 +239,7 @@ def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
     folder = run / "checkpoints"
     newest = folder / "step-00000009"
     newest.mkdir()
-    (newest / "state.safetensors").write_bytes(bomb)
+    (newest / STATE).write_bytes(bomb)
     (newest / "meta.json").write_bytes(bomb)
     seal(newest, **{"../../../outside/kept": {}})
     (folder / "step-00000010").symlink_to(outside)

@@ -1,5 +1,6 @@
 """Numbers at their limits: divergence, steps that are skipped, half precision."""
 
+import copy
 import json
 import math
 
@@ -9,7 +10,7 @@ import torch
 from param_groups.schedules import factor
 from tests.run_folders import lines
 from tests.training.tiny_task import IGNORE, Rows, task, weights
-from training import environment
+from training import environment, sharding
 from training.loop import train
 from training.sampling import sample_ids
 from training.task import build_optimizer
@@ -53,6 +54,19 @@ def test_half_precision_and_compile_train_to_about_the_same_loss(tmp_path, chang
     plain = train(task(), tmp_path / "plain")
     other = train(task(**changes), tmp_path / "other")
     assert other["final_eval_loss"] == pytest.approx(plain["final_eval_loss"], rel=0.03)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_copy_of_a_placed_model_runs_its_own_weights(precision):
+    """As the observations' copy of the initial state does."""
+    run, data = task(), Rows()
+    run.plan.initialise(run.model, 0)
+    sharding.place(run.model, torch.device("cpu"), precision)
+    before, other = run.model(data.ids, data.targets), copy.deepcopy(run.model)
+    torch.nn.init.zeros_(other.readout.weight)
+    uniform = math.log(11) * (data.targets != IGNORE).sum().item()
+    assert other(data.ids, data.targets).item() == pytest.approx(uniform, rel=1e-6)
+    assert run.model(data.ids, data.targets).item() == before.item() != pytest.approx(uniform, 1e-5)
 
 
 def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):

