@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,56 +74,7 @@ class SGD(Decoupled):
         )
 
 
-class _AdamLike(Decoupled):
-    """Rules made of Adam's moments, which torch's AdamW advances."""
-
-    def _moments(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """exp_avg, exp_avg_sq and the step counts of each parameter."""
-        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
-        return first, second, self._steps(params)
-
-    def _adamw(
-        self,
-        group: Group,
-        theta: list[Tensor],
-        grads: list[Tensor],
-        first: list[Tensor],
-        second: list[Tensor],
-        steps: list[Tensor],
-        lr: float,
-        weight_decay: float,
-        eps: float,
-    ) -> None:
-        """One step of AdamW on `theta`, whatever it is, with these numbers."""
-        beta1, beta2 = group["betas"]
-        adamw(
-            theta,
-            grads,
-            first,
-            second,
-            [],
-            steps,
-            fused=self._fused,
-            foreach=not self._fused,
-            lr=lr,
-            weight_decay=weight_decay,
-            eps=eps,
-            beta1=beta1,
-            beta2=beta2,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    def _quotients(
-        self, group: Group, params: list[Tensor], grads: list[Tensor], eps: float
-    ) -> list[Tensor]:
-        """m_hat / (sqrt(v_hat) + eps): what AdamW makes of zeros at a rate of -1."""
-        zeros = [torch.zeros_like(part) for part in local_parts(params)]
-        self._adamw(group, zeros, grads, *self._moments(params), -1.0, 0.0, eps)
-        return zeros
-
-
-class AdamParamScaling(_AdamLike):
+class AdamParamScaling(Decoupled):
     """Adam's direction times max(RMS(theta), 1e-3), RMS over the tensor before decay and update.
 
     The scaling is optax.scale_by_param_block_rms between scale_by_adam and decay, so
@@ -131,14 +83,21 @@ class AdamParamScaling(_AdamLike):
     """
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
+        lr, wd, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
+        steps, kernel = self._steps(params), {"fused": self._fused, "foreach": not self._fused}
+        numbers = {**kernel, "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+        rest = {**numbers, "amsgrad": False, "maximize": False}
+        step: Callable[..., None] = partial(adamw, **rest)
         if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
-            for w, g, m, v, step in zip(params, grads, *self._moments(params), strict=True):
+            for w, g, m, v, t in zip(params, grads, first, second, steps, strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
                 scale = max(rms_on_cpu(w), PARAM_SCALE_FLOOR)
-                self._adamw(group, [w], [g], [m], [v], [step], lr * scale, wd / scale, eps)
+                step([w], [g], [m], [v], [], [t], lr=lr * scale, weight_decay=wd / scale)
             return
-        directions = self._quotients(group, params, grads, eps)
+        # m_hat / (sqrt(v_hat) + eps): what AdamW makes of zeros at a rate of -1.
+        directions = [torch.zeros_like(part) for part in local_parts(params)]
+        step(directions, grads, first, second, [], steps, lr=-1.0, weight_decay=0.0)
         torch._foreach_mul_(directions, param_scales(params))
         theta = local_parts(params)
         decay_weights(group, theta)
