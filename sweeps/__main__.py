@@ -5,7 +5,6 @@
     python -m sweeps run FILE --dry-run         what it would run
     python -m sweeps status FILE                where it stands, from any machine
     python -m sweeps cost FILE [FILE ...]       FLOPs, time and memory, before anything runs
-    python -m sweeps submit FILE [options]      the same command as a job of a SLURM cluster
     python -m sweeps reference                  writes sweeps/reference.md, every key of a file
     python -m sweeps list [key=value ...]       runs: also show, compare and open RUN
 
@@ -20,11 +19,11 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sweeps import cost, look, needs, on_slurm, pool, reference
+from sweeps import cost, look, needs, pool, reference
 from sweeps.driver import Driver
 from sweeps.progress import status
 from sweeps.reuse import Store, of_other_commits, of_other_data
@@ -51,7 +50,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         return look.main(words)
     parser = _parser()
     args, rest = parser.parse_known_args(words)
-    args.words = words[1:]
     if args.command == "reference":
         return reference.write()
     # Overrides may stand anywhere; argparse gives some of them to the list before.
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return cost.run(args, lambda: [_look(args, file) for file in args.files])
         if args.command == "status":
             return print(status(_look(args, args.file)))
-        code = _submit(args) if args.command == "submit" else _run(args)
+        code = _run(args)
     if code:
         raise SystemExit(code)
     return None
@@ -88,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "train what a sweep or search file asks for"),
         ("status", "where a sweep or search stands"),
         ("cost", "runs, FLOPs, time and memory of sweep files"),
-        ("submit", "`run` as a job of a SLURM cluster"),
         ("reference", "writes the page of all keys of sweep and search files"),
         ("list", "runs, found by their keys"),
         ("show", "a run's config, plan and curve"),
@@ -101,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
             help=line,
             description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=name != "submit",
         )
         if name == "reference" or name in _LOOKING:
             continue
@@ -133,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         if name == "cost":
             cost.add_arguments(add)
-        if name in ("run", "submit"):
+        if name == "run":
             pool.add_arguments(command)
             add(
                 "--gpu",
@@ -141,8 +137,6 @@ def _parser() -> argparse.ArgumentParser:
                 help="GPUs of the place where runs run (default: this machine's)",
             )
             add("--dry-run", action="store_true", help="list what is to do and stop")
-        if name == "submit":
-            add("--after", metavar="ID:ID", help="start when these jobs ended")
     return parser
 
 
@@ -171,16 +165,13 @@ def _run(args: argparse.Namespace) -> int:
     asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
         engine, options = pool.options(args)
-        pool.check(engine, options, in_job=args.command == "submit")
-        if args.command == "submit" or engine == "slurm":
-            on_slurm.parameters(options)
+        pool.check(engine, options)
         work = work_of(asked, args.storage, looks=True)
         gpu = needs.memory_of(args.gpu)
         launched = said_of_all(args.launch)
         place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
         print(work.dry_run(place), flush=True)
-        if args.command != "submit":  # a cluster's data may be on its nodes alone
-            asked.refuse_missing_data(point.config for point in work.left)
+        asked.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
@@ -212,18 +203,13 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
 
 def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]:
     """What a run needs where it will be; a line on stderr where nothing is known of GPUs there."""
-    gpu, own_job = needs.memory_of(args.gpu), args.command == "submit"
-    said_of_job = args.gpus_per_node is not None if own_job else args.gpus_per_node == 0
-    unsaid = "gpus" not in asked.config.needs.model_fields_set and not said_of_job
-    unknown = gpu is None and unsaid and (own_job or args.engine != "local")
+    gpu = needs.memory_of(args.gpu)
+    unsaid = "gpus" not in asked.config.needs.model_fields_set
+    unknown = gpu is None and unsaid and args.engine != "local"
     if unknown:
-        whose = (
-            "the job gets 1 GPU, unless --gpus-per-node says how many,"
-            if own_job
-            else ("every run gets 1 GPU, unless")
-        )
         print(
-            f"this machine has no GPU to go by: {whose} --gpu names one of the cluster's or "
+            "this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of "
+            f"the cluster's or "
             f"{args.file} says `needs: {{gpus: ...}}`",
             file=sys.stderr,
         )
@@ -237,24 +223,6 @@ def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]
         return found
 
     return needed
-
-
-def _submit(args: argparse.Namespace) -> int:
-    """Has the same command run in a job; a mistake in the file is one line here, too."""
-    if args.engine == "ray":
-        raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
-    if args.dry_run:
-        return _run(args)
-    pool.check(*pool.options(args), in_job=True)  # or the driver would refuse them hours later
-    asked, found = read(args, args.file, looks=True), []
-    left = work_of(asked, args.storage, looks=True).left
-    if args.engine == "local":
-        needed = _needed(asked, args)
-        for point in left:
-            with suppress(UserError):  # its driver says why it is not run
-                found.append(needed(point))
-    print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm", found))
-    return 0
 
 
 def _look(args: argparse.Namespace, file: Path) -> Work:

@@ -84,13 +84,13 @@ class LocalPool(Pool):
         if needs.nodes > 1:
             raise UserError(
                 f"{job.name} needs {needs.nodes} nodes; --engine local has this machine only: use "
-                "--engine slurm or ray"
+                "--engine ray"
             )
         share = self._share(needs)
         if share > len(self.free) > 0:
             raise UserError(
                 f"{job.name} needs {needs.gpus:g} GPUs, but {len(self.free)} are visible here; "
-                "lower `needs` in the sweep file or use --engine slurm or ray"
+                "lower `needs` in the sweep file or use --engine ray"
             )
         cpus = 0 if self.workers else min(needs.cpus, self.cores)
         job = replace(job, threads=job.threads or self._threads(needs, share))

@@ -26,7 +26,7 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,39 +153,21 @@ class PoolOptions:
     threads: int | None = None
     launch: tuple[str, ...] = ()
     address: str | None = None
-    jobs: int = 64
-    pack: int | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    gpus_per_node: int | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    slurm: tuple[str, ...] = ()
 
 
 ENGINES = {
     "local": "sweeps.local.LocalPool",
     "ray": "sweeps.on_ray.RayPool",
-    "slurm": "sweeps.on_slurm.SlurmPool",
 }
-_OF_JOB = ("time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem", "slurm")
-_CLUSTER = ("jobs", "pack", *_OF_JOB)
-# An option that only some engines have.
-_ONLY = {"address": ("ray",), "workers": ("local", "ray"), **dict.fromkeys(_CLUSTER, ("slurm",))}
 
 
-def check(engine: str, options: PoolOptions, in_job: bool = False) -> None:
-    """Raises UserError for options that an engine cannot have; a driver `in_job` has some that are
-    for its job, whatever the engine."""
-    for field in fields(PoolOptions):
-        word, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
-        known = engine in _ONLY.get(field.name, ENGINES) or (in_job and field.name in _OF_JOB)
-        if not known and value != field.default:
-            raise UserError(f"{word} goes with --engine {' or '.join(_ONLY[field.name])}")
-        least = 0 if field.name == "gpus_per_node" else 1
-        if isinstance(value, int) and value < least:
-            raise UserError(f"{word} must be at least {least}")
+def check(engine: str, options: PoolOptions) -> None:
+    """Raises UserError for options that an engine cannot have."""
+    if options.address and engine != "ray":
+        raise UserError("--address goes with --engine ray")
+    for name in ("workers", "threads"):
+        if (getattr(options, name) or 1) < 1 or getattr(options, name) == 0:
+            raise UserError(f"--{name} must be at least 1")
 
 
 def open_pool(engine: str, options: PoolOptions) -> Pool:
@@ -211,36 +193,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with {processes} in it only those runs that need several",
     )
     add("--address", help="ray: a cluster's address (default: Ray on this machine)")
-    cluster = parser.add_argument_group("with --engine slurm: a job per run").add_argument
-    cluster("--jobs", type=int, default=64, help="jobs in the queue at a time (default 64)")
-    cluster("--pack", type=int, help="runs per job (default: as many as share a GPU)")
-    add_job_arguments(cluster)
-
-
-def add_job_arguments(add: Any) -> None:
-    """The options that sbatch gets."""
-    add("--time", help="time limit of a job, such as 90, 12:00:00 or 2-0 (default 4 hours)")
-    add("--partition", help="partition to submit to")
-    add("--account", help="account to charge")
-    add("--gpus-per-node", type=int, help="GPUs per node (default: what a run needs)")
-    add("--cpus-per-task", type=int, help="cores per job and node (default: what a run needs)")
-    add("--mem", help="memory per node, such as 200G")
-    add(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any other option of sbatch, such as qos=long; also signal_delay_s=SECONDS and "
-        "'setup=[\"module load cuda\"]', commands to run first; may be repeated",
-    )
 
 
 def options(args: argparse.Namespace) -> tuple[str, PoolOptions]:
     """The engine and its options from a parsed command line."""
-    given = {field.name: getattr(args, field.name) for field in fields(PoolOptions)}
-    return args.engine, PoolOptions(
-        **{**given, "launch": tuple(args.launch), "slurm": tuple(args.slurm)}
-    )
+    return args.engine, PoolOptions(args.workers, args.threads, tuple(args.launch), args.address)
 
 
 def stop_seconds() -> float:

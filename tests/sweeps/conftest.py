@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import on_slurm
 from sweeps.pool import Job, PoolOptions, open_pool
-from tests.sweeps import imitated_slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -331,16 +329,6 @@ def open_engine():
         pool.shutdown()
 
 
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """An imitated SLURM, whose commands are first on PATH; the folder of its state."""
-    monkeypatch.setattr(on_slurm, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(on_slurm, "ASK_SECONDS", 0.3)
-    for name, value in imitated_slurm.install(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    return tmp_path / "slurm-state"
-
-
 REAL = "from ..train import Training, made\n\nEXPERIMENT = made(Training)\n"
 PAIR = REAL.replace("Training", "Pair")
 
@@ -368,7 +356,8 @@ EXPERIMENT = Place(
 """
 
 
-def wait_until(condition, seconds=60):
+def wait_until(condition, seconds=300):
+    """Waits for an event, which comes at once unless the machine is busy."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"

@@ -79,9 +79,7 @@ def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, wor
         ("{search} lr=2", "'lr' is searched; take it out of set and grid"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
         ("--workers 0", "--workers must be at least 1"),
-        ("--partition gpu --jobs 3", "--jobs goes with --engine slurm"),
         ("--address foo", "--address goes with --engine ray"),
-        ("--engine slurm --time foo", "--time: 'foo' is no time such as 90, 12:00:00 or 2-00"),
     ],
 )
 def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, message):
@@ -189,7 +187,7 @@ def test_constants_that_a_search_found_are_not_overridden_silently(toy):
         load(toy, path, overrides=["lr=2"])
 
 
-@pytest.mark.parametrize("command", ["run", "submit", "status"])
+@pytest.mark.parametrize("command", ["run", "status"])
 def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
     paths = [str(write_file(toy, SWEEP, name)) for name in ("s.yaml", "t.yaml")]
     for words in (paths, [*paths, "inner.kind=odd"]):
@@ -213,7 +211,7 @@ def test_another_file_of_the_same_name_does_not_overwrite_the_tables(toy, capsys
     (toy / "other").mkdir()
     second = write_file(toy, SWEEP.replace("[1, 2, 4]", "[3]"), "other/s.yaml")
     second.write_text(second.read_text().replace("base.yaml", "../base.yaml"))
-    for command in (["run"], ["run", "--dry-run"], ["status"], ["submit"]):
+    for command in (["run"], ["run", "--dry-run"], ["status"]):
         with pytest.raises(SystemExit) as ended:
             main([*command, str(second), *options])
         error = capsys.readouterr().err

@@ -286,11 +286,9 @@ def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
 @pytest.mark.parametrize(
     ("words", "needs", "said"),
     [
-        ("--engine slurm", "{cpus: 2}", True),
-        ("--engine ray", "{}", True),
-        ("--engine slurm", "{gpus: 1}", False),
-        ("--engine slurm --gpu H100", "{}", False),
-        ("--engine slurm --gpus-per-node 0", "{}", False),
+        ("--engine ray", "{cpus: 2}", True),
+        ("--engine ray", "{gpus: 1}", False),
+        ("--engine ray --gpu H100", "{}", False),
         ("--engine local", "{}", False),
     ],
 )
@@ -377,7 +375,6 @@ def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
 
 
 def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(work, impatient):
-    """With SLURM each try would be a job."""
     [held] = [work.folder / run for run, point in work.points.items() if point.config.width == 4]
     perform, before = Ends(Busy("held by another")), []
     with ExitStack() as stack:

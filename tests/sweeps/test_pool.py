@@ -479,12 +479,8 @@ def test_needs_that_make_no_sense_are_refused(needs, message):
     ("engine", "options", "message"),
     [
         ("local", {"address": "a:6379"}, "--address goes with --engine ray"),
-        ("slurm", {"workers": 2}, "--workers goes with --engine local or ray"),
-        ("local", {"partition": "gpu"}, "--partition goes with --engine slurm"),
-        ("local", {"gpus_per_node": 1}, "--gpus-per-node goes with --engine slurm"),
         ("local", {"workers": 0}, "--workers must be at least 1"),
         ("local", {"threads": 0}, "--threads must be at least 1"),
-        ("slurm", {"jobs": 0}, "--jobs must be at least 1"),
     ],
 )
 def test_options_that_contradict_are_refused(engine, options, message):
