@@ -5,8 +5,6 @@
     python -m sweeps run FILE --dry-run         what it would run
     python -m sweeps status FILE                where it stands, from any machine
     python -m sweeps cost FILE [FILE ...]       FLOPs, time and memory, before anything runs
-    python -m sweeps reference                  writes sweeps/reference.md, every key of a file
-    python -m sweeps list [key=value ...]       runs: also show, compare and open RUN
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
 resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
@@ -23,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sweeps import cost, look, needs, pool, reference
+from sweeps import cost, needs, pool
 from sweeps.driver import Driver
 from sweeps.progress import status
 from sweeps.reuse import Store, of_other_commits, of_other_data
@@ -39,19 +37,11 @@ from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
 from training.signals import STOPPED
 
-# Commands that look at runs, whose options stand in look.py.
-_LOOKING = ("list", "show", "compare", "open")
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _LOOKING:
-        return look.main(words)
     parser = _parser()
-    args, rest = parser.parse_known_args(words)
-    if args.command == "reference":
-        return reference.write()
+    args, rest = parser.parse_known_args(argv)
     # Overrides may stand anywhere; argparse gives some of them to the list before.
     changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
     files = [w for w in [*args.file, *rest] if w not in changes and not w.startswith("-")]
@@ -86,11 +76,6 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "train what a sweep or search file asks for"),
         ("status", "where a sweep or search stands"),
         ("cost", "runs, FLOPs, time and memory of sweep files"),
-        ("reference", "writes the page of all keys of sweep and search files"),
-        ("list", "runs, found by their keys"),
-        ("show", "a run's config, plan and curve"),
-        ("compare", "curves of runs, and what differs in their configs and plans"),
-        ("open", "a run's files"),
     ):
         command = commands.add_parser(
             name,
@@ -99,8 +84,6 @@ def _parser() -> argparse.ArgumentParser:
             description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == "reference" or name in _LOOKING:
-            continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
         # What argparse leaves over are changes: `main` takes them wherever they stand.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import asked, reference
+from sweeps import asked
 from sweeps.__main__ import main
 from sweeps.driver import Driver
 from sweeps.search_file import load_search
@@ -254,9 +254,3 @@ def test_the_config_of_one_run_is_named_as_such(tmp_path):
         f"{path}: this is the config of one run, not a sweep: python -m nanolm_c4.train {path} "
         "trains it; a sweep file names it under `config`"
     )
-
-
-def test_the_reference_page_is_that_of_the_models():
-    assert reference.PAGE.read_text() == reference.page(), "run python -m sweeps reference"
-    for words in ("| `more_seeds` |", "tokens_per_parameter", "| `sampler_seed` |", "### Coverage"):
-        assert words in reference.page()
