@@ -14,14 +14,15 @@ same commit, is copied from there. See sweeps/README.md.
 from __future__ import annotations
 
 import argparse
-import functools
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sweeps import cost, needs, pool
+from sweeps import cost, pool, task
 from sweeps.driver import Driver
 from sweeps.progress import status
 from sweeps.reuse import Store, of_other_commits, of_other_data
@@ -31,7 +32,6 @@ from sweeps.sources import is_override, preset_of
 from sweeps.storage import Storage
 from sweeps.sweep import SweepWork, Work
 from sweeps.sweep_file import Sweep, load_sweep
-from sweeps.task import said_of_all
 from training import runs
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
@@ -113,14 +113,30 @@ def _parser() -> argparse.ArgumentParser:
         if name == "cost":
             cost.add_arguments(add)
         if name == "run":
-            pool.add_arguments(command)
-            add(
-                "--gpu",
-                choices=[gpu.name for gpu in needs.GPUS],
-                help="GPUs of the place where runs run (default: this machine's)",
-            )
+            _add_engine(command)
             add("--dry-run", action="store_true", help="list what is to do and stop")
     return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """The options that say where runs run."""
+    add = parser.add_argument_group("where runs run").add_argument
+    add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
+    add("--workers", type=int, help="runs at a time (default: what the GPUs hold, without GPUs 1)")
+    add("--threads", type=int, help="threads per run (default: an equal share of the cores)")
+    add(
+        "--launch",
+        type=shlex.split,
+        default=[],
+        metavar="COMMAND",
+        help="start each run by this command, such as 'accelerate launch --config_file FILE'; "
+        "with {processes} in it only those runs that need several",
+    )
+    add("--address", help="ray: a cluster's address (default: Ray on this machine)")
+
+
+def _options(args: argparse.Namespace) -> pool.PoolOptions:
+    return pool.PoolOptions(args.workers, args.threads, tuple(args.launch), args.address)
 
 
 def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
@@ -147,13 +163,9 @@ def _run(args: argparse.Namespace) -> int:
     """Runs what is left of a sweep or search, or lists it."""
     asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
-        engine, options = pool.options(args)
-        pool.check(engine, options)
+        pool.check(args.engine, _options(args))
         work = work_of(asked, args.storage, looks=True)
-        gpu = needs.memory_of(args.gpu)
-        launched = said_of_all(args.launch)
-        place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
-        print(work.dry_run(place), flush=True)
+        print(work.dry_run(), flush=True)
         asked.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
@@ -173,39 +185,21 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     work = work_of(asked, args.storage, looks=False)
     for line in (*of_other_commits(work.results.values()), *work.before()):
         print(line, file=sys.stderr)
-    needed = _needed(asked, args)
-    engine = pool.open_pool(*pool.options(args))
-    if not Driver(work, engine, needed).run():
+    options = _options(args)
+    launched = task.processes_of_all(options.launch)
+
+    def needs(point: Any) -> pool.Needs:
+        """What the file says; a launch command of all runs has a GPU for each of its processes."""
+        needed = work.needs(point)
+        return replace(needed, gpus=launched) if needed == pool.Needs() else needed
+
+    if not Driver(work, pool.open_pool(args.engine, options), needs).run():
         print("stopped; the same command goes on from here", file=sys.stderr)
         return STOPPED
     for line in (*of_other_data(work.ended()), *work.report()):
         print(line, file=sys.stderr)
     print(work.table)
     return int(bool(work.reasons))
-
-
-def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]:
-    """What a run needs where it will be; a line on stderr where nothing is known of GPUs there."""
-    gpu = needs.memory_of(args.gpu)
-    unsaid = "gpus" not in asked.config.needs.model_fields_set
-    unknown = gpu is None and unsaid and args.engine != "local"
-    if unknown:
-        print(
-            "this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of "
-            f"the cluster's or "
-            f"{args.file} says `needs: {{gpus: ...}}`",
-            file=sys.stderr,
-        )
-
-    def needed(point: Any) -> pool.Needs:
-        said = asked.needs(dict(point.values))
-        launched = said_of_all(args.launch)
-        found = needs.needs_of(asked.experiment, point.config, said, gpu, launched)
-        if unknown and "gpus" not in said:
-            needs.refuse_more_than_one_holds(asked.experiment, point.config)
-        return found
-
-    return needed
 
 
 def _look(args: argparse.Namespace, file: Path) -> Work:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from sweeps.pool import Needs
+from sweeps.pool import NODE, Needs
 from sweeps.sources import Sources, folder_of, preset_of, read_file
 from training import runs
 from training.config import (
     Count,
+    PositiveInt,
     Section,
     leaves,
     parse_overrides,
@@ -109,6 +110,19 @@ def _keys(data: Mapping[str, Any]) -> dict[str, Any]:
 Keys = Annotated[dict[str, Any], AfterValidator(_keys)]
 
 
+def _are_whole(gpus: float) -> float:
+    if gpus > 1 and gpus % (1 if gpus <= NODE else NODE):
+        raise PydanticCustomError(
+            "gpus",
+            "expected a share of one GPU, a whole number, or above {node} those of whole machines",
+            {"node": NODE},
+        )
+    return gpus
+
+
+Gpus = Annotated[float, Field(ge=0), AfterValidator(_are_whole)]
+
+
 class FileConfig(Section):
     """What every file of many runs says."""
 
@@ -118,8 +132,11 @@ class FileConfig(Section):
     """Base config, relative to this file."""
     set: Keys = {}
     """Config keys of all runs."""
-    needs: Needs = Needs()
-    """What every run needs; by default what the model's memory and the GPU's size ask for."""
+    gpus: Gpus = 1
+    """GPUs of every run: below 1 a share of one; above 1 it is sharded over them (FSDP2) unless
+    --launch says otherwise."""
+    processes: PositiveInt | None = None
+    """Processes of every run; by default one for each of its GPUs."""
     retries: Count = 1
     """How often a run that fails for a reason of its own is tried again."""
 
@@ -177,9 +194,26 @@ class Asked:
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
-    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the file says that a run at some grid values needs."""
-        return self.config.needs.model_dump(exclude_unset=True)
+    def needs(self, values: Mapping[str, Any]) -> Needs:
+        """What a run at some grid values needs."""
+        return self._needs(self.config)
+
+    def _needs(self, *parts: Any) -> Needs:
+        """What parts of the file say, the last most; a process per GPU unless one says otherwise.
+
+        Raises UserError for processes that cannot be divided over the machines of so many GPUs.
+        """
+        gpus, processes = 1.0, None
+        for part in parts:
+            gpus = gpus if part.gpus is None else part.gpus
+            processes = part.processes or (processes if part.gpus is None else None)
+        needs = Needs(gpus, processes or max(1, int(gpus)))
+        if needs.processes % needs.nodes:
+            raise UserError(
+                f"{self.path}: processes {needs.processes} cannot be divided over the "
+                f"{needs.nodes} machines of {gpus:g} GPUs"
+            )
+        return needs
 
     def is_meant(self, config: Section) -> bool:
         """Whether --where leaves a run with this config in."""

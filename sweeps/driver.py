@@ -109,7 +109,7 @@ class Driver:
                 return False
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
-            job = Job(point.run, self.work.asked.config.experiment, config, folder)
+            job = Job(point.run, self.work.file.config.experiment, config, folder)
             job = job.resumed() if point.run in self.begun else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
@@ -153,7 +153,7 @@ class Driver:
             self.board.say(f"{point.run}: {error}")
             self.tries[point.run] += 1
             count = self.tries[point.run]
-            if count <= self.work.asked.config.retries:
+            if count <= self.work.file.config.retries:
                 self.work.put_back(point)
             else:
                 self._give_up(point, f"failed {count} times: {error}")

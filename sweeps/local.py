@@ -11,12 +11,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
+import sys
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sweeps import task
@@ -25,6 +26,7 @@ from training.errors import UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPU
+STARTS = 3  # processes in a row that may die before they can take a run: the next would, too
 
 
 @dataclass(eq=False)
@@ -33,18 +35,19 @@ class _Worker:
 
     devices: tuple[str, ...]
     executor: ProcessPoolExecutor
-    process: Any
+    begun: Future[int]
+    process: BaseProcess | None
+    """None if it was gone before it could be looked at."""
 
 
 @dataclass(eq=False)
-class _Run:
-    """A job in the pool's hands."""
+class _Held:
+    """A run in the pool's hands."""
 
     job: Job
     needs: Needs
     share: Fraction
     """GPUs, or a part of one."""
-    cpus: int
     future: Future[dict[str, Any]] = field(default_factory=Future)
     devices: tuple[str, ...] = ()
     worker: _Worker | None = None
@@ -52,16 +55,18 @@ class _Run:
 
 
 class LocalPool(Pool):
-    """Packs runs on this machine's GPUs; without GPUs `workers` runs at a time, by default one."""
+    """Packs runs on this machine's GPUs, a core each; without GPUs one at a time by default."""
 
     lost = (BrokenProcessPool,)
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
         self.free = dict.fromkeys(visible_gpus(), Fraction(1))
-        self.workers = options.workers or (None if self.free else 1)
-        self.cores = self.free_cores = cores()
+        self.cores = cores()
+        self.workers = options.workers or (self.cores if self.free else 1)
+        self.held: list[_Held] = []
         self.idle: list[_Worker] = []
+        self.dead_starts = 0
         self.closed = False
         # Workers end with the thread that started them, so one thread starts them all. It leaves
         # the signals to the main thread; a worker has its own session before it listens.
@@ -74,38 +79,36 @@ class LocalPool(Pool):
     def slots(self) -> int:
         """Runs here, and one more while something is free."""
         with self.lock:
-            free = len(self.runs) < self.workers if self.workers else self.free_cores > 0
-            waits = not all(run.started for run in self.runs)
-            full = self.free and not any(self.free.values())
-            return len(self.runs) + (free and not waits and not full)
+            waits = not all(run.started for run in self.held)
+            full = len(self.held) >= self.workers or (self.free and not any(self.free.values()))
+            return len(self.held) + (not waits and not full)
+
+    @property
+    def futures(self) -> list[Future[dict[str, Any]]]:
+        """Of the runs here."""
+        return [run.future for run in self.held]
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; UserError where this machine could not hold the run."""
-        if needs.nodes > 1:
-            raise UserError(
-                f"{job.name} needs {needs.nodes} nodes; --engine local has this machine only: use "
-                "--engine ray"
-            )
         share = self._share(needs)
-        if share > len(self.free) > 0:
+        if share > len(self.free) > 0 or needs.nodes > 1 > len(self.free):
             raise UserError(
                 f"{job.name} needs {needs.gpus:g} GPUs, but {len(self.free)} are visible here; "
-                "lower `needs` in the sweep file or use --engine ray"
+                "lower `gpus` in the sweep file or use --engine ray"
             )
-        cpus = 0 if self.workers else min(needs.cpus, self.cores)
         job = replace(job, threads=job.threads or self._threads(needs, share))
-        run = _Run(job, needs, share, cpus)
+        run = _Held(job, needs, share)
         with self.lock:
-            self.runs.append(run)
+            self.held.append(run)
             self._place()
         return run.future
 
     def _stop(self, at_once: bool) -> None:
-        for run in list(self.runs):
+        for run in list(self.held):
             if run.started:
                 self._end_process(run)
             else:
-                self.runs.remove(run)
+                self.held.remove(run)
                 task.resolve(run.future, task.STOPPED)
 
     def _close(self, wait: bool) -> None:
@@ -117,19 +120,19 @@ class LocalPool(Pool):
         if wait:
             self.desk.shutdown()
 
-    def _end_process(self, run: _Run) -> None:
-        if run.worker is not None:
+    def _end_process(self, run: _Held) -> None:
+        if run.worker is not None and run.worker.process is not None:
             (run.worker.process.terminate if self.stops == 1 else run.worker.process.kill)()
 
     def _share(self, needs: Needs) -> Fraction:
         """GPUs of a run. `workers` at a time have room, so they share GPUs where they must; what a
-        launch command starts has an equal part of the machine unless its needs say more."""
-        count, each = len(self.free), self.workers or 1
+        launch command starts has an equal part of the machine unless the run needs several."""
+        count, each = len(self.free), self.options.workers or 1
         share = Fraction(needs.gpus).limit_denominator(1000)
         if not count:
             return Fraction(0)
-        launched = self.options.launch and not task.only_several(self.options.launch)
-        if launched and needs.processes == 1:
+        of_all = self.options.launch and not task.only_several(self.options.launch)
+        if of_all and needs.processes == 1:
             return Fraction(max(1, count // each))
         return min(share, Fraction(1, -(-each // count))) if share <= 1 else share
 
@@ -137,26 +140,24 @@ class LocalPool(Pool):
         """Threads of each process of a run: all that may run at a time have as many cores."""
         if self.options.threads:
             return self.options.threads
-        if self.workers:
-            own = Fraction(self.cores, self.workers)
+        if self.options.workers or not self.free:
+            part = Fraction(self.cores, self.workers)
         else:
-            own = max(self.cores * share / len(self.free), Fraction(min(needs.cpus, self.cores)))
-        processes = max(needs.processes, task.said_of_all(self.options.launch))
-        return max(1, int(own / processes))
+            part = self.cores * share / len(self.free)
+        return max(1, int(part / max(needs.processes, task.processes_of_all(self.options.launch))))
 
     def _place(self) -> None:
         """Starts waiting runs in turn while there is room."""
-        for run in self.runs:
+        for run in self.held:
             if not run.started:
                 run.started = self._take(run)
                 if not run.started:
                     return
                 self.desk.submit(self._start, run)
 
-    def _take(self, run: _Run) -> bool:
-        """Sets a run's GPUs and cores aside; False while they are not free."""
-        running = sum(run.started for run in self.runs)
-        if (self.workers and running >= self.workers) or run.cpus > self.free_cores:
+    def _take(self, run: _Held) -> bool:
+        """Sets a run's GPUs aside; False while they are not free."""
+        if sum(run.started for run in self.held) >= self.workers:
             return False
         room = [gpu for gpu, free in self.free.items() if free >= min(run.share, 1)]
         if run.share < 1:
@@ -168,23 +169,21 @@ class LocalPool(Pool):
         self._account(run, -1)
         return True
 
-    def _account(self, run: _Run, sign: int) -> None:
-        self.free_cores += sign * run.cpus
+    def _account(self, run: _Held, sign: int) -> None:
         for gpu in run.devices:
             self.free[gpu] += sign * min(run.share, Fraction(1))
 
-    def _start(self, run: _Run) -> None:
+    def _start(self, run: _Held) -> None:
         """Hands a run to a worker, on the desk's thread."""
         words = task.perform, run.job, run.needs, self.options.launch
         try:
-            worker = self._idle(run) or self._spawn(run.devices)
+            run.worker = self._idle(run) or self._spawn(run.devices)
             try:
-                done = worker.executor.submit(*words)
+                done = run.worker.executor.submit(*words)
             except BrokenProcessPool:  # it died while it had nothing to do
-                worker = self._spawn(run.devices)
-                done = worker.executor.submit(*words)
+                run.worker = self._spawn(run.devices)
+                done = run.worker.executor.submit(*words)
             with self.lock:
-                run.worker = worker
                 if self.stops:
                     self._end_process(run)
         except BaseException as error:
@@ -192,65 +191,82 @@ class LocalPool(Pool):
             done.set_exception(error)
         done.add_done_callback(lambda done: self._tell(run, done))
 
-    def _tell(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+    def _tell(self, run: _Held, done: Future[dict[str, Any]]) -> None:
         with contextlib.suppress(RuntimeError):  # interrupted twice, Python takes the desk down
             self.desk.submit(self._end, run, done)
 
-    def _idle(self, run: _Run) -> _Worker | None:
+    def _idle(self, run: _Held) -> _Worker | None:
         """An idle worker of the run's GPUs; ends those that are in the way of the run.
 
         A run of whole GPUs has them alone: an idle process holds memory there, too.
         """
         alone = run.share >= 1
         with self.lock:
-            found = next((w for w in self.idle if w.devices == run.devices), None)
+            chosen = next((w for w in self.idle if w.devices == run.devices), None)
             ended = [
                 worker
                 for worker in self.idle
-                if worker is not found
-                and (alone or found is None)
+                if worker is not chosen
+                and (alone or chosen is None)
                 and set(worker.devices) & set(run.devices)
             ]
-            self.idle = [w for w in self.idle if w is not found and w not in ended]
+            self.idle = [w for w in self.idle if w is not chosen and w not in ended]
         for worker in ended:
             worker.executor.shutdown(wait=False)
         for worker in ended if alone else ():
-            worker.process.join(EXIT_SECONDS)
-        return found
+            if worker.process is not None:
+                worker.process.join(EXIT_SECONDS)
+        return chosen
 
     def _spawn(self, devices: tuple[str, ...]) -> _Worker:
         """A new process; what CUDA reads when it starts is in its environment before that."""
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.free else {}
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.free else {}
         others = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(1, context, task.begin, (os.getpid(), own))
-        executor.submit(os.getpid)  # the process starts now
-        (process,) = set(multiprocessing.active_children()) - others
-        return _Worker(devices, executor, process)
+        executor = ProcessPoolExecutor(1, context, task.begin, (os.getpid(), environment))
+        begun = executor.submit(os.getpid)  # the process starts now
+        process = next(iter(set(multiprocessing.active_children()) - others), None)
+        return _Worker(devices, executor, begun, process)
 
-    def _end(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+    def _end(self, run: _Held, done: Future[dict[str, Any]]) -> None:
         """Frees what a run held, starts what waits for it, and tells the driver."""
         error, worker = done.exception(), run.worker
-        if worker is not None and isinstance(error, BrokenProcessPool):
-            end = time.monotonic() + 1.0  # the executor's own thread may be the one that is told
-            while worker.process.exitcode is None and time.monotonic() < end:
-                time.sleep(0.01)
-            error = BrokenProcessPool(
-                f"the worker process ended with code {worker.process.exitcode}; the end of "
-                f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
-            )
+        if isinstance(error, BrokenProcessPool):
+            error = self._death(run)
         with self.lock:
             if worker is not None and (error is not None or self.closed):
                 worker.executor.shutdown(wait=False)
             elif worker is not None:
                 self.idle.append(worker)
-            self.runs.remove(run)
+            self.held.remove(run)
             self._account(run, +1)
             self._place()
-            asked = self.stops == 1
-        if asked and isinstance(error, (BrokenProcessPool, KeyboardInterrupt)):
-            task.resolve(run.future, task.STOPPED)  # asked before the run could listen
+            stopping = self.stops == 1
+        if stopping and isinstance(error, (BrokenProcessPool, KeyboardInterrupt)):
+            task.resolve(run.future, task.STOPPED)  # told before the run could listen
         elif error is not None:
             run.future.set_exception(error)
         else:
             task.resolve(run.future, done.result())
+
+    def _death(self, run: _Held) -> BaseException:
+        """What a run's process has died of; UserError if several have died as they started."""
+        worker = run.worker
+        code = None
+        if worker is not None and worker.process is not None:
+            worker.process.join(1.0)  # the executor's own thread may be the one that is told
+            code = worker.process.exitcode
+        if worker is not None and worker.begun.done() and worker.begun.exception() is None:
+            self.dead_starts = 0
+            return BrokenProcessPool(
+                f"the worker process ended with code {code}; the end of "
+                f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
+            )
+        self.dead_starts += 1
+        if self.dead_starts < STARTS or self.stops:
+            return BrokenProcessPool(f"the worker process died as it started, with code {code}")
+        return UserError(
+            f"--engine local: the last {STARTS} worker processes of {sys.executable} died as they "
+            "started; see what `python -c 'import sweeps.task'` says, then give the same command "
+            "again"
+        )

@@ -10,7 +10,7 @@ al., App. C.2), study by study as they are complete, and `trials.csv` every tria
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 import yaml
 
 from sweeps import study as rules
+from sweeps.pool import Needs
 from sweeps.rules import FAILED, Summary
 from sweeps.search_file import Search
 from sweeps.storage import Storage
 from sweeps.study import RATE, Round, Study, Trial
-from sweeps.sweep import Recall, Work
+from sweeps.sweep import Recall, Work, in_words
 from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment
@@ -110,7 +111,7 @@ class SearchWork(Work):
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up, and none has replaced."""
         found: set[str] = set()
-        for study in self.asked.studies:
+        for study in self.file.studies:
             last = self.rounds[study.name][-1]
             open_places = max(0, last.missing - len(last.running))
             failed = [trial.note["run"] for trial in last.trials if trial.state == "fail"]
@@ -127,22 +128,22 @@ class SearchWork(Work):
     def may_add(self) -> tuple[int, float]:
         """The most trials of rounds that are not known yet, and their FLOPs."""
         runs, flops = 0, 0.0
-        for study in self.asked.studies:
+        for study in self.file.studies:
             found = self.rounds[study.name]
             if found[-1].missing:
-                later = (self.asked.config.rounds - len(found)) * self.asked.config.trials
+                later = (self.file.config.rounds - len(found)) * self.file.config.trials
                 runs, flops = runs + later, flops + later * self.experiment.flops(study.config)
         return runs, flops
 
     def write(self, final: bool) -> None:
         """constants.yaml, one entry per complete study, and trials.csv."""
-        every = self.asked.every
-        settings = self.asked.config.model_dump(
+        every = self.file.every
+        settings = self.file.config.model_dump(
             mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
         )
         made = {
-            "file": self.asked.path.name,
-            "preset": self.asked.sources.preset,
+            "file": self.file.path.name,
+            "preset": self.file.sources.preset,
             "commit": environment.commit(),
         }
         entries = [self.entries[study.name] for study in every if study.name in self.entries]
@@ -150,7 +151,7 @@ class SearchWork(Work):
         # One object may stand in several places; aliases would make the file hard to read.
         text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
         write_text(self.table, text)
-        keys = [*self.asked.config.grid, "round", "trial", *self.asked.config.search]
+        keys = [*self.file.config.grid, "round", "trial", *self.file.config.search]
         rows = [
             {
                 **study.where,
@@ -177,45 +178,44 @@ class SearchWork(Work):
         return [
             f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
             f"{old['rate']:g}; it is searched again, and has none until it is done"
-            for study in self.asked.studies
+            for study in self.file.studies
             for old in known
             if old.get("where") == study.where and old.get("rate") not in (None, study.rate)
         ]
 
-    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
-        """What is to do, one line per study; later rounds are not known, and not counted.
+    def needs(self, point: Point) -> Needs:
+        """What a trial needs of the place where it is trained."""
+        return self.file.needs({})
 
-        `place` says the GPUs of a config and its needs.
-        """
-        lines = list(self.asked.sources.assumed)
-        for study in self.asked.studies:
+    def dry_run(self) -> str:
+        """What is to do, one line per study; later rounds are not known, and not counted."""
+        lines = list(self.file.sources.assumed)
+        for study in self.file.studies:
             last = self.rounds[study.name][-1]
-            at = f"round {last.number} of at most {self.asked.config.rounds}"
+            at = f"round {last.number} of at most {self.file.config.rounds}"
             rate = "" if study.rate is None else f"={study.rate:.4g}"
-            said = self.asked.needs(study.where)
             lines.append(
                 f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
-                f"{last.missing} of {last.wanted} trials to do  "
-                f"{place(study.config, said)}".rstrip()
+                f"{last.missing} of {last.wanted} trials to do{in_words(self.file.needs({}))}"
             )
         lines.append(
-            f"{len(self.asked.studies)} studies, {len(self.left)} trials to do in the "
+            f"{len(self.file.studies)} studies, {len(self.left)} trials to do in the "
             f"rounds that are known, about {self.todo[0]:.3g} FLOPs"
         )
         return "\n".join(lines)
 
     def _read(self, study: Study) -> None:
         """The rounds of a study; of one that is new here, what was begun is handed out again."""
-        before, config = len(self.rounds.get(study.name, ())), self.asked.config
+        before, config = len(self.rounds.get(study.name, ())), self.file.config
         found = self.rounds[study.name] = config.rounds_of(study, self.storage.trials)
         if not found[-1].missing and (problem := config.next(found).note):
             self.reasons[study.name] = problem
         elif not found[-1].missing:
-            self.entries[study.name] = entry(self.asked, found)
+            self.entries[study.name] = entry(self.file, found)
             if edges := ", ".join(self.entries[study.name]["near_edge"]):
                 note = f"{study.name}: {edges} still near an edge after {len(found)} rounds"
                 self.notes[study.name] = note
-        for played in found[before:] if study in self.asked.studies else ():
+        for played in found[before:] if study in self.file.studies else ():
             begun, first = played.running[: played.missing], len(played.trials)
             to_come = range(first, first + played.missing - len(begun))
             waiting = (Trial(number, {}, "waiting") for number in to_come)
@@ -231,7 +231,7 @@ class SearchWork(Work):
         study, run = played.study, trial.note.get("run", f"{played.key} {trial.number}")
         config = study.config
         if trial.state == "running":
-            config, run = self.asked.run(study, trial.values)
+            config, run = self.file.run(study, trial.values)
         values = tuple(trial.values.items())
         task = Task(study.name, values, config.seed, config, run, round=played, trial=trial)
         self._enter(task)
@@ -239,15 +239,15 @@ class SearchWork(Work):
 
     def _ask(self) -> Task | None:
         """A new trial; None where every study waits for results or is over."""
-        for study in self.asked.studies:
+        for study in self.file.studies:
             if study.name in self.entries.keys() | self.reasons.keys():
                 continue
             played = self.rounds[study.name][-1]
-            answer = self.asked.config.next(self.rounds[study.name], self.replaced)
+            answer = self.file.config.next(self.rounds[study.name], self.replaced)
             if answer.done:
                 self.reasons[study.name] = answer.note
             for place in answer.places:
-                values = dict(zip(self.asked.config.search, place, strict=True))
+                values = dict(zip(self.file.config.search, place, strict=True))
                 task = self._task(played, Trial(len(played.trials), values, "running"))
                 self.storage.add(played.key, task.trial, played.ranges, task.run)
                 played.trials.append(task.trial)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sweeps import tables
+from sweeps.pool import Needs
 from sweeps.rules import DONE, FAILED, Cell, Summary
 from sweeps.sources import read_table
 from sweeps.sweep_file import CellKey, Point, Sweep
@@ -27,9 +28,9 @@ class Work:
     table_name: str
     """What a user wants to know."""
 
-    def __init__(self, asked: Any, recall: Recall = lambda run: None) -> None:
-        self.asked, self.recall = asked, recall
-        self.folder, self.experiment = asked.folder, asked.experiment
+    def __init__(self, file: Any, recall: Recall = lambda run: None) -> None:
+        self.file, self.recall = file, recall
+        self.folder, self.experiment = file.folder, file.experiment
         self.table = self.folder / self.table_name
         self.points: dict[str, Point] = {}
         self.results: dict[str, Summary] = {}
@@ -54,6 +55,10 @@ class Work:
         """Gives a run up; the rest goes on."""
         self.reasons[point.run] = reason
         self.record(point, FAILED)
+
+    def needs(self, point: Point) -> Needs:
+        """What a run needs of the place where it is trained."""
+        return self.file.needs(dict(point.values))
 
     def flops(self, point: Point) -> float:
         """What a run costs."""
@@ -166,7 +171,7 @@ class SweepWork(Work):
 
     def may_add(self) -> tuple[int, float]:
         """The most runs that results can still ask for, and their FLOPs."""
-        rule = self.asked.rule
+        rule = self.file.rule
         groups: dict[CellKey, list[Point]] = {}
         for point in self.points.values() if rule else ():
             groups.setdefault(point.cell(self._searched), []).append(point)
@@ -174,7 +179,7 @@ class SweepWork(Work):
         for key, points in groups.items():
             cell = self.cells[key]
             if not cell.settled:
-                seeds = self.asked.seeds(dict(points[0].values))
+                seeds = self.file.seeds(dict(points[0].values))
                 further = len({*rule.seeds} - {*seeds}) * (2 if cell.source else 1)
                 count = (rule.points - cell.added) * len(seeds) + further
                 runs, flops = runs + count, flops + count * max(map(self.flops, points))
@@ -183,19 +188,19 @@ class SweepWork(Work):
     def write(self, final: bool) -> None:
         """The manifest and results.csv, and at the end the tables of what runs logged."""
         points = list(self.points.values())
-        tables.write_manifest(self.asked, points)
-        tables.write(self.asked, points, self.results, final)
+        tables.write_manifest(self.file, points)
+        tables.write(self.file, points, self.results, final)
 
-    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
-        """What is to do, one line per run; `place` says the GPUs of a config and its needs."""
+    def dry_run(self) -> str:
+        """What is to do, one line per run."""
         lines = [
-            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}  "
-            f"{place(point.config, self.asked.needs(dict(point.values)))}".rstrip()
+            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
+            f"{in_words(self.needs(point))}"
             for point in self.left
         ]
         known = len(self.points)
         total = f"{len(lines)} of {known} runs to do, about {self.todo[0]:.3g} FLOPs"
-        return "\n".join([*self.asked.sources.assumed, *lines, total])
+        return "\n".join([*self.file.sources.assumed, *lines, total])
 
     def _add(self, point: Point) -> None:
         """Takes up a point, and its result if there is one."""
@@ -221,13 +226,13 @@ class SweepWork(Work):
         """
         cell = self.cells[key]
         while not cell.settled:
-            answer = self.asked.rule.next(cell) if self.asked.rule else DONE
+            answer = self.file.rule.next(cell) if self.file.rule else DONE
             cell.settled = answer.done
             if answer.note:
                 self.notes[cell.name] = answer.note
             for place in answer.places:
                 try:
-                    points = self.asked.at(key, place, answer.seeds)
+                    points = self.file.at(key, place, answer.seeds)
                 except UserError as error:
                     if place in cell.results:
                         note = f"{cell.name}: further seeds were not run: {error}"
@@ -236,7 +241,7 @@ class SweepWork(Work):
                         cell.refused[place] = str(error)
                     continue
                 if answer.seeds is not None:
-                    own = self.asked.seeds(dict(points[0].values)) if points else ()
+                    own = self.file.seeds(dict(points[0].values)) if points else ()
                     cell.further[place] = tuple(s for s in answer.seeds if s not in own)
                 cell.results.setdefault(place, {})
                 for point in points:
@@ -250,6 +255,12 @@ class SweepWork(Work):
 def cell_name(key: CellKey) -> str:
     """A cell by its curve and its grid values."""
     return " ".join([key[0], *(f"{name}={value}" for name, value in key[1])])
+
+
+def in_words(needs: Needs) -> str:
+    """The GPUs of a run that has not one, as the end of a line."""
+    where = f" on {needs.nodes} nodes" if needs.nodes > 1 else ""
+    return "" if needs.gpus == 1 else f"  {needs.gpus:g} GPUs{where}"
 
 
 def ending(summary: Mapping[str, Any] | None) -> str:

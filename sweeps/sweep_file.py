@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from sweeps.asked import Asked, FileConfig, Keys, open_file
+from sweeps.asked import Asked, FileConfig, Gpus, Keys, open_file
 from sweeps.pool import Needs
 from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from sweeps.sources import Around, Missing
 from training import runs
-from training.config import PositiveFloat, Section, shifted
+from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
 
 # Combinations of a grid, and runs of a file before it extends itself: these open in two seconds and
@@ -135,13 +135,15 @@ class Adjust(Section):
     """Grid key -> values it applies to."""
     set: Keys = {}
     """Config keys there."""
-    needs: Needs = Needs()
-    """What those runs need."""
+    gpus: Gpus | None = None
+    """GPUs of those runs, where a model does not fit one."""
+    processes: PositiveInt | None = None
+    """Processes of those runs."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Adjust:
-        if not self.set and not self.needs.model_fields_set:
-            raise ValueError(f"where {self.where}: changes nothing; say `set` or `needs` there")
+        if not self.set and self.gpus is None and self.processes is None:
+            raise ValueError(f"where {self.where}: changes nothing; say `set` or `gpus` there")
         return self
 
 
@@ -303,12 +305,10 @@ class Sweep(Asked):
             settings |= rule.set if _applies(rule, values) else {}
         return settings
 
-    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the file says that a run at some grid values needs."""
-        said = super().needs(values)
-        for rule in self.config.adjust:
-            said |= rule.needs.model_dump(exclude_unset=True) if _applies(rule, values) else {}
-        return said
+    def needs(self, values: Mapping[str, Any]) -> Needs:
+        """What a run at some grid values needs."""
+        fitting = [rule for rule in self.config.adjust if _applies(rule, values)]
+        return self._needs(self.config, *fitting)
 
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
         """The point at some grid values, with all that a search or the model's size decides.

@@ -75,13 +75,7 @@ _SHARDED_NODES = (
     "{port}",
 )
 
-# Launchers, their options for the number of processes (accelerate's counts those of all nodes), and
-# what a user may have said already.
-_COUNTS = {
-    "accelerate": "--num_processes",
-    "torchrun": "--nproc_per_node",
-    "torch.distributed.run": "--nproc_per_node",
-}
+# How launchers are told the number of processes.
 _COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
 
 # A scheduler may signal every process of a job. What starts a run's processes must outlive that:
@@ -142,7 +136,7 @@ def perform(
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
     except UserError as error:
-        return told(error, job.run_dir)
+        return _outcome_of(error, job.run_dir)
     finally:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -167,10 +161,10 @@ def train(job: Job) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        return told(error, job.run_dir)
+        return _outcome_of(error, job.run_dir)
 
 
-def told(error: Exception, run_dir: Path) -> dict[str, Any]:
+def _outcome_of(error: Exception, run_dir: Path) -> dict[str, Any]:
     """The outcome of a run that an error has ended."""
     if isinstance(error, RunFailed):
         return {"error": "failed", "message": error.args[0], "tail": error.tail}
@@ -255,51 +249,30 @@ def only_several(launch: Sequence[str]) -> bool:
     return any("{processes}" in word for word in launch)
 
 
-def said_of_all(launch: Sequence[str]) -> int:
-    """Processes of every run, where a launch command starts all of them and says how many; else
-    0."""
+def processes_of_all(launch: Sequence[str]) -> int:
+    """Processes of every run where a launch command starts all runs on one machine and says how
+    many; else 1."""
     words = " ".join(launch)
-    said = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
-    return int(said[1]) if said else 0
+    count = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
+    return int(count[1]) if count else 1
 
 
 def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]:
     """The command that starts a run's processes; empty where this process trains.
 
-    A launch command with {processes} in it starts runs of several processes; one without starts
-    every run, and a launcher in it is told how many a run needs. UserError if it says another
-    number, or if there is no such command on PATH.
+    A launch command with {processes} in it starts runs of several processes alone, any other starts
+    every run as it stands. UserError if there is no such command on PATH.
     """
-    several, words = needs.processes > 1, list(launch)
-    if launch and not several and only_several(launch):
-        return []
+    several = needs.processes > 1
+    words = [] if not several and only_several(launch) else list(launch)
     if several and not launch:
         words = list(_SHARDED_NODES if needs.nodes > 1 else _SHARDED)
-    elif several and not only_several(launch):
-        _say_processes(words, needs)
     values = {"processes": needs.processes, "nodes": needs.nodes, **asdict(node)}
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
     if words and shutil.which(words[0]) is None:
         raise UserError(f"--launch: no command {words[0]!r} on PATH")
     return words
-
-
-def _say_processes(words: list[str], needs: Needs) -> None:
-    """Adds the number of processes to a launcher's own words; a script finds it out by itself."""
-    for index, name in enumerate(Path(word).name for word in words):
-        if name in _COUNTS:
-            of_all = name == "accelerate"
-            count = str(needs.processes if of_all else needs.processes // needs.nodes)
-            said = _COUNT.search(" ".join(words))
-            if said is None:
-                words[index + 1 + of_all : index + 1 + of_all] = [_COUNTS[name], count]
-            elif said[1] != count:
-                raise UserError(
-                    f"--launch: {said[0]}, but a run needs {needs.processes} processes; "
-                    "say {processes} there, or `needs` in the sweep file"
-                )
-            return
 
 
 def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict[str, Any]:

@@ -50,13 +50,12 @@ class Experiment:
     - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
     - `flops(config)`: floating-point operations of the whole training.
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
-    - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
     - `result(summary)`: a finished run's outcome, a few words.
     - `reads`: keys of the config that name the files and folders which runs read.
     - `arithmetic(task)`: lines, shown before training, on how the run's numbers come about; by
       default none. UserError for a run whose data does not last.
 
-    The four costs are closed forms that import no torch.
+    The three costs are closed forms that import no torch.
     """
 
     name: str
@@ -67,7 +66,6 @@ class Experiment:
     parameters: Callable[[Any], dict[str, int]]
     flops: Callable[[Any], float]
     tokens_per_step: Callable[[Any], int]
-    memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
     build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]] | None = None
     reads: tuple[str, ...] = ("data.path",)

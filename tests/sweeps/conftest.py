@@ -194,7 +194,7 @@ def made(kind):
         build_plan=print,
         parameters=lambda config: {"embedding": 88, "non_embedding": 88, "total": 176},
         flops=lambda config: config.optimizer.lr, tokens_per_step=lambda config: 24,
-        memory=lambda config, shards=1, replicas=1: {"total": 1000}, result=str,
+        result=str,
     )
 
 EXPERIMENT = made(Counting)
@@ -351,7 +351,7 @@ class Place(Experiment):
 EXPERIMENT = Place(
     name=__name__.partition(".")[0], description="", config=RunConfig,
     **dict.fromkeys(("build_task", "build_plan", "parameters", "flops", "tokens_per_step",
-                     "memory", "result"), print)
+                     "result"), print)
 )
 """
 

@@ -8,9 +8,7 @@ import pytest
 import yaml
 
 from nanolm_c4 import cost
-from sweeps import cost as counting
 from sweeps.__main__ import main
-from sweeps.needs import GPUS, holds
 from sweeps.search_file import load_search
 from sweeps.storage import Storage
 from sweeps.study import Round, Trial, Tuning
@@ -98,8 +96,6 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     configs = [p.config for p in points if p.config.model.width == 32]
     assert small["parameters"] == cost.parameters(configs[0])
     assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
-    assert small["largest_run"]["optimizer"] == "adam"  # two moments, not one
-    assert small["largest_run"]["memory_bytes"] == cost.memory(configs[0])
 
 
 def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path):
@@ -157,7 +153,8 @@ def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned)
     path = write(LARGE, "paper")
     (half,) = planned(path, "--utilisation", 0.5)["files"]
     hours = half["all"]["gpu_hours"]
-    assert hours["H100"] == hours["H200"]
+    assert hours["H100"] == hours["H200"] and len(hours) == 9
+    assert hours["T4"] == pytest.approx(half["all"]["flops"] / (0.5 * 8.1e12) / 3600)  # no bf16
     assert hours["A100"] == pytest.approx(half["all"]["flops"] / (0.5 * 312e12) / 3600)
     assert hours["H100"] == pytest.approx(half["all"]["flops"] / (0.5 * 989e12) / 3600)
     (fp32,) = planned(write(LARGE + "set: {training.precision: fp32}", "paper"))["files"]
@@ -166,72 +163,29 @@ def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned)
     )
 
 
-def test_the_longest_run_is_shortened_by_its_gpus(write, planned):
-    path = write(LARGE, "paper")
-    (one,), (eight,) = (planned(path, "--gpus-per-run", n)["files"] for n in (1, 8))
+def test_the_longest_run_is_shortened_by_its_gpus(write, planned, said):
+    (one,) = planned(write(LARGE, "paper"))["files"]
+    many = "adjust: [{where: {model.width: [16384]}, gpus: 16}]"
+    path = write(LARGE + many, "paper")
+    (several,) = planned(path)["files"]
+    assert [size["gpus"] for size in several["sizes"]] == [1, 1, 16]
+    assert several["all"] == one["all"]  # GPU-hours are those of all of its GPUs
     widest = one["sizes"][-1]["all"]["gpu_hours"]["A100"]
     assert one["longest_run_hours"]["A100"] == pytest.approx(widest)
-    assert eight["longest_run_hours"]["A100"] == pytest.approx(widest / 8)
-
-
-def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, said):
-    path = write(LARGE, "paper")
-    (counts,) = planned(path)["files"]
-    base, wide, widest = counts["sizes"]
-    assert base["fits"] == dict.fromkeys(("H100", "H200", "B200", "A100"), True)
-    assert base["gpus"]["H100"] <= 1
-    assert not any(widest["fits"].values())
-    needed = wide["gpus"]["H100"]
-    config = load_sweep(path).points[1].config
-    assert holds(80e9, cost.memory(config, shards=needed)["total"])
-    assert not holds(80e9, cost.memory(config, shards=needed // 2)["total"])
-    (line,) = [line for line in said(path) if line.startswith("width 8192 adam bf16")]
-    assert f"DOES NOT FIT ({needed} sharded do)" in line
-    (counts,) = planned(path, "--gpus-per-run", needed, "--sharded")["files"]
-    assert counts["sizes"][1]["fits"]["H100"]
-
-
-def test_a_run_that_no_number_of_gpus_holds_says_so(write, said):
-    path = write(LARGE + "set: {training.batch_size: 2, training.micro_batch_size: 2}", "paper")
-    assert "DOES NOT FIT on any number" in " ".join(said(path))
+    longest = max(widest / 16, one["sizes"][1]["all"]["gpu_hours"]["A100"])
+    assert several["longest_run_hours"]["A100"] == pytest.approx(longest)
+    [line] = [line for line in said(path, "--card", "A100") if line.startswith("the longest")]
+    assert line.endswith(" on A100, on its GPUs")
 
 
 def test_the_table_has_the_counts_and_what_they_assume(write, said):
     lines = said(write())
     assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
-    titles = (
-        "model embedding non-embedding parameters runs to do tokens FLOPs 1 H100 1 H200 "
-        "1 B200 1 A100 1 CPU core"
-    )
+    titles = "model embedding non-embedding parameters GPUs runs to do tokens FLOPs 1 H100"
     assert titles in lines
     (row,) = [row.split() for row in lines if row.startswith("width 64 6")]
-    assert row[2:8] == ["65,536", "168,256", "233,792", "6", "6", "9.22e+05"]
-    for words in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
-        assert words in " ".join(lines)
-
-
-def test_times_of_a_core_stand_where_a_core_can_be_meant(write, said, planned):
-    (counts,) = planned(write())["files"]
-    seconds = counts["all"]["flops"] / counting.CPU_FLOPS + 12 * 150 * counting.CPU_STEP
-    assert counts["all"]["cpu_seconds"] == pytest.approx(seconds)
-    assert not [line for line in said(write(LARGE, "paper")) if line.endswith("CPU core")]
-
-
-def test_a_number_of_gpus_has_a_time_and_an_energy(write, planned, said):
-    path = write(LARGE, "paper")
-    (counts,) = planned(path, "--gpus", 2)["files"]
-    hours, longest = counts["to_do"]["gpu_hours"], counts["longest_run_hours"]
-    assert counts["with_gpus"]["A100"] == {
-        "hours": pytest.approx(longest["A100"]),  # the widest run alone takes more than half
-        "kwh": pytest.approx(0.4 * hours["A100"]),
-    }
-    assert planned(write(), "--gpus", 2)["files"][0]["with_gpus"]["H100"]["hours"] == (
-        pytest.approx(planned(write())["files"][0]["all"]["gpu_hours"]["H100"] / 2)
-    )
-    assert [gpu.watts for gpu in GPUS] == [700, 700, 1000, 400]
-    lines = said(path, "--gpus", 2)
-    assert [line for line in lines if line.startswith("with 2 GPUs, at least:")]
-    for words in ("700 W (NVIDIA H100 datasheet", "without processors, memory, network, cooling"):
+    assert row[2:9] == ["65,536", "168,256", "233,792", "1", "6", "6", "9.22e+05"]
+    for words in ("6 per weight", "40 %", "989", "RTX 4090", "141 GB", "datasheet", "A10G, "):
         assert words in " ".join(lines)
 
 
@@ -257,44 +211,6 @@ def test_an_override_may_be_longer_than_a_file_name(write, capsys, tmp_path):
     words = ["cost", str(write()), f"data.path={'a' * 300}", "--results", str(tmp_path / "results")]
     main(words)
     assert "12" in capsys.readouterr().out
-
-
-def test_a_peak_that_is_an_observations_is_called_one(write, planned, said):
-    observed = SMALL + "set: {training.observe_every: 50, training.observe_samples: 64}\n"
-    path = write(observed)
-    narrow, wide = planned(path)["files"][0]["sizes"]
-    assert narrow["largest_run"]["observed"] and wide["largest_run"]["observed"]
-    assert {size["largest_run"]["peak_of"] for size in (narrow, wide)} == {"observation"}
-    parts = wide["largest_run"]["memory_bytes"]
-    assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
-    lines = said(path)
-    assert [line for line in lines if "an observation's, not a training step's" in line] == [
-        "the peak is an observation's, not a training step's, at width 32, width 64: fewer "
-        "training.observe_samples lower it"
-    ]
-    path = write(observed.replace("samples: 64", "samples: 1"))
-    (counts,) = planned(path)["files"]
-    assert [size["largest_run"]["peak_of"] for size in counts["sizes"]] == ["training_step"] * 2
-    lines = said(path)
-    assert [line for line in lines if line.startswith("model run") and "observation peak" in line]
-    assert not [line for line in lines if "an observation's" in line]
-
-
-def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, said):
-    path = write()
-    run = planned(path)["files"][0]["sizes"][0]["largest_run"]
-    assert (run["observed"], run["peak_of"]) == (False, "training_step")
-    assert not [line for line in said(path) if "observation peak" in line]
-
-
-def test_a_sharded_run_is_planned_without_observations(write, said):
-    path = write(LARGE + "set: {training.observe_every: 50}", "paper")
-    (line,) = [line for line in said(path) if line.startswith("width 8192") and "FIT" in line]
-    assert "sharded do, unobserved)" in line
-    note = "a sharded run cannot be observed: planned without training.observe_every"
-    assert note in said(path, "--sharded", "--gpus-per-run", "8")
-    unobserved = write(LARGE, "paper")
-    assert note not in said(unobserved, "--sharded", "--gpus-per-run", "8")
 
 
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
@@ -391,10 +307,7 @@ def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
     ("words", "message"),
     [
         (["--utilisation", 40], "--utilisation 40.0: expected a share"),
-        (["--gpus-per-run", 0], "--gpus-per-run 0: expected at least 1"),
-        (["--sharded"], "say over how many: --gpus-per-run"),
-        (["--gpus-per-run", 3], "batch_size 16 does not divide by 3 GPUs"),
-        (["--gpus-per-run", 2, "--gpus", 1], "--gpus 1: a run alone takes 2"),
+        (["--csv", "t.csv"], "--csv holds the simulated table: give --simulate, too"),
         (["--curves", "c"], "no curve 'c'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,10 @@ import pytest
 from sweeps import __main__ as command
 from sweeps import driver as driving
 from sweeps.driver import LOST, Driver
-from sweeps.needs import needs_of
 from sweeps.pool import Needs, RunFailed
 from sweeps.progress import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
-from training.experiment import load_experiment
 from training.files import Busy, locked
 
 SOURCE = """
@@ -257,51 +256,53 @@ def test_status_says_what_is_done_at_work_failed_and_left(toy, capsys):
     assert "1 left" in status(work_of(toy, path)).splitlines()[0]
 
 
-def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
-    experiment = load_experiment("nanolm_c4")
-    path = tmp_path / "s.yaml"
-    config = ROOT / "nanolm_c4/configs/paper.yaml"
-    path.write_text(
-        f"experiment: nanolm_c4\nconfig: {config}\ncurves: {{a: {{}}}}\n"
-        "grid: {model.width: [128, 1024, 16384]}\nneeds: {cpus: 3}\n"
-        "adjust:\n- {where: {model.width: [1024]}, needs: {gpus: 2, processes: 2}}\n"
-    )
-    work = work_of(tmp_path, path)
-    points = list(work.points.values())
-    small, told, large = (
-        needs_of(experiment, point.config, work.asked.needs(dict(point.values)), 80e9)
-        for point in points
-    )
-    assert 0 < small.gpus < 1 and (small.processes, small.cpus) == (1, 3)
-    assert (told.gpus, told.processes) == (2, 2)
-    assert large.gpus == large.processes == 8 * large.nodes
-    shards = int(large.gpus)
-    memory = [experiment.memory(points[2].config, shards=n)["total"] for n in (shards, shards // 4)]
-    assert memory[0] <= 80e9 < memory[1]
-    assert needs_of(experiment, points[2].config, {}, None) == Needs()
-    with pytest.raises(UserError, match="no number of GPUs of 0.1 GB"):
-        needs_of(experiment, points[2].config, {}, 1e8)
+def test_needs_stand_in_the_file(toy):
+    """A run has a GPU, and a process for each of several, unless its file says otherwise."""
+
+    def needs(text):
+        work = work_of(
+            toy, write_file(toy, f"grid: {{width: [1, 2, 4]}}\ncurves: {{a: {{}}}}\n{text}")
+        )
+        return [work.needs(point) for point in work.points.values()]
+
+    assert needs("") == [Needs(1, 1)] * 3
+    assert needs("gpus: 0.25\nadjust: [{where: {width: [4]}, gpus: 8}]") == [
+        Needs(0.25, 1),
+        Needs(0.25, 1),
+        Needs(8, 8),
+    ]
+    adjusted = "processes: 2\nadjust: [{where: {width: [2, 4]}, gpus: 16}"
+    assert needs(adjusted + ", {where: {width: [4]}, processes: 2}]") == [
+        Needs(1, 2),
+        Needs(16, 16),
+        Needs(16, 2),
+    ]
+    assert [one.nodes for one in needs(adjusted + "]")] == [1, 2, 2]
+    for text, message in (
+        ("gpus: 1.5", "gpus: expected a share of one GPU, a whole number, or above 8 those"),
+        ("gpus: 12", "above 8 those of whole machines"),
+        ("processes: 0", "processes"),
+        ("adjust: [{where: {width: [2]}}]", "changes nothing; say `set` or `gpus` there"),
+        ("gpus: 16\nprocesses: 3", "processes 3 cannot be divided over the 2 machines of 16 GPUs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            needs(text)
 
 
-@pytest.mark.parametrize(
-    ("words", "needs", "said"),
-    [
-        ("--engine ray", "{cpus: 2}", True),
-        ("--engine ray", "{gpus: 1}", False),
-        ("--engine ray --gpu H100", "{}", False),
-        ("--engine local", "{}", False),
-    ],
-)
-def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
-    toy, monkeypatch, capsys, words, needs, said
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(command.pool, "open_pool", lambda *_: FakePool(1, perform=Ends()))
-    path = write_file(toy, SWEEP + f"needs: {needs}\n")
-    monkeypatch.setattr(driving.Driver, "run", lambda self: True)
-    command.main(["run", str(path), "--results", str(toy.parent / "results"), *words.split()])
-    line = f"every run gets 1 GPU, unless --gpu names one of the cluster's or {path} says `needs:"
-    assert (line in capsys.readouterr().err) == said
+def test_what_a_launch_command_starts_has_a_gpu_for_each_process(toy, monkeypatch):
+    """A cluster gives a run no other GPUs than those it is said to need."""
+    path, pools = write_file(toy, SWEEP), []
+
+    def opened(engine, options):
+        pools.append(FakePool(1, perform=Ends()))
+        return pools[-1]
+
+    monkeypatch.setattr(command.pool, "open_pool", opened)
+    words = ["run", str(path), "--results", str(toy.parent / "results"), "--launch"]
+    for launch, gpus in (("x --num_processes 8", 8), ("x --num_processes {processes}", 1)):
+        shutil.rmtree(toy.parent / "results", ignore_errors=True)
+        command.main([*words, f"accelerate launch {launch}"])
+        assert {needs.gpus for _, needs in pools[-1].submitted} == {gpus}
 
 
 def test_commands_that_only_look_start_without_torch(toy):
@@ -356,22 +357,6 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     with pytest.raises(SystemExit) as end:
         command.main(words)
     assert end.value.code == 75  # it drives, and is stopped
-
-
-def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
-    experiment = load_experiment("nanolm_c4")
-    path = tmp_path / "s.yaml"
-    path.write_text(
-        "experiment: nanolm_c4\ncurves: {a: {}}\n"
-        f"config: {ROOT}/nanolm_c4/configs/laptop.yaml\n"
-    )
-    [point] = work_of(tmp_path, path).points.values()
-    found = needs_of(experiment, point.config, {"processes": 4}, 80e9)
-    assert (found.gpus, found.processes) == (4, 4)
-    for said in ({}, {"processes": 1}):
-        assert needs_of(experiment, point.config, said, 80e9).gpus < 1
-    assert needs_of(experiment, point.config, {"processes": 4, "gpus": 0.5}, 80e9).gpus == 0.5
-    assert needs_of(experiment, point.config, {"processes": 4}, None) == Needs(processes=4)
 
 
 def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(work, impatient):

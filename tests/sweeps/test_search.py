@@ -328,7 +328,7 @@ def test_a_study_whose_rate_has_moved_is_named(toy):
     assert work_of(toy, path).before() == []
     (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
     (line,) = work_of(toy, path).before()
-    name = work.asked.studies[0].name
+    name = work.file.studies[0].name
     assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
     assert "were found at 0.01; it is searched again" in line
 
@@ -461,7 +461,7 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
         json.loads(line)
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    gamma = work.asked.experiment.config.model_fields["gamma"].annotation
+    gamma = work.file.experiment.config.model_fields["gamma"].annotation
     validate(
         gamma,
         {key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()},

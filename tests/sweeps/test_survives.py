@@ -25,7 +25,8 @@ config: base.yaml
 grid: {optimizer.lr: [0.01, 0.02]}
 curves: {a: {}}
 extend: {key: optimizer.lr, points: 1}
-needs: {gpus: 0, cpus: 16}  # all cores of one of Ray's nodes
+gpus: 8  # all of one of Ray's nodes
+processes: 1
 """
 TRIALS = 4
 SEARCH = f"""

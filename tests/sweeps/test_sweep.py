@@ -280,7 +280,7 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
         ("curves: {}", "curves"),
         (
             "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
-            "where {'lr': [1]}: changes nothing; say `set` or `needs` there",
+            "where {'lr': [1]}: changes nothing; say `set` or `gpus` there",
         ),
         ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),

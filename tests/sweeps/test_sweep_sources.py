@@ -432,9 +432,8 @@ def test_runs_of_another_commit_are_not_taken_over(toy):
 def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeypatch, capsys):
     words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
     made = drive(work_of(toy, Path(words[1])))
-    for commit, path in zip(
-        ("b" * 40 + "+changes", None), made.folder.glob("*/summary.json"), strict=True
-    ):
+    two = list(made.folder.glob("*/summary.json"))[:2]
+    for commit, path in zip(("b" * 40 + "+changes", None), two, strict=True):
         changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
         path.write_text(json.dumps(changed))
     before = len(calls(toy))

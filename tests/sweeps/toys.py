@@ -28,7 +28,7 @@ class Toy(Experiment):
 COSTS = ("flops", "parameters", "tokens_per_step")
 EXPERIMENT = Toy(
     name="toy", description="", config=Config, result=str, build_task=None, build_plan=None,
-    memory=None, **{name: globals().get(name) for name in COSTS},
+    **{name: globals().get(name) for name in COSTS},
 )
 """
 
