@@ -145,10 +145,7 @@ def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
     if args.storage and not is_search and args.command != "cost":  # of both kinds
         raise UserError(f"--storage: {file} is a sweep, which has no trials to store")
     load = load_search if is_search else load_sweep
-    asked = load(file, args.results, draft=looks, **args.said)
-    if args.command != "cost":
-        asked.refuse_other_file()
-    return asked
+    return load(file, args.results, draft=looks, **args.said)
 
 
 def work_of(asked: Any, storage: str | None, looks: bool) -> Work:
@@ -176,7 +173,6 @@ def _run(args: argparse.Namespace) -> int:
                 f"{asked.folder}: another driver is at work here; `python -m sweeps status "
                 f"{args.file}` shows how far it is"
             ) from None
-        asked.claim_folder()
         return _drive(asked, args)
 
 

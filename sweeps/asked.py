@@ -30,10 +30,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
-from training.files import read_text, write_text
 
-ROOT = Path(__file__).resolve().parents[1]
-NOTE = "file.txt"  # in a results folder: the file that its tables are of
 CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
 SIGNS = {
     "<": operator.lt,
@@ -154,28 +151,6 @@ class Asked:
     sources: Sources
     where: tuple[Condition, ...]
     overrides: Sequence[str]
-
-    def refuse_other_file(self) -> None:
-        """Raises UserError if the tables in the folder are those of another file of the same name.
-
-        A file that is no longer where it was has been moved: its sweep goes on.
-        """
-        try:
-            other = ROOT / read_text(self.folder / NOTE).strip()
-        except (OSError, ValueError):  # nothing has run here, or nothing that left such a note
-            return
-        if other.is_file() and not other.samefile(self.path):
-            raise UserError(
-                f"{self.path}: {self.folder} has the tables of {other}, which this file would "
-                "overwrite; rename one of the files, or choose another folder by --results"
-            )
-
-    def claim_folder(self) -> None:
-        """Notes that the tables in the folder are this file's, by its path in the repository."""
-        self.refuse_other_file()
-        path = self.path.resolve()
-        inside = path.is_relative_to(ROOT)
-        write_text(self.folder / NOTE, f"{path.relative_to(ROOT) if inside else path}\n")
 
     def validated(self, name: str, settings: Mapping[str, Any]) -> Any:
         """The config with some dotted keys set; UserError, naming the curve or study, for a bad

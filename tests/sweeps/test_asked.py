@@ -1,13 +1,10 @@
 """What the command line says of a file: overrides, --where, and what neither of them may do."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
-from sweeps import asked
 from sweeps.__main__ import main
-from sweeps.driver import Driver
 from sweeps.search_file import load_search
 from sweeps.sweep_file import load_sweep
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
@@ -199,49 +196,6 @@ def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
         main([command, "--help"])
     usage = capsys.readouterr().out.split("\n\n")[0]
     assert usage.endswith(" FILE [key=value ...]")
-
-
-def test_another_file_of_the_same_name_does_not_overwrite_the_tables(toy, capsys, monkeypatch):
-    monkeypatch.setattr(Driver, "run", lambda self: True)
-    first, results = write_file(toy, SWEEP), toy.parent / "results"
-    note = results / toy.name / "s" / asked.NOTE
-    options = ["--results", str(results)]
-    main(["run", str(first), *options])
-    assert note.read_text() == f"{first}\n"
-    (toy / "other").mkdir()
-    second = write_file(toy, SWEEP.replace("[1, 2, 4]", "[3]"), "other/s.yaml")
-    second.write_text(second.read_text().replace("base.yaml", "../base.yaml"))
-    for command in (["run"], ["run", "--dry-run"], ["status"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, str(second), *options])
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and error == (
-            f"error: {second}: {note.parent} has the tables of {first}, which this file would "
-            "overwrite; rename one of the files, or choose another folder by --results\n"
-        )
-    write_file(toy, SWEEP.replace("[1, 2, 4]", "[1, 2]"))
-    main(["run", str(first), *options])  # one that was edited goes on
-    first.rename(toy / "t.yaml")
-    main(["run", str(second), *options])  # and so does one that was moved
-    assert note.read_text() == f"{second}\n"
-    note.unlink()
-    write_file(toy, SWEEP)
-    main(["run", str(first), *options])  # the folder of an older version
-
-
-def test_a_file_of_the_repository_is_noted_by_its_place_in_there(tmp_path):
-    """Clones of the repository may share their results."""
-    sweeps = asked.ROOT / "nanolm_c4/sweeps"
-    for found in (
-        load_sweep(Path("nanolm_c4/sweeps/quickstart.yaml"), tmp_path),
-        load_search(sweeps / "constants.yaml", tmp_path, draft=True),
-    ):
-        found.claim_folder()
-        note = found.folder / asked.NOTE
-        assert note.read_text() == f"nanolm_c4/sweeps/{found.folder.name}.yaml\n"
-    note = tmp_path / "nanolm_c4/quickstart" / asked.NOTE
-    note.write_text("README.md")
-    main(["cost", str(sweeps / "quickstart.yaml"), "--results", str(tmp_path)])  # writes no tables
 
 
 def test_the_config_of_one_run_is_named_as_such(tmp_path):

@@ -218,35 +218,6 @@ def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one
         assert ours == theirs and ours.count("\n") > TRIALS
 
 
-@LOCAL
-def test_a_sweep_that_former_code_has_begun_goes_on(engine, whole):
-    """Its launchers counted failures in files beside the runs and noted what was asked so far."""
-    path = engine.folder / engine.toy / "s.yaml"
-    text = path.read_text()
-    path.write_text(text.replace("[0.01, 0.02]", "[0.01]").replace("extend:", "# extend:"))
-    engine.whole("former")
-    path.write_text(text)
-    driver, pids = engine.interrupted("former")
-    engine.kill(driver)
-    wait_until(lambda: all(map(gone, pids)))
-    folder = engine.runs("former")
-    done, begun = sorted(
-        (json.loads(path.read_text())["status"], path.parent)
-        for path in folder.glob("*/summary.json")
-    )
-    assert (done[0], begun[0]) == ("finished", "stopped")
-    failure = json.dumps({"time": 4e9, "reason": "RuntimeError: no such thing"}) + "\n"
-    (done[1] / "failures.jsonl").write_text(9 * failure)
-    (begun[1] / "failures.jsonl").write_text(9 * failure + '{"time": 1763')  # torn
-    (folder / "manifest.json").write_text('[{"run": "of-another-grid"}, {"r')
-    (folder / "results.csv").write_text("run,status\nof-another-grid,failed\n")
-    assert engine.whole("former") == whole
-    assert engine.trained("former")[done[1].name] == 1
-    assert json.loads((begun[1] / "summary.json").read_text())["resumed_from"]
-    runs = {entry["run"] for entry in json.loads((folder / "manifest.json").read_text())}
-    assert runs == engine.trained("former").keys()
-
-
 @LOCAL  # what the others say of such runs is tested with each of them
 def test_a_run_that_fails_or_dies_is_reported_and_the_rest_goes_on(engine):
     path = engine.folder / engine.toy / "s.yaml"
