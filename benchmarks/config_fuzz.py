@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import harness
-from sweeps.search_file import SearchConfig
+from sweeps.study import SearchConfig
 from sweeps.sweep_file import SweepConfig
 from training.config import apply_preset, leaves, load, read_yaml, set_keys, validate
 from training.errors import one_line_errors

@@ -1,4 +1,4 @@
-"""What sweeps, and what is left of them, cost: runs, tokens, FLOPs, GPU-hours, before any is spent.
+"""What sweeps cost, and what is left of them: runs, tokens, FLOPs, GPU-hours, before any is spent.
 
     python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
         [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.pool import CARDS
-from sweeps.progress import columns, duration, on_a_core, say
+from sweeps.progress import columns, duration, say
 from sweeps.rules import FAILED
 from sweeps.sweep import Work
 from sweeps.tables import write_csv
 from training.errors import UserError
 from training.experiment import Experiment
 
+UTILISATION = 0.4
 PARAMETERS = ("embedding", "non_embedding", "total")  # as Everett et al., Table 3, counts them
 # Beside what a step takes: the allocator's gaps and kernels' scratch; a process's CUDA context.
 MARGIN, CONTEXT = 1.1, 1e9
@@ -41,47 +42,26 @@ class Counted:
     """Equal for runs that are the same: their experiment, the hash of their config, and the search
     whose constants they will take, where those are not known yet."""
     config: Any
-    gpus: float
+    gpus: int
     tokens: int
     flops: float
-    left: float
-    """The share of its steps still to be taken."""
-    begun: bool
-    """Whether some of them, and not all, may have been."""
-
-    def gpu_hours(self, card: Any, utilisation: float) -> float:
-        """Of a GPU, however many share the run: twice the GPUs take half the time."""
-        rate = getattr(card, self.config.training.precision) * utilisation
-        return self.flops / rate / 3600
+    done: bool
 
 
 def read(work: Work) -> list[Counted]:
-    """The runs of a sweep or search, and how far they are."""
-    experiment, counted = work.experiment, []
-    for key, point in work.points.items():
-        steps, taken = point.config.training.steps, 0
-        has_ended = work.results.get(key, FAILED)["status"] != "failed"
-        begun = not has_ended and work.has_begun(point)
-        if has_ended:
-            taken = steps
-        elif begun:
-            taken = _saved(work.folder / point.run / "checkpoints")
-        name = experiment.name, point.run.rpartition("-")[2] + point.unknown
-        tokens, flops = steps * experiment.tokens_per_step(point.config), work.flops(point)
-        gpus = work.needs(point).gpus
-        left = 1 - taken / steps
-        counted.append(Counted(name, point.config, gpus, tokens, flops, left, begun))
-    return counted
-
-
-def _saved(checkpoints: Path) -> int:
-    """The step of the newest of a run's checkpoints; 0 without one."""
-    if not checkpoints.is_dir():
-        return 0
-    from training import checkpoint  # it imports torch, which few sweeps need here
-
-    saved = checkpoint.paths(checkpoints)
-    return int(saved[-1].name.rpartition("-")[2]) if saved else 0
+    """The runs of a sweep or search."""
+    experiment = work.experiment
+    return [
+        Counted(
+            (experiment.name, point.run.rpartition("-")[2] + point.unknown),
+            point.config,
+            work.needs(point).gpus,
+            point.config.training.steps * experiment.tokens_per_step(point.config),
+            work.flops(point),
+            work.results.get(key, FAILED)["status"] != "failed",
+        )
+        for key, point in work.points.items()
+    ]
 
 
 def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dict[str, Any]:
@@ -91,63 +71,45 @@ def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dic
         groups.setdefault(run.config.model.model_dump_json(), []).append(run)
     models = [group[0].config.model.model_dump() for group in groups.values()]
     varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
-    varying = varying or list(models[0])[:1]  # of models that are all the same
-    sizes = []
-    for group in groups.values():
-        config = group[0].config
-        simulated = {"simulated": simulate(work.experiment, group)} if args.simulate else {}
-        sizes.append(
-            {
-                "model": {key: getattr(config.model, key) for key in varying},
-                "parameters": work.experiment.parameters(config),
-                "gpus": max(run.gpus for run in group),
-                **totals(group, args),
-                **simulated,
-            }
-        )
-    to_do = [run for run in runs if run.left]
-    failed = (f"{run}: {why}" for run, why in work.reasons.items())
+    sizes = [
+        {
+            "model": {key: model[key] for key in varying or list(model)[:1]},
+            "parameters": work.experiment.parameters(group[0].config),
+            "gpus": max(run.gpus for run in group),
+            **totals(group, args.utilisation),
+            **({"simulated": simulate(work.experiment, group)} if args.simulate else {}),
+        }
+        for model, group in zip(models, groups.values(), strict=True)
+    ]
     return {
         "file": str(work.file.path),
         "preset": work.file.sources.preset,
-        "notes": [*work.file.sources.assumed, *failed],
-        "runs": {
-            "all": len(runs),
-            "done": len(runs) - len(to_do),
-            "started": sum(run.begun for run in runs),
-            "to_do": len(to_do),
-        },
+        "notes": [*work.file.sources.assumed, *work.report()],
         "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
-        **totals(runs, args),
+        **totals(runs, args.utilisation),
         "may_add": dict(zip(("runs", "flops"), work.may_add(), strict=True)),
     }
 
 
-def totals(runs: Sequence[Counted], args: argparse.Namespace) -> dict[str, Any]:
-    """Runs, tokens, FLOPs and GPU-hours of some runs, and of what is to do of them."""
-    found: dict[str, Any] = {}
-    for name in ("all", "to_do"):
-        parts = [(run, 1.0 if name == "all" else run.left) for run in runs]
-        parts = [(run, share) for run, share in parts if share]
-        found[name] = {
-            "runs": len(parts),
-            "tokens": sum(round(share * run.tokens) for run, share in parts),
-            "flops": sum(share * run.flops for run, share in parts),
-            "cpu_seconds": sum(
-                share * on_a_core(run.flops, run.config.training.steps) for run, share in parts
-            ),
-            "gpu_hours": {
-                card.name: sum(
-                    share * run.gpu_hours(card, args.utilisation) for run, share in parts
-                )
-                for card in CARDS
-            },
+def totals(runs: Sequence[Counted], utilisation: float) -> dict[str, Any]:
+    """Runs, tokens, FLOPs and GPU-hours of some runs, and of those that are to do."""
+
+    def hours(run: Counted, card: Any) -> float:
+        return run.flops / (getattr(card, run.config.training.precision) * utilisation) / 3600
+
+    to_do = [run for run in runs if not run.done]
+    found: dict[str, Any] = {
+        name: {
+            "runs": len(some),
+            "tokens": sum(run.tokens for run in some),
+            "flops": sum(run.flops for run in some),
+            "gpu_hours": {card.name: sum(hours(run, card) for run in some) for card in CARDS},
         }
+        for name, some in (("all", runs), ("to_do", to_do))
+    }
+    # Twice the GPUs take half the time.
     found["longest_run_hours"] = {
-        card.name: max(
-            (run.left * run.gpu_hours(card, args.utilisation) / max(1, run.gpus) for run in runs),
-            default=0.0,
-        )
+        card.name: max((hours(run, card) / run.gpus for run in to_do), default=0.0)
         for card in CARDS
     }
     return found
@@ -159,13 +121,13 @@ _steps: dict[Any, tuple[int, float, int]] = {}  # what has been simulated: files
 def kind_of(run: Counted) -> dict[str, Any]:
     """What the memory of a step of one model depends on. A prescription changes it by 2 % at most,
     and the first one of a file is taken."""
-    training, gpus = run.config.training, max(1, int(run.gpus))
-    share = -(-training.batch_size // gpus)
+    training = run.config.training
+    share = -(-training.batch_size // run.gpus)
     return {
         "optimizer": run.config.optimizer.name,
         "precision": training.precision,
         "micro_batch": min(training.micro_batch_size or share, share),
-        "gpus": gpus,
+        "gpus": run.gpus,
     }
 
 
@@ -174,22 +136,14 @@ def simulate(experiment: Experiment, runs: Sequence[Counted]) -> list[dict[str, 
 
     FLOPs are those on one GPU, where no forward pass is computed again.
     """
-    every = {tuple(kind_of(run).values()): run for run in reversed(runs)}
     found = []
-    for run in reversed(every.values()):
-        kind = kind_of(run)
+    kinds = {tuple(kind_of(run).values()): run for run in reversed(runs)}  # the first of a kind
+    for run in reversed(kinds.values()):
         memory, flops, parameters = _step(experiment, run, 1)
-        on_each = _step(experiment, run, kind["gpus"])[0]
-        found.append(
-            {
-                **kind,
-                "parameters": parameters,
-                "step_flops": flops,
-                "memory_on_one": memory,
-                "memory_on_each": on_each,
-                "fits": [card.name for card in CARDS if MARGIN * on_each + CONTEXT <= card.memory],
-            }
-        )
+        on_each = _step(experiment, run, run.gpus)[0]
+        measured = {"step_flops": flops, "memory_on_one": memory, "memory_on_each": on_each}
+        fits = [card.name for card in CARDS if MARGIN * on_each + CONTEXT <= card.memory]
+        found.append({**kind_of(run), "parameters": parameters, **measured, "fits": fits})
     return found
 
 
@@ -208,36 +162,28 @@ def _step(experiment: Experiment, run: Counted, gpus: int) -> tuple[int, float, 
 
 def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
     """One file's report for people."""
-    number, sizes = counts["runs"], counts["sizes"]
+    sizes, (every, to_do) = counts["sizes"], (counts["all"], counts["to_do"])
     preset = f" (preset {counts['preset']})" if counts["preset"] else ""
     names = [" ".join(f"{key} {value}" for key, value in size["model"].items()) for size in sizes]
-    rows = [
-        (
-            name,
-            *(f"{size['parameters'][kind]:,}" for kind in PARAMETERS),
-            f"{size['gpus']:g}",
-            *_numbers(size["all"], size["to_do"]["runs"], args),
-        )
-        for name, size in zip(names, sizes, strict=True)
-    ]
-    for title, key in (("all", "all"), ("to do", "to_do")):
-        rows.append((title, *[""] * 4, *_numbers(counts[key], number["to_do"], args)))
+    rows = [("model", "embedding", "non-embedding", "parameters", "GPUs", *_titles(args))]
+    for name, size in zip(names, sizes, strict=True):
+        parameters = (f"{size['parameters'][kind]:,}" for kind in PARAMETERS)
+        rows.append((name, *parameters, str(size["gpus"]), *_numbers(size["all"], args)))
+    rows.append(("all", *[""] * 4, *_numbers(every, args)))
+    rows.append(("to do", *[""] * 4, *_numbers(to_do, args)))
     lines = [
-        f"{counts['file']}{preset}: {number['all']} runs, {number['done']} done, "
-        f"{number['started']} started, {number['to_do']} to do",
+        f"{counts['file']}{preset}: {every['runs']} runs, {to_do['runs']} to do",
         *(f"assumed or not counted: {note}" for note in counts["notes"]),
         "",
-        columns(
-            [("model", "embedding", "non-embedding", "parameters", "GPUs", *_titles(args)), *rows]
-        ),
+        columns(rows),
     ]
     if more := counts["may_add"]["runs"]:
         flops = _short(counts["may_add"]["flops"])
         lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
     lines += _time(counts, args)
     if args.simulate:
-        titles = ("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")
-        table = [
+        table = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
+        table += [
             (
                 name,
                 f"{one['optimizer']} {one['precision']}",
@@ -250,19 +196,17 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
             for name, size in zip(names, sizes, strict=True)
             for one in size["simulated"]
         ]
-        lines += ["", "simulated:", columns([titles, *table])]
+        lines += ["", "simulated:", columns(table)]
     return "\n".join(lines)
 
 
 def _titles(args: argparse.Namespace) -> tuple[str, ...]:
-    return "runs", "to do", "tokens", "FLOPs", f"1 {args.card}"
+    return "runs", "tokens", "FLOPs", f"1 {args.card}"
 
 
-def _numbers(total: Mapping[str, Any], to_do: int, args: argparse.Namespace) -> tuple[str, ...]:
-    """Cells under `_titles`."""
+def _numbers(total: Mapping[str, Any], args: argparse.Namespace) -> tuple[str, ...]:
     time = duration(3600 * total["gpu_hours"][args.card])
-    counts = _short(total["tokens"]), _short(total["flops"])
-    return str(total["runs"]), str(to_do), *counts, time
+    return str(total["runs"]), _short(total["tokens"]), _short(total["flops"]), time
 
 
 def _short(number: float) -> str:
@@ -283,38 +227,31 @@ def _time(counts: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
 
 def assumptions(args: argparse.Namespace) -> list[str]:
     """What every number rests on."""
-    cards = "; ".join(
-        f"{card.name} {card.bf16 / 1e12:g} TFLOP/s bf16, {card.fp16 / 1e12:g} fp16, "
-        f"{card.fp32 / 1e12:g} fp32, {card.memory / 1e9:g} GB ({card.source})"
-        for card in CARDS
-    )
+    rates = ", ".join(f"{c.name} {c.bf16 / 1e12:g}, {c.fp32 / 1e12:g}" for c in CARDS)
     memory = (
-        "Simulated: an eager step, a run's weights and state sharded over its GPUs (FSDP2); "
-        "torch.compile keeps less, observations and probes are not in it. Shards of which every "
-        "node has all (HSDP) take on each GPU what those of one node take. A card holds a run if "
-        f"{MARGIN:g} times its bytes and {CONTEXT / 1e9:g} GB are below the card's nominal memory. "
-        "GB are 1e9 bytes."
+        f"A card holds a run if {MARGIN:g} times the bytes of an eager step and {CONTEXT / 1e9:g} "
+        "GB (1e9 bytes) are below its memory; observations and probes are not simulated."
     )
     return [
         "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and what "
         "sharded runs compute again, a third more, are not counted. GPU-hours: at "
-        f"{100 * args.utilisation:g} % of the dense peak of each run's precision (fp32 without "
-        "TF32).",
-        f"Cards, dense rates: {cards}.",
+        f"{100 * args.utilisation:g} % of the dense peak of each run's precision, in TFLOP/s bf16 "
+        f"and fp32 (datasheets, see sweeps/pool.py): {rates}.",
         *([memory] if args.simulate else []),
     ]
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
     """The options of the command besides those that say which sweep is meant."""
-    add("--utilisation", type=float, default=0.4, help="share of the GPU's peak (default 0.4)")
+    share = f"share of the GPU's peak (default {UTILISATION})"
+    add("--utilisation", type=float, default=UTILISATION, help=share)
     add("--card", choices=[c.name for c in CARDS], default="H100", help="whose hours are shown")
     add("--simulate", action="store_true", help="measure the memory of each size on fake tensors")
     add("--csv", type=Path, metavar="FILE", help="with --simulate: its table as a file")
     add("--json", action="store_true", help="all of it as JSON")
 
 
-def run(args: argparse.Namespace, opened: Callable[[], Sequence[Work]]) -> None:
+def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
     """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
     if not 0 < args.utilisation <= 1:
         raise UserError(
@@ -322,13 +259,14 @@ def run(args: argparse.Namespace, opened: Callable[[], Sequence[Work]]) -> None:
         )
     if args.csv and not args.simulate:
         raise UserError("--csv holds the simulated table: give --simulate, too")
-    files = [(work, read(work)) for work in opened()]
+    files = [(work, read(work)) for work in works]
     counts, together = [report(work, runs, args) for work, runs in files], None
     if len(files) > 1:
         # A run that several files have is trained once, as sweeps share their results. One that is
         # done in one sweep only was made at another commit, and is still to do.
-        every = sorted((run for _, runs in files for run in runs), key=lambda run: run.left)
-        together = totals(list({run.identity: run for run in every}.values()), args)
+        every = sorted((run for _, runs in files for run in runs), key=lambda run: -run.done)
+        unique = {run.identity: run for run in every}
+        together = totals(list(unique.values()), args.utilisation)
     if args.csv:
         rows = [
             {
@@ -348,17 +286,15 @@ def run(args: argparse.Namespace, opened: Callable[[], Sequence[Work]]) -> None:
     else:
         tables = [text(count, args) for count in counts]
         if together:
-            left = together["to_do"]["runs"]
-            rows = [
-                (title, *_numbers(together[key], left, args))
-                for title, key in (("all", "all"), ("to do", "to_do"))
+            rows_ = [
+                (t, *_numbers(together[k], args)) for t, k in (("all", "all"), ("to do", "to_do"))
             ]
-            table = columns([("all files, each run once", *_titles(args)), *rows])
+            table = columns([("all files, each run once", *_titles(args)), *rows_])
             tables.append("\n".join([table, *_time(together, args)]))
         footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work, runs in files:
         try:
-            work.file.refuse_missing_data(run.config for run in runs if run.left)
+            work.file.refuse_missing_data(run.config for run in runs if not run.done)
         except UserError as error:  # a plan is made before its data are there
             say(f"note: {error}")

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from sweeps import task
-from sweeps.pool import Job, Needs, Pool, PoolOptions, stop_seconds, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, Summary, stop_seconds, visible_gpus
 from sweeps.progress import say
 from training.errors import UserError
 
@@ -31,16 +31,17 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(eq=False)
 class _Held:
-    """A job in Ray's hands."""
+    """A run in Ray's hands, and what Ray sets aside for it: cores and GPUs on each of its nodes."""
 
-    needs: Needs
     ref: Any
     group: Any
-    future: Future[dict[str, Any]] = field(default_factory=Future)
+    share: Mapping[str, float]
+    nodes: int
+    future: Future[Summary] = field(default_factory=Future)
 
 
 class RayPool(Pool):
-    """Ray places every run on the cores and GPUs, or the share of one, that it needs."""
+    """Ray places every run on the cores and GPUs that it needs."""
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
@@ -54,8 +55,7 @@ class RayPool(Pool):
             import ray
         except ImportError:
             raise UserError("--engine ray: Ray is missing; pip install 'ray==2.60.0'") from None
-        self.ray = ray
-        self.held: list[_Held] = []
+        self.ray, self.held = ray, list[_Held]()
         errors = ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.
         self.lost = (
@@ -68,61 +68,60 @@ class RayPool(Pool):
             errors.TaskPlacementGroupRemoved,
             task.Lost,
         )
-        self._connect()
-        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
-        self.desk = ThreadPoolExecutor(1)
-
-    def _connect(self) -> None:
-        """Joins the cluster at the address, or starts one of this machine's cores and GPUs."""
         try:
             host, colon, port = (self.address or "").rpartition(":")
             if colon and port.isdigit() and "/" not in host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             gpus = None if self.address else len(visible_gpus())
             # Without an address Ray would join any cluster that it finds on this machine.
-            self.ray.init(
+            ray.init(
                 self.address or "local", num_gpus=gpus, log_to_driver=False, logging_level="error"
             )
         except (OSError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = self.address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
+        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
+        self.desk = ThreadPoolExecutor(1)
 
     @property
     def slots(self) -> int:
         """Runs in Ray's hands, and one more while the cluster has something free for it."""
         total = self.ray.cluster_resources()
         with self.lock:
-            held = [run.needs for run in self.held]
-        if self.options.workers is not None and len(held) >= self.options.workers:
-            return len(held)
-        free = total.get("CPU", 0) > sum(self._cpus(needs) for needs in held)
-        if total.get("GPU"):
-            free = free and total["GPU"] > sum(needs.gpus for needs in held)
-        return max(1, len(held) + free)
+            held = list(self.held)
+        full = self.options.workers is not None and len(held) >= self.options.workers
+        for name in ("CPU", "GPU"):
+            taken = sum(run.share.get(name, 0) * run.nodes for run in held)
+            full = full or ((name == "CPU" or name in total) and taken >= total.get(name, 0))
+        return max(1, len(held) + (not full))
 
     @property
-    def futures(self) -> list[Future[dict[str, Any]]]:
+    def futures(self) -> list[Future[Summary]]:
         """Of the runs in Ray's hands."""
         return [run.future for run in self.held]
 
-    def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
+    def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; it waits while no node has room for it."""
-        cpus = -(-self._cpus(needs) // needs.nodes)
-        one: dict[str, float] = {"CPU": cpus}
-        if self.ray.cluster_resources().get("GPU"):
-            one["GPU"] = needs.gpus / needs.nodes
+        total, workers = self.ray.cluster_resources(), self.options.workers or 0
+        processes = max(needs.processes, task.processes_of_all(self.options.launch))
+        cpus = -(-max(processes, self.options.threads or 1) // needs.nodes)
+        share: dict[str, float] = {"CPU": cpus}  # every process needs a core
+        if gpus := total.get("GPU"):
+            # Where there are more workers than GPUs, so many share each of them.
+            shared = needs.gpus == 1 and workers > gpus
+            share["GPU"] = 1 / -(-workers // gpus) if shared else needs.gpus / needs.nodes
         nodes = [node["Resources"] for node in self._nodes()]
-        if not any(all(node.get(key, 0) >= n for key, n in one.items()) for node in nodes):
-            wish = ", ".join(f"{count:g} {key}" for key, count in one.items())
+        if not any(all(node.get(key, 0) >= n for key, n in share.items()) for node in nodes):
+            wish = ", ".join(f"{count:g} {key}" for key, count in share.items())
             say(f"{job.name} waits for a node with {wish}")
-        options = {"num_cpus": cpus, "num_gpus": one.get("GPU", 0), "max_retries": 0}
+        options = {"num_cpus": cpus, "num_gpus": share.get("GPU", 0), "max_retries": 0}
         group = None
         if needs.nodes > 1:
-            group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
+            group = self.ray.util.placement_group([share] * needs.nodes, strategy="STRICT_SPREAD")
             options["scheduling_strategy"] = _part(group, 0)
-        processes = max(needs.processes // needs.nodes, task.processes_of_all(self.options.launch))
-        threads = job.threads or self.options.threads or max(1, cpus // processes)
+        own = max(1, cpus // max(1, processes // needs.nodes))
+        threads = job.threads or self.options.threads or own
         environment = {
             key: value
             for key, value in os.environ.items()
@@ -131,7 +130,7 @@ class RayPool(Pool):
         words = replace(job, threads=threads), needs, self.options.launch
         here = os.getcwd(), tuple(sys.path), environment
         ref = self.ray.remote(_lead).options(**options).remote(words, here, options, group)
-        run = _Held(needs, ref, group)
+        run = _Held(ref, group, share, needs.nodes)
         with self.lock:
             self.held.append(run)
         ref.future().add_done_callback(partial(self._tell, run))
@@ -150,16 +149,11 @@ class RayPool(Pool):
         self.desk.shutdown()
         self.ray.shutdown()
 
-    def _cpus(self, needs: Needs) -> int:
-        """Cores that a run has to itself; every process needs one."""
-        processes = max(needs.processes, task.processes_of_all(self.options.launch))
-        return max(processes, self.options.threads or 1)
-
-    def _tell(self, run: _Held, done: Future[dict[str, Any]]) -> None:
+    def _tell(self, run: _Held, done: Future[task.Outcome]) -> None:
         with suppress(RuntimeError):  # of a desk that is closed: nobody waits for the run any more
             self.desk.submit(self._finish, run, done)
 
-    def _finish(self, run: _Held, done: Future[dict[str, Any]]) -> None:
+    def _finish(self, run: _Held, done: Future[task.Outcome]) -> None:
         with self.lock:
             self.held.remove(run)
         if run.group is not None:
@@ -179,11 +173,9 @@ class RayPool(Pool):
             run.future.set_exception(error)
 
     def _is_over(self) -> bool:
-        """Whether no node is left, and none can join: the cluster is one of our own."""
-        if self.address:
-            return False
+        """Whether no node is left, and none can join, as the cluster is one of our own."""
         try:
-            return not self._nodes()
+            return not (self.address or self._nodes())
         except self.ray.exceptions.RayError:
             return True
 
@@ -199,9 +191,7 @@ _Words = tuple[Job, Needs, Sequence[str]]
 _Surroundings = tuple[str, Sequence[str], Mapping[str, str]]
 
 
-def _lead(
-    words: _Words, here: _Surroundings, options: dict[str, Any], group: Any
-) -> dict[str, Any]:
+def _lead(words: _Words, here: _Surroundings, options: dict[str, Any], group: Any) -> task.Outcome:
     """A run, on its first node; has the other ones start their processes."""
     nodes = words[1].nodes
     if nodes == 1:
@@ -227,7 +217,7 @@ def _lead(
     return outcome
 
 
-def _follow(words: _Words, here: _Surroundings, node: task.Node) -> dict[str, Any]:
+def _follow(words: _Words, here: _Surroundings, node: task.Node) -> task.Outcome:
     """A run, or one node's part of it, in a worker of Ray's, which looks at files and modules as
     the driver does: Ray's nodes do not have its environment."""
     folder, path, environment = here

@@ -25,21 +25,20 @@ import re
 import subprocess
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training.errors import UserError
 
-STOP_SECONDS = "TRAINING_STOP_SECONDS"  # a variable: large models take longer to save
 NODE = 8  # GPUs of a machine
+STOP_SECONDS = "TRAINING_STOP_SECONDS"  # a variable: large models take longer to save
+Summary = dict[str, Any]  # of a run, as in its summary.json
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A GPU: dense peaks in FLOP/s by precision of the products, memory in bytes."""
 
     name: str
@@ -71,15 +70,15 @@ CARDS = (
 class Needs:
     """What one run takes, all its processes together. A place without GPUs ignores `gpus`."""
 
-    gpus: float = 1
-    """Below 1 a share of one, which it has with others; above NODE the GPUs of whole machines."""
+    gpus: int = 1
+    """Above NODE those of whole machines."""
     processes: int = 1
     """Above 1 the run is started by `accelerate launch`, sharded unless --launch says otherwise."""
 
     @property
     def nodes(self) -> int:
         """Machines, each with an equal part of the rest."""
-        return max(1, int(self.gpus) // NODE)
+        return max(1, self.gpus // NODE)
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,7 @@ class PoolOptions:
 
 
 class Pool(ABC):
-    """An engine, and what all engines have: a place for runs that are told to stop.
-
-    Only the thread that opened it may submit.
-    """
+    """An engine: a place for runs that are told to stop. Only the thread that opened it submits."""
 
     lost: tuple[type[BaseException], ...]
 
@@ -145,14 +141,14 @@ class Pool(ABC):
     def slots(self) -> int:
         """How many jobs are worth having in flight now, those that are included."""
 
-    @abstractmethod
-    def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
-        """The summary to come; UserError where no place could ever hold the run."""
-
     @property
     @abstractmethod
-    def futures(self) -> Sequence[Future[dict[str, Any]]]:
+    def futures(self) -> list[Future[Summary]]:
         """Of the runs in the pool's hands."""
+
+    @abstractmethod
+    def submit(self, job: Job, needs: Needs) -> Future[Summary]:
+        """The summary to come; UserError where no place could ever hold the run."""
 
     @abstractmethod
     def _stop(self, at_once: bool) -> None:
@@ -193,8 +189,7 @@ def check(engine: str, options: PoolOptions) -> None:
     """Raises UserError for options that an engine cannot have."""
     if options.address is not None and engine != "ray":
         raise UserError("--address goes with --engine ray")
-    for name in ("workers", "threads"):
-        value = getattr(options, name)
+    for name, value in (("workers", options.workers), ("threads", options.threads)):
         if value is not None and value < 1:
             raise UserError(f"--{name} must be at least 1")
 
@@ -229,17 +224,13 @@ def visible_gpus() -> list[str]:
     if named is not None:
         words = [word.strip() for word in named.split(",")]
         return list(itertools.takewhile(re.compile(r"\d+|(GPU|MIG)-.+").fullmatch, words))
-    return re.findall(r"^GPU (\d+):", nvidia_smi("-L"), re.MULTILINE)
-
-
-def nvidia_smi(*words: str) -> str:
-    """What the tool says; nothing where there is none."""
     try:
-        return subprocess.run(
-            ["nvidia-smi", *words], capture_output=True, text=True, timeout=60, check=True
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return []
+    return re.findall(r"^GPU (\d+):", listed, re.MULTILINE)
 
 
 def cores() -> int:

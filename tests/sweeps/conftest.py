@@ -73,7 +73,8 @@ class Counting(Experiment):
             now.update(step=step, loss=now["loss"] * (1 - config.optimizer.lr) + 0.01 * drawn)
             with open(run_dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps({"step": step, "train_loss": now["loss"]}) + "\\n")
-            progress(step, steps, now["loss"])
+            if progress:
+                progress(step, steps, now["loss"])
             if config.checkpoint.every or stopping:
                 folder = run_dir / f"checkpoints/step-{step:08d}"
                 folder.mkdir(parents=True, exist_ok=True)  # it may have died right here

@@ -1,7 +1,6 @@
 """The planner: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,9 @@ import yaml
 
 from nanolm_c4 import cost
 from sweeps.__main__ import main
-from sweeps.search_file import load_search
-from sweeps.storage import Storage
-from sweeps.study import Round, Trial, Tuning
+from sweeps.search import SearchWork
+from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
-from training import runs
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +74,7 @@ def end(folder, status="finished", **more):
     folder.mkdir(parents=True, exist_ok=True)
     summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
     (folder / "summary.json").write_text(json.dumps({**summary, **more}))
+    (folder / "metrics.jsonl").touch()
 
 
 def files_under(folder):
@@ -87,8 +85,7 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     path = write()
     (counts,) = planned(path)["files"]
     points = load_sweep(path).points
-    assert counts["runs"] == {"all": 12, "done": 0, "started": 0, "to_do": 12}
-    assert counts["all"] == counts["to_do"]
+    assert counts["all"] == counts["to_do"] and counts["all"]["runs"] == 12
     assert counts["all"]["tokens"] == 12 * 150 * 16 * 64
     assert counts["all"]["flops"] == pytest.approx(sum(cost.flops(p.config) for p in points))
     assert [size["model"] for size in counts["sizes"]] == [{"width": 32}, {"width": 64}]
@@ -98,27 +95,20 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
 
 
-def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path):
+def test_what_is_done_or_unreadable_is_told_apart(write, planned, tmp_path):
     path = write()
     grid = load_sweep(path, tmp_path / "results")
     wide = [point for point in grid.points if point.config.model.width == 64]
     end(grid.folder / wide[0].run)
     end(grid.folder / wide[1].run, "diverged", final_eval_loss=None)
     end(grid.folder / wide[2].run, "stopped")
-    for point, step in ((wide[2], 50), (wide[3], 0)):
-        (grid.folder / point.run).mkdir(exist_ok=True)
-        (grid.folder / point.run / "metrics.jsonl").write_text("{}\n")
-        if step:
-            (grid.folder / point.run / f"checkpoints/step-{step:08}").mkdir(parents=True)
     (grid.folder / wide[4].run).mkdir()
     (grid.folder / wide[4].run / "summary.json").write_text("not JSON")
     (counts,) = planned(path)["files"]
-    assert counts["runs"] == {"all": 12, "done": 2, "started": 2, "to_do": 10}
-    one = cost.flops(wide[0].config)
+    assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (12, 10)
     left = counts["sizes"][1]["to_do"]
-    assert left["runs"] == 4
-    assert left["flops"] == pytest.approx(one * (3 + 100 / 150))
-    assert left["tokens"] == 3 * 150 * 1024 + 100 * 1024
+    assert (left["runs"], left["tokens"]) == (4, 4 * 150 * 1024)
+    assert left["flops"] == pytest.approx(4 * cost.flops(wide[0].config))
     assert counts["sizes"][0]["to_do"] == counts["sizes"][0]["all"]
     (note,) = counts["notes"]
     assert wide[4].run in note and "not a summary" in note
@@ -133,7 +123,7 @@ def test_planning_writes_nothing_and_knows_results_of_other_sweeps(write, planne
     before = files_under(tmp_path)
     result = planned(one, other)
     assert files_under(tmp_path) == before
-    assert [counts["runs"]["done"] for counts in result["files"]] == [2, 1]
+    assert [counts["to_do"]["runs"] for counts in result["files"]] == [10, 11]
     assert result["together"]["all"]["runs"] == 12
     assert result["together"]["to_do"]["runs"] == 11  # once more for the other, at this commit
     assert planned(other, one)["together"] == result["together"]
@@ -180,12 +170,12 @@ def test_the_longest_run_is_shortened_by_its_gpus(write, planned, said):
 
 def test_the_table_has_the_counts_and_what_they_assume(write, said):
     lines = said(write())
-    assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
-    titles = "model embedding non-embedding parameters GPUs runs to do tokens FLOPs 1 H100"
+    assert lines[0].endswith("s.yaml: 12 runs, 12 to do")
+    titles = "model embedding non-embedding parameters GPUs runs tokens FLOPs 1 H100"
     assert titles in lines
     (row,) = [row.split() for row in lines if row.startswith("width 64 6")]
-    assert row[2:9] == ["65,536", "168,256", "233,792", "1", "6", "6", "9.22e+05"]
-    for words in ("6 per weight", "40 %", "989", "RTX 4090", "141 GB", "datasheet", "A10G, "):
+    assert row[2:8] == ["65,536", "168,256", "233,792", "1", "6", "9.22e+05"]
+    for words in ("6 per weight", "40 %", "989", "RTX 4090 165.2, 82.6", "datasheets"):
         assert words in " ".join(lines)
 
 
@@ -227,15 +217,15 @@ def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     for point in cell:  # at the edge: one more value is known to be needed, two may be
         end(grid.folder / point.run, final_eval_loss=dict(point.values)["optimizer.lr"])
     (counts,) = planned(path)["files"]
-    assert counts["runs"]["to_do"] == 24 - 6 + 2
+    assert counts["to_do"]["runs"] == 24 - 6 + 2
     assert counts["may_add"]["runs"] == (3 * 3 + 2) * 2
 
 
 def test_the_command_line_chooses_what_is_counted(write, planned):
     path = write(SMALL + "presets: {tiny: {grid: {model.width: [16]}}}")
-    assert planned(path, "--curves", "b")["files"][0]["runs"]["all"] == 6
+    assert planned(path, "--curves", "b")["files"][0]["all"]["runs"] == 6
     (counts,) = planned(path, "--preset", "tiny")["files"]
-    assert (counts["runs"]["all"], counts["preset"]) == (6, "tiny")
+    assert (counts["all"]["runs"], counts["preset"]) == (6, "tiny")
     assert counts["sizes"][0]["parameters"]["embedding"] == 1024 * 16
     words = ["training.steps=30", "schedule.warmup_steps=0", "--where", "model.width>32"]
     (counts,) = planned(*words, path)["files"]
@@ -246,7 +236,7 @@ def test_what_other_commands_have_yet_to_find_is_assumed_and_named(write, planne
     write("search: {}", name="constants.yaml")
     text = "constants: constants.yaml\ncurves: {a: {constants: true}}\n"
     (counts,) = planned(write(text))["files"]
-    assert counts["runs"]["all"] == 1
+    assert counts["all"]["runs"] == 1
     (note,) = counts["notes"]
     assert "sweeps search" in note and "'a'" in note
 
@@ -265,42 +255,21 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
     (counts,) = planned(path)["files"]
     assert files_under(tmp_path) == before
     config = load_sweep(write("curves: {a: {}}")).points[0].config
-    assert counts["runs"] == {"all": 24, "done": 0, "started": 0, "to_do": 24}
+    assert counts["all"]["runs"] == counts["to_do"]["runs"] == 24
     assert counts["all"]["flops"] == pytest.approx(24 * cost.flops(config))
     assert counts["may_add"]["runs"] == 2 * 2 * 12  # studies, later rounds, trials
     assert planned(path, write())["together"]["all"]["runs"] == 24 + 12
 
 
-def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
+def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, tmp_path):
     path = write(SEARCH, name="constants.yaml")
-    found = load_search(path)
-    gamma = {"prescription.gamma_hidden": 1.0}
-    note = {"status": "finished", "run": "adam-0", "commit": None}
-    done = [Trial(number, gamma, "complete", 1.0, note) for number in range(12)]
-    begun = [Trial(number, gamma, "running") for number in (5, 6)]
-    adam, sgd = found.studies
-    ranges = dict(found.config.search)
-    rounds = {
-        adam.name: [Round(adam, 1, ranges, done[:5] + begun, 12)],
-        sgd.name: [Round(sgd, 1, ranges, done, 12)],
-    }
-    monkeypatch.setattr(Tuning, "rounds_of", lambda self, study, trials: rounds[study.name])
+    work = SearchWork(load_search(path, tmp_path / "results"), lambda run: None)
+    for _ in range(2):
+        point = work.next()
+    work.record(point, {"status": "finished", "final_eval_loss": 1.0})
     (counts,) = planned(path)["files"]
-    assert counts["runs"] == {"all": 24, "done": 17, "started": 2, "to_do": 7}
-    assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
-
-
-def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
-    path, url = write(SEARCH, name="constants.yaml"), f"sqlite:///{tmp_path}/trials.db"
-    found = load_search(path)
-    storage, ranges = Storage(tmp_path / "none", url), dict(found.config.search)
-    key = found.config.rounds_of(found.studies[0], storage.trials)[0].key
-    for number in range(2):
-        trial = Trial(number, {"prescription.gamma_hidden": 1.0}, "running")
-        storage.add(key, trial, ranges, f"run-{number}")
-    storage.end(key, replace(trial, number=0), {"status": "finished", "run": "run-0"}, 2.5)
-    counts = [planned(path, *words)["files"][0]["runs"] for words in ((), ("--storage", url))]
-    assert [(count["done"], count["started"]) for count in counts] == [(0, 0), (1, 1)]
+    assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (24, 23)
+    assert counts["may_add"]["runs"] == 2 * 2 * 12
 
 
 @pytest.mark.parametrize(
@@ -314,12 +283,3 @@ def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
 def test_mistakes_are_one_line(write, said, words, message):
     line = said(write(), *words, error=True)
     assert message in line and line.count("\n") == 1
-
-
-def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):
-    """The id and folder of a planned run are those of a run that has trained."""
-    path = write("set: {training.steps: 1, schedule.warmup_steps: 0}\ncurves: {a: {}}\n")
-    (point,) = load_sweep(path).points
-    folder = tmp_path / "results/nanolm_c4/s" / runs.run_id(point.config, "a")
-    end(folder)
-    assert planned(path)["files"][0]["runs"]["done"] == 1

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from sweeps.__main__ import main
-from sweeps.search_file import load_search
+from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import UserError
@@ -40,12 +40,6 @@ def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
     assert "/" not in name and " " not in name and name.startswith("s+")
 
 
-def test_an_override_hides_no_key_that_a_file_sets_twice(toy):
-    path = write_file(toy, "set: {inner: {gain: 1}, inner.gain: 2}\ncurves: {a: {}}\n")
-    with pytest.raises(UserError, match="s.yaml: set: expected every key once, inner.gain"):
-        load(toy, path, overrides=["training.steps=7"])
-
-
 @pytest.mark.parametrize("word", ["training.data_workers=1", "checkpoint.every=3", "checkpoint={}"])
 def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, word):
     path = write_file(toy, SWEEP)
@@ -63,17 +57,17 @@ def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, wor
         ("inner.gain=1", "sets inner.gain itself, in curve 'b'"),
         ("'inner={{kind: big}}'", "sets inner.gain itself, in curve 'b'"),
         ("training.steps=3", "sets training.steps itself, in curve 'b'"),
-        ("seed=3", "seed goes into seeds, not into set or grid"),
+        ("seed=3", "seed=3: {path} sets seed itself, in seeds"),
         ("inner.knd=big", "unknown key 'inner.knd'; did you mean 'inner.kind'?"),
         ("lr=fast", "lr: expected"),
         ("--where widht<=2", "--where widht<=2: unknown key 'widht'; did you mean 'width'?"),
         ("--where inner==2", "--where inner==2: unknown key 'inner'; did you mean 'inner."),
-        ("--where width~2", "--where 'width~2': expected a key, one of < <= > >= == != and"),
+        ("--where width~2", "--where 'width~2': expected a key, one of <= >= == != < > = and"),
         ("--where 'width<=wide'", "width is 1, which is neither more nor less than 'wide'"),
         ("--where width<0", "--where: no run of {path} is meant"),
         ("--where width<0 {search}", "--where: no study of {search} is meant"),
         ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
-        ("{search} lr=2", "'lr' is searched; take it out of set and grid"),
+        ("{search} lr=2", "lr=2: {search} sets lr itself, in what it searches"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
         ("--workers 0", "--workers must be at least 1"),
         ("--address foo", "--address goes with --engine ray"),
@@ -92,19 +86,20 @@ def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, mess
 @pytest.mark.parametrize(
     "words",
     [
-        "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run",
-        "--where 'width >= 2' --dry-run {path} --where seed=0 inner.kind=odd",
-        "{path} --curves a b inner.kind=odd --where width>=2 --where seed==0 --dry-run",
+        "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run --verbose",
+        "--where 'width >= 2' --verbose --dry-run {path} --where seed=0 inner.kind=odd",
+        "--verbose {path} --curves a b inner.kind=odd --where width>=2 --where seed==0 --dry-run",
     ],
 )
 def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
     path = write_file(toy, SWEEP)
     main(["run", *shlex.split(words.format(path=path)), "--results", str(toy.parent / "results")])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines[:-1]] == [
+    headline, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [
         [curve, f"width={width}", "seed=0"] for curve in "ab" for width in (2, 4)
     ]
-    assert lines[-1].startswith("4 of 4 runs to do") and not calls(toy)
+    assert headline == "s: 4 of 4 runs to do, 12 FLOPs, about 0.3 s on 1 CPU core"
+    assert not calls(toy)
     main(["status", str(path), "inner.kind=odd", "--where", "seed==0"])
     assert "+inner.kind=odd: 0 of 6 runs done" in capsys.readouterr().out
 
