@@ -11,7 +11,6 @@ from typing import Any
 from bart_span_denoise.config import Config
 from bart_span_denoise.cost import (
     flops,
-    memory,
     parameters,
     tokens,
     tokens_per_step,
@@ -175,7 +174,6 @@ EXPERIMENT = Experiment(
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,
-    memory=memory,
     result=result,
     reads=("data.path", "data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"),
     arithmetic=arithmetic,

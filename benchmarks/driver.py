@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks import harness
 from sweeps.driver import Driver
 from sweeps.pool import Job, Needs
-from sweeps.reuse import Store
-from sweeps.sweep import SweepWork
+from sweeps.sweep import Store, SweepWork
 from sweeps.sweep_file import load_sweep
 
 SWEEP = """

@@ -1,6 +1,6 @@
 """Engines of sweeps: what their start costs, and runs that are killed in the middle of steps.
 
-    python -m benchmarks.engines start [--engines local ray slurm] [--repeats 3]
+    python -m benchmarks.engines start [--engines local ray] [--repeats 3]
     python -m benchmarks.engines kills --engine local [--kills 50]
 
 `start`: seconds until the pool is open, until a first small run has ended and until a second one
@@ -8,8 +8,7 @@ has, then the memory (resident, and with shared pages in parts) and CPU time of 
 it has started. `kills`: decoders of width 32 and 150 steps on the embedded corpus. The process of a
 run is killed (SIGKILL) at a random moment of a random step, several times per run, and the run
 submitted again; its metrics, byte for byte, and its final loss are compared with a run that nothing
-disturbed. SLURM is imitated on this machine (tests/sweeps/imitated_slurm.py): its jobs start at
-once. Prints JSON.
+disturbed. Prints JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from typing import Any
 
 from benchmarks import harness
 from sweeps.pool import ENGINES, Job, Needs, Pool, PoolOptions, open_pool
-from tests.sweeps import imitated_slurm
 from training.config import load
 
 STEPS = 150
@@ -55,19 +53,16 @@ def job(folder: Path, seed: int, steps: int = STEPS) -> Job:
     return Job(name, "nanolm_c4", config.model_dump(mode="json"), folder / name, threads=1)
 
 
-def opened(engine: str, folder: Path) -> Pool:
+def opened(engine: str) -> Pool:
     """An engine for one run at a time."""
-    if engine != "slurm":
-        return open_pool(engine, PoolOptions(workers=1, threads=1))
-    os.environ.update(imitated_slurm.install(folder))
-    return open_pool(engine, PoolOptions(jobs=1, threads=1))
+    return open_pool(engine, PoolOptions(workers=1, threads=1))
 
 
 def started(engine: str) -> dict[str, float]:
     """One start, in this process, which has done nothing before."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
-        pool, ends = opened(engine, Path(folder)), [time.perf_counter()]
+        pool, ends = opened(engine), [time.perf_counter()]
         for seed in (0, 1):
             pool.submit(job(Path(folder), seed, steps=1), Needs()).result()
             ends.append(time.perf_counter())
@@ -180,7 +175,7 @@ def kill_series(engine: str, kills: int, minutes: float) -> dict[str, Any]:
     differ: list[int] = []
     seed, begun = 0, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        pool = opened(engine, Path(folder))
+        pool = opened(engine)
         while len(steps) < kills and time.perf_counter() - begun < 60 * minutes:
             whole, hurt = job(Path(folder) / "whole", seed), job(Path(folder) / "hurt", seed)
             expected = pool.submit(whole, Needs()).result()

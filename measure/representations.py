@@ -20,7 +20,7 @@ observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks,
 64 and 256 tokens) and 0.3 to 1.2 of small Vision Transformers (2 blocks, width 16 and 256, 16 and
 64 tokens), an observation 0.5 to 1.0 and 1.0 to 3.5. Memory: (4 L + 1) B T n numbers for each of
 the two states, a copy of the parameters while the initial state is there, and three times B H T^2
-for the logits of one block (causal ones twice), exactly in `training.memory.observation`.
+for the logits of one block (causal ones twice).
 benchmarks/representations.py measures both.
 """
 

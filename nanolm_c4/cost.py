@@ -1,4 +1,4 @@
-"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs, memory per GPU.
+"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs.
 
 Nothing is built and torch is not imported, so thousands of configs are counted in a second.
 
@@ -9,14 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from nanolm_c4.config import BORDELON, Config, ModelConfig
-from training import memory as gpu
-from training.memory import BF16, FP32, Observed, linear_cross_entropy
-
-_FACTORED_FROM = 128  # training.adafactor.ADAFACTOR_MIN_DIM
-# Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
-_MULTIPLIED = ("ntk", "mean_field", BORDELON)
-_BIAS_COLUMNS = 8  # nanolm_c4.model: what a readout's bias adds to the loss's matrices
+from nanolm_c4.config import BORDELON, Config
 
 
 def vocabulary(config: Config) -> int:
@@ -85,112 +78,3 @@ def _tensors(config: Config) -> list[tuple[int, int, int]]:
 def _is_bordelon(config: Config) -> bool:
     """Whether the readout has a bias, and the norms no scales."""
     return config.prescription.parameterization == BORDELON
-
-
-def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
-    """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu; the loss has the
-    logits of a chunk and the readout's gradient."""
-    shape, weights, block = config.model, parameters(config)["total"], _block(config.model)
-    scales = 0 if _is_bordelon(config) else 2 * shape.width
-    low = config.training.precision != "fp32"
-    return gpu.on_each_gpu(
-        config,
-        shards,
-        replicas,
-        parameters=weights,
-        optimizer=optimizer_state(config),
-        outside=weights - shape.layers * (block + scales),
-        block=block,
-        output=vocabulary(config) * shape.width,
-        layers=shape.layers,
-        weight_copies=_weight_copies(config, shards),
-        activations=lambda rows: activations(config, rows, shards > 1),
-        inside=lambda rows: rows * shape.context * _kept_by_block(config),
-        loss=lambda rows: _loss(config, rows * shape.context, low),
-        update=gpu.scratch(config.optimizer.name, weights, shards),
-        observation=_observation(config),
-    )
-
-
-def optimizer_state(config: Config) -> int:
-    """Bytes of the optimiser's state over all tensors, after its first step."""
-    tensors = _tensors(config)
-    if config.optimizer.name != "adafactor":
-        weights = sum(rows * columns * count for rows, columns, count in tensors)
-        count = sum(count for *_, count in tensors)
-        return gpu.optimizer_state(config.optimizer.name, weights, count)
-    numbers = 0
-    for rows, columns, count in tensors:
-        factored = min(rows, columns) >= _FACTORED_FROM
-        numbers += count * (1 + (rows + columns if factored else rows * columns))
-    return FP32 * numbers
-
-
-def activations(config: Config, rows: int, recomputed: bool = False) -> int:
-    """Bytes kept for the backward pass of `rows` sequences, without copies of weights.
-
-    After the blocks, per token: the last norm's input, the gradient of its output (which a
-    readout's bias widens by its columns), the ids.
-    Where blocks are recomputed, each keeps its input, and one of them all of it.
-    """
-    shape, width, block = config.model, config.model.width, _kept_by_block(config)
-    blocks = shape.layers * FP32 * width + block if recomputed else shape.layers * block
-    columns = _BIAS_COLUMNS if _is_bordelon(config) else 0
-    ends = FP32 * (2 * width + columns + 2) + 8  # ids are int64
-    return rows * shape.context * (blocks + ends) + 8 * shape.context
-
-
-def _kept_by_block(config: Config) -> int:
-    """Bytes per token that a block keeps; q, k and v are three products."""
-    shape, low = config.model, config.training.precision != "fp32"
-    return gpu.kept_by_block(shape.width, shape.mlp_ratio, shape.heads, low)
-
-
-def _loss(config: Config, positions: int, low: bool) -> int:
-    """Bytes of readout and loss, see training.memory; a bias joins a copy of the matrix."""
-    words, width = vocabulary(config), config.model.width
-    if not _is_bordelon(config):
-        return linear_cross_entropy(positions, width, words, low)
-    width += _BIAS_COLUMNS
-    return linear_cross_entropy(positions, width, words, low) + FP32 * words * width
-
-
-def _weight_copies(config: Config, shards: int) -> int:
-    """Bytes of the blocks' matrices in the form that enters a product, where that is a copy.
-
-    Autocast rounds them to bf16, once per step; a multiplier makes a product. Where blocks are
-    recomputed only one has its copies.
-    """
-    low = config.training.precision != "fp32"
-    if not low and config.prescription.parameterization not in _MULTIPLIED:
-        return 0
-    blocks = config.model.layers if shards == 1 else 1
-    return (BF16 if low else FP32) * blocks * _block(config.model)
-
-
-def _block(shape: ModelConfig) -> int:
-    """Weights of one block's matrices."""
-    return (4 + 2 * shape.mlp_ratio) * shape.width**2
-
-
-def _observation(config: Config) -> int:
-    """Bytes of an observation, see training.memory; none where nothing is observed."""
-    shape, settings, words = config.model, config.training, vocabulary(config)
-    if not settings.observe_every:
-        return 0
-    hidden = shape.mlp_ratio * shape.width
-    multiplied = config.prescription.parameterization in _MULTIPLIED
-    return gpu.observation(
-        Observed(
-            samples=settings.observe_samples,
-            tokens=shape.context,
-            width=shape.width,
-            hidden=hidden,
-            heads=shape.heads,
-            layers=shape.layers,
-            outputs=shape.context * words,
-            parameters=parameters(config)["total"],
-            matrix=shape.width * (max(hidden, words) if multiplied else 0),
-            causal=True,
-        )
-    )

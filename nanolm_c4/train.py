@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import flops, memory, parameters, tokens_per_step, vocabulary
+from nanolm_c4.cost import flops, parameters, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -171,7 +171,6 @@ EXPERIMENT = Experiment(
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,
-    memory=memory,
     result=result,
     reads=("data.path", "data.tokenizer"),
     arithmetic=arithmetic,

@@ -9,10 +9,11 @@
 #     optimizer.weight_decay=3.0517578125e-7
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/bart_span_denoise.sh r2c2
 # The runs of Figures 3, 4 and 5, each on all GPUs of a node, then the figures. Options are those
-# of `python -m sweeps run` (--preset laptop; --engine ray), or of `submit`. On SLURM, a run is a job
-# on a node with CPUS (5 for each GPU: itself and four that read its data) cores:
+# of `python -m sweeps run` (--preset laptop; --engine ray). On SLURM, a sweep is a job with CPUS (5 for
+# each GPU: itself and four that read its data) cores on a node; options are those of sbatch, and after
+# -- those of `python -m sweeps run`:
 #   bash scripts/bart_span_denoise.sh sweeps
-#   bash scripts/bart_span_denoise.sh slurm --gpu H100 --partition gpu
+#   bash scripts/bart_span_denoise.sh slurm --partition gpu --nodes 4 --time 2-0
 #   bash scripts/bart_span_denoise.sh draw    # what is done so far
 set -euo pipefail
 . "$(dirname "$0")/experiment.sh"
@@ -29,9 +30,8 @@ figures() {
   echo "figures and findings: $out"
 }
 
-# each COMMAND [OPTION ...]: on all GPUs of a node (SLURM: with the options in `node`), BART-large
-# replicated and R2C2 sharded; the laptop's runs need none.
-node=()
+# each COMMAND [OPTION ...]: on all GPUs of a node, BART-large replicated and R2C2 sharded; the laptop's
+# runs need none.
 each() {
   local suffix code=0
   stages=("bart_span_denoise/figure_3_4 bart_span_denoise/figure_5")
@@ -43,8 +43,9 @@ each() {
   for suffix in "" _fsdp; do
     stages=(bart_span_denoise/figure_3_4)
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
-    "$1" ${node[@]+"${node[@]}"} "${@:2}" \
-      --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
+    job=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 5))}")
+    whole_node=(--launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0")
+    "$@" || code=$?
     # A dry run goes on to say what the other sweep would do.
     [[ "$code" -eq 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done
@@ -60,10 +61,7 @@ case ${1:-run} in
     each run_sweeps "${@:2}"
     [[ " $* " == *" --dry-run "* ]] || figures "${@:2}"
     ;;
-  slurm)
-    node=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 5))}")
-    each submit_sweeps "${@:2}"
-    ;;
+  slurm) each submit_sweeps "${@:2}" ;;
   draw) figures "${@:2}" ;;
   r2c2) train bart_span_denoise.train bart_span_denoise/configs/r2c2.yaml _fsdp "${@:2}" ;;
   *)

@@ -80,28 +80,31 @@ arguments() {
 run_sweeps() {
   local sweep code=0
   for sweep in $(having "$(preset "$@")" $(chosen "${stages[*]}")); do
-    python -m sweeps run $(arguments "$sweep") "$@" || code=$?
+    python -m sweeps run $(arguments "$sweep") ${whole_node[@]+"${whole_node[@]}"} "$@" || code=$?
     [[ $code == 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done
   return "$code"
 }
 
-# submit_sweeps [OPTION ...]: a small SLURM job per sweep that submits its runs with the GPUs that
-# each needs, after all jobs of the stage before. Where one of those failed, it says what is missing.
+# submit_sweeps [SBATCH_OPTION ...] [-- OPTION ...]: a SLURM job per sweep, each after all jobs of the
+# stage before; options after -- are those of `python -m sweeps run`. A sweep whose stage before has
+# failed says what is missing. The experiment's own `job` options go before, `whole_node` after.
 submit_sweeps() {
-  local stage sweep job jobs wanted after=()
+  local stage sweep number numbers wanted before=() own=()
   check_options "$@"
   wanted=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
+  while [[ "$#" -gt 0 && "$1" != -- ]]; do own+=("$1") && shift; done
   for stage in "${stages[@]}"; do
-    jobs=
+    numbers=
     for sweep in $(chosen "$stage"); do
       [[ "$wanted" == *" $sweep "* ]] || continue
-      job=$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
-        --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}') ||
-        return
-      jobs+=:$job
+      number=$(sbatch --parsable --job-name "$sweep" ${job[@]+"${job[@]}"} \
+        ${before[@]+"${before[@]}"} ${own[@]+"${own[@]}"} scripts/slurm/sweep.sh \
+        $(arguments "$sweep") ${whole_node[@]+"${whole_node[@]}"} "${@:2}") || return
+      echo "job ${number%%;*}: $sweep"
+      numbers+=:${number%%;*}
     done
-    [ -z "$jobs" ] || after=(--after "${jobs#:}")
+    [ -z "$numbers" ] || before=(--dependency "afterany$numbers")
   done
 }
 
@@ -128,8 +131,7 @@ check_options() {
       python -m sweeps run --help
       exit
     fi
-    if [[ "$word" == --results* || ( "$word" =~ $key &&
-      "$before" != --where && "$before" != --slurm ) ]]; then
+    if [[ "$word" == --results* || ( "$word" =~ $key && "$before" != --where ) ]]; then
       echo "error: $word: changed sweeps have folders of their own, which these scripts neither" \
         "start from nor draw; give it to python -m sweeps run FILE" >&2
       exit 2

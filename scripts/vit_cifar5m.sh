@@ -6,9 +6,10 @@
 # One run, configs/paper.yaml with key=value changes, on this node's GPUS (8):
 #   bash scripts/vit_cifar5m.sh model.heads=32
 # Every sweep and the networks at initialisation, then the figures. Options are those of
-# `python -m sweeps run` (--preset laptop; --engine ray), or of `submit`:
+# `python -m sweeps run` (--preset laptop; --engine ray). On SLURM a sweep is a job; options are those of
+# sbatch, and after -- those of `python -m sweeps run`:
 #   bash scripts/vit_cifar5m.sh sweeps
-#   bash scripts/vit_cifar5m.sh slurm --gpu H100 --partition gpu
+#   bash scripts/vit_cifar5m.sh slurm --partition gpu --gpus-per-node 8 --time 1-0
 #   bash scripts/vit_cifar5m.sh draw          # what is done so far
 set -euo pipefail
 . "$(dirname "$0")/experiment.sh"

@@ -8,10 +8,10 @@
 #   bash scripts/vit_imagenet.sh prescription.strategy=standard optimizer.lr=1e-3 optimizer.weight_decay=0.8
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/vit_imagenet.sh
 # The searches and seeds of Figures 1 and 2 and the best rates of several widths, each run on all GPUs
-# of a node, then the figures. On SLURM, a run is a job on a node with CPUS (15 for each GPU) cores,
-# JOBS (4) of them at a time:
+# of a node, then the figures. On SLURM, a sweep is a job with CPUS (15 for each GPU) cores on a node;
+# options are those of sbatch, and after -- those of `python -m sweeps run`:
 #   bash scripts/vit_imagenet.sh sweeps
-#   bash scripts/vit_imagenet.sh slurm --partition gpu
+#   bash scripts/vit_imagenet.sh slurm --partition gpu --nodes 4 --time 2-0
 #   bash scripts/vit_imagenet.sh draw         # what is done so far
 set -euo pipefail
 . "$(dirname "$0")/experiment.sh"
@@ -31,18 +31,7 @@ figures() {
 
 # A batch of 4,096 images is spread over all GPUs of a node; the laptop's runs need none.
 whole_node=(--launch "$(launcher one_node_8gpu) --main_process_port 0")
-node=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}")
-[ -z "$(preset "$@")" ] || whole_node=() node=()
+job=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}")
+[ -z "$(preset "$@")" ] || whole_node=() job=()
 
-case ${1:-run} in
-  sweeps) sweep_and_draw ${whole_node[@]+"${whole_node[@]}"} "${@:2}" ;;
-  slurm)
-    JOBS=${JOBS:-4} submit_sweeps --time 24:00:00 ${node[@]+"${node[@]}"} \
-      ${whole_node[@]+"${whole_node[@]}"} "${@:2}"
-    ;;
-  draw) figures "${@:2}" ;;
-  *)
-    [ "${1:-}" != run ] || shift
-    train vit_imagenet.train vit_imagenet/configs/paper.yaml "" "$@"
-    ;;
-esac
+dispatch vit_imagenet.train vit_imagenet/configs/paper.yaml "$@"

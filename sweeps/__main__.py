@@ -2,12 +2,9 @@
 
     python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2
     python -m sweeps run FILE training.steps=50 --where 'model.width<=64'
-    python -m sweeps run FILE --dry-run         what it would run
+    python -m sweeps run FILE --dry-run         what it would run, in a line
     python -m sweeps status FILE                where it stands, from any machine
-    python -m sweeps cost FILE [FILE ...]       FLOPs, time and memory, before anything runs
-    python -m sweeps submit FILE [options]      the same command as a job of a SLURM cluster
-    python -m sweeps reference                  writes sweeps/reference.md, every key of a file
-    python -m sweeps list [key=value ...]       runs: also show, compare and open RUN
+    python -m sweeps cost FILE [FILE ...]       FLOPs and GPU-hours, before anything runs
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
 resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
@@ -17,43 +14,33 @@ same commit, is copied from there. See sweeps/README.md.
 from __future__ import annotations
 
 import argparse
-import functools
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from sweeps import cost, look, needs, on_slurm, pool, reference
+from sweeps import cost, pool, task
 from sweeps.driver import Driver
-from sweeps.progress import status
-from sweeps.reuse import Store, of_other_commits, of_other_data
+from sweeps.pool import CARDS
+from sweeps.progress import duration, on_a_core, say, status
+from sweeps.request import LoadedFile, is_override, preset_of
 from sweeps.search import SearchWork
-from sweeps.search_file import load_search
-from sweeps.sources import is_override, preset_of
-from sweeps.storage import Storage
-from sweeps.sweep import SweepWork, Work
-from sweeps.sweep_file import Sweep, load_sweep
-from sweeps.task import said_of_all
+from sweeps.study import Search, load_search
+from sweeps.sweep import Store, SweepWork, Work, of_other_commits
+from sweeps.sweep_file import Point, Sweep, load_sweep
 from training import runs
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
 from training.signals import STOPPED
 
-# Commands that look at runs, whose options stand in look.py.
-_LOOKING = ("list", "show", "compare", "open")
+CPU_MOST = 30 * 86400  # seconds of cores; beyond, the time of GPUs is shown
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _LOOKING:
-        return look.main(words)
     parser = _parser()
-    args, rest = parser.parse_known_args(words)
-    args.words = words[1:]
-    if args.command == "reference":
-        return reference.write()
+    args, rest = parser.parse_known_args(argv)
     # Overrides may stand anywhere; argparse gives some of them to the list before.
     changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
     files = [w for w in [*args.file, *rest] if w not in changes and not w.startswith("-")]
@@ -62,49 +49,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}" if unknown else "which file?")
     if files[1:] and args.command != "cost":
         parser.error(f"one sweep file; `cost` alone takes several: {' '.join(files)}")
-    curves = [name for name in args.curves or () if name not in changes] or None
-    args.said = {"preset": args.preset, "curves": curves, "overrides": changes, "where": args.where}
-    args.files = list(map(Path, files))
-    args.file = args.files[0]
+    args.overrides = changes
+    args.curves = [name for name in args.curves or () if name not in changes] or None
+    paths = list(map(Path, files))
+    code = 0
     with one_line_errors(OSError):
         if args.command == "cost":
-            return cost.run(args, lambda: [_look(args, file) for file in args.files])
-        if args.command == "status":
-            return print(status(_look(args, args.file)))
-        code = _submit(args) if args.command == "submit" else _run(args)
+            cost.run(args, [work_of(read(args, path, looks=True), looks=True) for path in paths])
+        elif args.command == "status":
+            print(status(work_of(read(args, paths[0], looks=True), looks=True)))
+        else:
+            code = _run(args, paths[0])
     if code:
         raise SystemExit(code)
-    return None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m sweeps", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, line in (
         ("run", "train what a sweep or search file asks for"),
         ("status", "where a sweep or search stands"),
-        ("cost", "runs, FLOPs, time and memory of sweep files"),
-        ("submit", "`run` as a job of a SLURM cluster"),
-        ("reference", "writes the page of all keys of sweep and search files"),
-        ("list", "runs, found by their keys"),
-        ("show", "a run's config, plan and curve"),
-        ("compare", "curves of runs, and what differs in their configs and plans"),
-        ("open", "a run's files"),
+        ("cost", "runs, FLOPs and GPU-hours of sweep files"),
     ):
+        words = ["search"] if name == "run" else []
+        about = cost.__doc__ if name == "cost" else line
         command = commands.add_parser(
-            name,
-            aliases=["search"] if name == "run" else (),
-            help=line,
-            description=cost.__doc__ if name == "cost" else line,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=name != "submit",
+            name, aliases=words, help=line, description=about, formatter_class=raw
         )
-        if name == "reference" or name in _LOOKING:
-            continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
         # What argparse leaves over are changes: `main` takes them wherever they stand.
@@ -125,141 +98,101 @@ def _parser() -> argparse.ArgumentParser:
         add("--preset", help="another size of the sweep that its file holds")
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
-        add(
-            "--storage",
-            metavar="URL",
-            help="a search's trials in this database "
-            "(default: journal.jsonl in its results folder)",
-        )
         if name == "cost":
             cost.add_arguments(add)
-        if name in ("run", "submit"):
-            pool.add_arguments(command)
+        if name == "run":
+            add("--dry-run", action="store_true", help="say what is to do and stop")
+            add("--verbose", action="store_true", help="with --dry-run: a line for every run")
+            add = command.add_argument_group("where runs run").add_argument
+            add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
+            add("--workers", type=int, help="runs at a time (default: one per GPU, without GPUs 1)")
+            add("--threads", type=int, help="threads per run (default: an equal share of cores)")
             add(
-                "--gpu",
-                choices=[gpu.name for gpu in needs.GPUS],
-                help="GPUs of the place where runs run (default: this machine's)",
+                "--launch",
+                type=shlex.split,
+                default=[],
+                metavar="COMMAND",
+                help="start each run by this command, such as 'accelerate launch --config_file "
+                "FILE'; with {processes} in it only those runs that need several",
             )
-            add("--dry-run", action="store_true", help="list what is to do and stop")
-        if name == "submit":
-            add("--after", metavar="ID:ID", help="start when these jobs ended")
+            add("--address", help="ray: a cluster's address (default: Ray on this machine)")
     return parser
 
 
-def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
+def read(args: argparse.Namespace, path: Path, looks: bool) -> LoadedFile:
     """The sweep or search in a file; with `looks` nothing is refused as missing."""
-    is_search = "search" in preset_of(file, args.preset)
-    if args.storage and not is_search and args.command != "cost":  # of both kinds
-        raise UserError(f"--storage: {file} is a sweep, which has no trials to store")
-    load = load_search if is_search else load_sweep
-    asked = load(file, args.results, draft=looks, **args.said)
-    if args.command != "cost":
-        asked.refuse_other_file()
-    return asked
+    load = load_search if "search" in preset_of(path, args.preset) else load_sweep
+    options = {"draft": looks, "overrides": args.overrides, "where": args.where}
+    return load(path, args.results, args.preset, args.curves, **options)
 
 
-def work_of(asked: Any, storage: str | None, looks: bool) -> Work:
+def work_of(file: LoadedFile, looks: bool) -> Work:
     """What is left of a sweep or search; with `looks` nothing is written."""
-    recall = Store(asked.folder, looks).recall
-    if isinstance(asked, Sweep):
-        return SweepWork(asked, recall)
-    return SearchWork(asked, recall, Storage(asked.folder, storage))
+    recall = Store(file.folder, looks).recall
+    if isinstance(file, Search):
+        return SearchWork(file, recall)
+    assert isinstance(file, Sweep)
+    return SweepWork(file, recall)
 
 
-def _run(args: argparse.Namespace) -> int:
-    """Runs what is left of a sweep or search, or lists it."""
-    asked = read(args, args.file, looks=args.dry_run)
+def _run(args: argparse.Namespace, path: Path) -> int:
+    """Runs what is left of a sweep or search, or says what that is."""
+    options = pool.PoolOptions(args.workers, args.threads, tuple(args.launch), args.address)
+    file = read(args, path, looks=args.dry_run)
     if args.dry_run:
-        engine, options = pool.options(args)
-        pool.check(engine, options, in_job=args.command == "submit")
-        if args.command == "submit" or engine == "slurm":
-            on_slurm.parameters(options)
-        work = work_of(asked, args.storage, looks=True)
-        gpu = needs.memory_of(args.gpu)
-        launched = said_of_all(args.launch)
-        place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
-        print(work.dry_run(place), flush=True)
-        if args.command != "submit":  # a cluster's data may be on its nodes alone
-            asked.refuse_missing_data(point.config for point in work.left)
+        pool.check(args.engine, options)
+        work = work_of(file, looks=True)
+        lines = [_headline(work, args.workers or 1), *file.sources.assumed]
+        print("\n".join([*lines, *(work.listed() if args.verbose else ())]), flush=True)
+        file.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
-            held.enter_context(locked(asked.folder, "sweep"))
+            held.enter_context(locked(file.folder, "sweep"))
         except Busy:
             raise UserError(
-                f"{asked.folder}: another driver is at work here; `python -m sweeps status "
-                f"{args.file}` shows how far it is"
+                f"{file.folder}: another driver is at work here; `python -m sweeps status {path}` "
+                "shows how far it is"
             ) from None
-        asked.claim_folder()
-        return _drive(asked, args)
+        for leftover in file.folder.glob(".*.tmp"):  # of a driver that was killed as it wrote
+            leftover.unlink(missing_ok=True)
+        return _drive(file, args.engine, options)
 
 
-def _drive(asked: Any, args: argparse.Namespace) -> int:
+def _headline(work: Work, workers: int) -> str:
+    """The name, the runs and the time of what is to do, as scripts add them up."""
+    name, preset = work.file.path.stem, work.file.sources.preset
+    more, flops = work.may_add()[0], work.todo[0]
+    seconds = on_a_core(flops, work.todo[1]) / workers
+    hours = flops / (CARDS[0].bf16 * cost.UTILISATION) / 3600
+    time = f"{duration(seconds)} on {workers} CPU core{'s' * (workers > 1)}"
+    return (
+        f"{name}{f' ({preset})' if preset else ''}: "
+        f"{len(work.left)} of {len(work.points)} runs to do"
+        f"{f' and up to {more} more' if more else ''}, {flops:.3g} FLOPs, about "
+        + (time if seconds < CPU_MOST else f"{hours:,.0f} {CARDS[0].name}-hours")
+    )
+
+
+def _drive(file: LoadedFile, engine: str, options: pool.PoolOptions) -> int:
     """The driver of a sweep or search to its end; the exit code."""
-    work = work_of(asked, args.storage, looks=False)
-    for line in (*of_other_commits(work.results.values()), *work.before()):
-        print(line, file=sys.stderr)
-    needed = _needed(asked, args)
-    engine = pool.open_pool(*pool.options(args))
-    if not Driver(work, engine, needed).run():
-        print("stopped; the same command goes on from here", file=sys.stderr)
+    work = work_of(file, looks=False)
+    for line in of_other_commits(work.results):
+        say(line)
+    launched = task.processes_of_all(options.launch)
+
+    def needs(point: Point) -> pool.Needs:
+        """What the file says; a launch command of all runs has a GPU for each of its processes."""
+        needed = work.needs(point)
+        return replace(needed, gpus=launched) if needed == pool.Needs() else needed
+
+    if not Driver(work, pool.open_pool(engine, options), needs).run():
+        say("stopped; the same command goes on from here")
         return STOPPED
-    for line in (*of_other_data(work.ended()), *work.report()):
-        print(line, file=sys.stderr)
+    for line in work.report():
+        say(line)
     print(work.table)
     return int(bool(work.reasons))
-
-
-def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]:
-    """What a run needs where it will be; a line on stderr where nothing is known of GPUs there."""
-    gpu, own_job = needs.memory_of(args.gpu), args.command == "submit"
-    said_of_job = args.gpus_per_node is not None if own_job else args.gpus_per_node == 0
-    unsaid = "gpus" not in asked.config.needs.model_fields_set and not said_of_job
-    unknown = gpu is None and unsaid and (own_job or args.engine != "local")
-    if unknown:
-        whose = (
-            "the job gets 1 GPU, unless --gpus-per-node says how many,"
-            if own_job
-            else ("every run gets 1 GPU, unless")
-        )
-        print(
-            f"this machine has no GPU to go by: {whose} --gpu names one of the cluster's or "
-            f"{args.file} says `needs: {{gpus: ...}}`",
-            file=sys.stderr,
-        )
-
-    def needed(point: Any) -> pool.Needs:
-        said = asked.needs(dict(point.values))
-        launched = said_of_all(args.launch)
-        found = needs.needs_of(asked.experiment, point.config, said, gpu, launched)
-        if unknown and "gpus" not in said:
-            needs.refuse_more_than_one_holds(asked.experiment, point.config)
-        return found
-
-    return needed
-
-
-def _submit(args: argparse.Namespace) -> int:
-    """Has the same command run in a job; a mistake in the file is one line here, too."""
-    if args.engine == "ray":
-        raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
-    if args.dry_run:
-        return _run(args)
-    pool.check(*pool.options(args), in_job=True)  # or the driver would refuse them hours later
-    asked, found = read(args, args.file, looks=True), []
-    left = work_of(asked, args.storage, looks=True).left
-    if args.engine == "local":
-        needed = _needed(asked, args)
-        for point in left:
-            with suppress(UserError):  # its driver says why it is not run
-                found.append(needed(point))
-    print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm", found))
-    return 0
-
-
-def _look(args: argparse.Namespace, file: Path) -> Work:
-    """A sweep or search of which nothing is written."""
-    return work_of(read(args, file, looks=True), args.storage, looks=True)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-from sweeps.pool import Job, Needs, Pool, RunFailed
-from sweeps.progress import Board, last_line
+from sweeps.pool import Job, Needs, Pool, RunFailed, Summary
+from sweeps.progress import Board, last_line, say
 from sweeps.sweep import Work
+from sweeps.sweep_file import Point
 from training.errors import RunError, UserError
 from training.files import Busy, is_locked
 from training.signals import StopRequest
@@ -34,7 +34,7 @@ LOST = 5  # times that a run may take its place down without having come any fur
 class _Flight:
     """A run at work."""
 
-    point: Any
+    point: Point
     begun: float
     from_step: int
 
@@ -42,13 +42,13 @@ class _Flight:
 class Driver:
     """Drives work through a pool; `needs` says what a run asks of the place where it is trained."""
 
-    def __init__(self, work: Work, pool: Pool, needs: Callable[[Any], Needs]) -> None:
+    def __init__(self, work: Work, pool: Pool, needs: Callable[[Point], Needs]) -> None:
         self.work, self.pool, self.needs = work, pool, needs
         self.board = Board(work)
-        self.flights: dict[Future[dict[str, Any]], _Flight] = {}
+        self.flights: dict[Future[Summary], _Flight] = {}
         # A SimpleQueue waits for ever if a signal comes as its timeout ends (CPython 3.11).
-        self.ended: queue.Queue[Future[dict[str, Any]]] = queue.Queue()
-        self.held: list[tuple[float, Any]] = []
+        self.ended: queue.Queue[Future[Summary]] = queue.Queue()
+        self.held: list[tuple[float, Point]] = []
         self.tries: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.busy: set[str] = set()
@@ -66,14 +66,12 @@ class Driver:
             with StopRequest() as stop:
                 self._drive(stop)
         except BaseException as error:
-            self.board.close()
             self.pool.stop()
             if isinstance(error, Exception):
                 while self.flights:
                     del self.flights[self.ended.get()]
             self.pool.shutdown(wait=isinstance(error, Exception))
             raise
-        self.board.close()
         self.pool.shutdown()
         self.work.write(final=True)
         return not stop.requested
@@ -85,14 +83,13 @@ class Driver:
         while True:
             if stop.requested and not stopping:
                 stopping = True
-                self.board.say("stopping: runs save a checkpoint; interrupt again to end them now")
+                say("stopping: runs save a checkpoint; interrupt again to end them now")
                 self.pool.stop()
             waits = stopping or self._submit()
             if not self.flights and (stopping or not (waits or self.held)):
                 return
             self._take()
             self._write_if_due()
-            self.board.show(flight.point for flight in self.flights.values())
 
     def _submit(self) -> bool:
         """Hands out what there is room for; whether more could be handed out with more room."""
@@ -109,7 +106,7 @@ class Driver:
                 return False
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
-            job = Job(point.run, self.work.asked.config.experiment, config, folder)
+            job = Job(point.run, self.work.file.config.experiment, config, folder)
             job = job.resumed() if point.run in self.begun else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
@@ -133,7 +130,7 @@ class Driver:
             flight = self.flights.pop(future)
             self._end(flight, future)
 
-    def _end(self, flight: _Flight, future: Future[dict[str, Any]]) -> None:
+    def _end(self, flight: _Flight, future: Future[Summary]) -> None:
         """Takes up one run that has ended, well or not."""
         point = flight.point
         if not isinstance(future.exception(), Busy):
@@ -145,15 +142,15 @@ class Driver:
         except Busy as error:
             if point.run not in self.busy:
                 self.busy.add(point.run)
-                self.board.say(f"{error}; it will be tried again")
+                say(f"{error}; it will be tried again")
             self.held.append((time.monotonic() + BUSY_SECONDS, point))
         except RunError as error:
             self._give_up(point, str(error))
         except RunFailed as error:
-            self.board.say(f"{point.run}: {error}")
+            say(f"{point.run}: {error}")
             self.tries[point.run] += 1
             count = self.tries[point.run]
-            if count <= self.work.asked.config.retries:
+            if count <= self.work.file.config.retries:
                 self.work.put_back(point)
             else:
                 self._give_up(point, f"failed {count} times: {error}")
@@ -174,15 +171,15 @@ class Driver:
             self.losses[point.run] = 0
         self.losses[point.run] += 1
         if self.losses[point.run] < LOST:
-            self.board.say(f"{point.run}: {reason}; it will be resumed")
+            say(f"{point.run}: {reason}; it will be resumed")
             self.work.put_back(point)
         else:
             self._give_up(point, f"lost its place {LOST} times without a step forward: {reason}")
 
-    def _give_up(self, point: Any, reason: str) -> None:
+    def _give_up(self, point: Point, reason: str) -> None:
         self.work.fail(point, reason)
         self.changed = True
-        self.board.say(f"{self.board.count()}  {self.work.outcome(point)}")
+        say(f"{self.board.count()}  {self.work.outcome(point)}")
 
     def _write_if_due(self) -> None:
         """Writes the tables now and then, less often where that takes long."""

@@ -1,256 +1,220 @@
 """Runs on this machine (`--engine local`): processes of the standard library.
 
-A slot is a pool of one process, so that a killed process costs its own run only. It imports torch
-once and serves one run after another with its GPUs, or its share of one. Runs start in the order in
-which they came; one that has no room yet holds back those behind it.
+A thread for each run at a time has a pool of one process, so that a killed process costs its own
+run only. It imports torch once and serves one run after another on its GPUs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import time
+import sys
+import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from multiprocessing import resource_tracker
-from typing import Any
+from multiprocessing.process import BaseProcess
 
 from sweeps import task
-from sweeps.pool import Job, Needs, Pool, PoolOptions, cores, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, Summary, cores, visible_gpus
 from training.errors import UserError
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPU
+EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPUs
+STARTS = 3  # processes in a row that may die before they can take a run: the next would, too
 
 
-@dataclass(eq=False)
 class _Worker:
-    """A process and the GPUs that it was started for."""
+    """A process that serves one run after another on the GPUs that it was started for."""
 
-    devices: tuple[str, ...]
-    executor: ProcessPoolExecutor
-    process: Any
+    def __init__(self, devices: tuple[str, ...], starting: threading.Lock) -> None:
+        # What CUDA reads when it starts is in the process's environment before that.
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
+        self.devices, self.process = devices, None
+        with starting:
+            others = set(multiprocessing.active_children())
+            self.executor = ProcessPoolExecutor(
+                1, multiprocessing.get_context("spawn"), task.begin, (os.getpid(), environment)
+            )
+            self.begun = self.executor.submit(os.getpid)  # the process starts now
+            new = set(multiprocessing.active_children()) - others
+            self.process: BaseProcess | None = next(iter(new), None)  # or it is gone already
+
+    def end(self) -> None:
+        self.executor.shutdown(wait=False)
+        if self.process is not None:
+            self.process.join(EXIT_SECONDS)
 
 
 @dataclass(eq=False)
-class _Run:
-    """A job in the pool's hands."""
+class _Held:
+    """A run in the pool's hands."""
 
     job: Job
     needs: Needs
-    share: Fraction
-    """GPUs, or a part of one."""
-    cpus: int
-    future: Future[dict[str, Any]] = field(default_factory=Future)
-    devices: tuple[str, ...] = ()
+    future: Future[Summary] = field(default_factory=Future)
+    placed: bool = False
     worker: _Worker | None = None
-    started: bool = False
 
 
 class LocalPool(Pool):
-    """Packs runs on this machine's GPUs; without GPUs `workers` runs at a time, by default one."""
+    """Runs on this machine's GPUs, `workers` at a time; without GPUs one, unless told otherwise.
+
+    Where there are more workers than GPUs, so many share each of them. Runs get their GPUs in the
+    order in which they came: one that has no room yet holds back those behind it.
+    """
 
     lost = (BrokenProcessPool,)
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
-        self.free = dict.fromkeys(visible_gpus(), Fraction(1))
-        self.workers = options.workers or (None if self.free else 1)
-        self.cores = self.free_cores = cores()
-        self.idle: list[_Worker] = []
-        self.closed = False
-        # Workers end with the thread that started them, so one thread starts them all. It leaves
-        # the signals to the main thread; a worker has its own session before it listens.
+        gpus, self.cores = visible_gpus(), cores()
+        self.workers = options.workers or len(gpus) or 1
+        self.seats = -(-self.workers // len(gpus)) if gpus else 0
+        self.free = dict.fromkeys(gpus, self.seats)
+        self.changed = threading.Condition(self.lock)
+        self.held: list[_Held] = []
+        self.dead_starts, self.several = 0, False
+        self.own, self.starting = threading.local(), threading.Lock()
+        # Processes end with the thread that started them. They inherit which signals it blocks,
+        # and listen once they have a session of their own.
         resource_tracker.ensure_running()
-        self.desk = ThreadPoolExecutor(
-            1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, _SIGNALS)
-        )
+        mask = signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM)
+        self.threads = ThreadPoolExecutor(self.workers, "run", signal.pthread_sigmask, mask)
 
     @property
     def slots(self) -> int:
-        """Runs here, and one more while something is free."""
-        with self.lock:
-            free = len(self.runs) < self.workers if self.workers else self.free_cores > 0
-            waits = not all(run.started for run in self.runs)
-            full = self.free and not any(self.free.values())
-            return len(self.runs) + (free and not waits and not full)
+        """As many as there are workers."""
+        return self.workers
 
-    def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
+    @property
+    def futures(self) -> list[Future[Summary]]:
+        """Of the runs here."""
+        return [run.future for run in self.held]
+
+    def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; UserError where this machine could not hold the run."""
-        if needs.nodes > 1:
+        launch, count = self.options.launch, len(self.free)
+        if launch and not task.only_several(launch) and needs.processes == 1:
+            # What a launch command starts has an equal part of the machine.
+            needs = replace(needs, gpus=max(1, count // (self.options.workers or 1)))
+        if needs.gpus > count and (count or needs.nodes > 1):
             raise UserError(
-                f"{job.name} needs {needs.nodes} nodes; --engine local has this machine only: use "
-                "--engine slurm or ray"
+                f"{job.name} needs {needs.gpus} GPUs, but {count} are visible here; lower `gpus` "
+                "in the sweep file or use --engine ray"
             )
-        share = self._share(needs)
-        if share > len(self.free) > 0:
-            raise UserError(
-                f"{job.name} needs {needs.gpus:g} GPUs, but {len(self.free)} are visible here; "
-                "lower `needs` in the sweep file or use --engine slurm or ray"
-            )
-        cpus = 0 if self.workers else min(needs.cpus, self.cores)
-        job = replace(job, threads=job.threads or self._threads(needs, share))
-        run = _Run(job, needs, share, cpus)
+        # All that may run at a time have as many cores, and so has each process of a run.
+        by_gpu = count and not self.options.workers
+        part = self.cores * needs.gpus // count if by_gpu else self.cores // self.workers
+        share = part // max(needs.processes, task.processes_of_all(launch))
+        threads = job.threads or self.options.threads or max(1, share)
+        run = _Held(replace(job, threads=threads), needs)
         with self.lock:
-            self.runs.append(run)
-            self._place()
+            self.held.append(run)
+            self.several = self.several or needs.gpus > 1
+        self.threads.submit(self._serve, run)
         return run.future
 
     def _stop(self, at_once: bool) -> None:
-        for run in list(self.runs):
-            if run.started:
-                self._end_process(run)
-            else:
-                self.runs.remove(run)
-                task.resolve(run.future, task.STOPPED)
+        for run in self.held:
+            self._end_process(run)
+        self.changed.notify_all()
 
     def _close(self, wait: bool) -> None:
-        with self.lock:
-            self.closed = True
-            idle, self.idle = self.idle, []
-        for worker in idle:
-            worker.executor.shutdown(wait)
-        if wait:
-            self.desk.shutdown()
+        self.threads.shutdown(wait)
 
-    def _end_process(self, run: _Run) -> None:
-        if run.worker is not None:
+    def _end_process(self, run: _Held) -> None:
+        if run.worker is not None and run.worker.process is not None:
             (run.worker.process.terminate if self.stops == 1 else run.worker.process.kill)()
 
-    def _share(self, needs: Needs) -> Fraction:
-        """GPUs of a run. `workers` at a time have room, so they share GPUs where they must; what a
-        launch command starts has an equal part of the machine unless its needs say more."""
-        count, each = len(self.free), self.workers or 1
-        share = Fraction(needs.gpus).limit_denominator(1000)
-        if not count:
-            return Fraction(0)
-        launched = self.options.launch and not task.only_several(self.options.launch)
-        if launched and needs.processes == 1:
-            return Fraction(max(1, count // each))
-        return min(share, Fraction(1, -(-each // count))) if share <= 1 else share
-
-    def _threads(self, needs: Needs, share: Fraction) -> int:
-        """Threads of each process of a run: all that may run at a time have as many cores."""
-        if self.options.threads:
-            return self.options.threads
-        if self.workers:
-            own = Fraction(self.cores, self.workers)
-        else:
-            own = max(self.cores * share / len(self.free), Fraction(min(needs.cpus, self.cores)))
-        processes = max(needs.processes, task.said_of_all(self.options.launch))
-        return max(1, int(own / processes))
-
-    def _place(self) -> None:
-        """Starts waiting runs in turn while there is room."""
-        for run in self.runs:
-            if not run.started:
-                run.started = self._take(run)
-                if not run.started:
-                    return
-                self.desk.submit(self._start, run)
-
-    def _take(self, run: _Run) -> bool:
-        """Sets a run's GPUs and cores aside; False while they are not free."""
-        running = sum(run.started for run in self.runs)
-        if (self.workers and running >= self.workers) or run.cpus > self.free_cores:
-            return False
-        room = [gpu for gpu, free in self.free.items() if free >= min(run.share, 1)]
-        if run.share < 1:
-            room.sort(key=self.free.__getitem__)  # fills a GPU before it opens another one
-        count = -(-run.share // 1)
-        if len(room) < count:
-            return False
-        run.devices = tuple(room[:count])
-        self._account(run, -1)
-        return True
-
-    def _account(self, run: _Run, sign: int) -> None:
-        self.free_cores += sign * run.cpus
-        for gpu in run.devices:
-            self.free[gpu] += sign * min(run.share, Fraction(1))
-
-    def _start(self, run: _Run) -> None:
-        """Hands a run to a worker, on the desk's thread."""
-        words = task.perform, run.job, run.needs, self.options.launch
+    def _serve(self, run: _Held) -> None:
+        """A run from its place to its end, on a thread of its own."""
+        devices, error, outcome = self._take(run), None, task.STOPPED
         try:
-            worker = self._idle(run) or self._spawn(run.devices)
-            try:
-                done = worker.executor.submit(*words)
-            except BrokenProcessPool:  # it died while it had nothing to do
-                worker = self._spawn(run.devices)
-                done = worker.executor.submit(*words)
-            with self.lock:
-                run.worker = worker
-                if self.stops:
-                    self._end_process(run)
-        except BaseException as error:
-            done = Future[dict[str, Any]]()
-            done.set_exception(error)
-        done.add_done_callback(lambda done: self._tell(run, done))
-
-    def _tell(self, run: _Run, done: Future[dict[str, Any]]) -> None:
-        with contextlib.suppress(RuntimeError):  # interrupted twice, Python takes the desk down
-            self.desk.submit(self._end, run, done)
-
-    def _idle(self, run: _Run) -> _Worker | None:
-        """An idle worker of the run's GPUs; ends those that are in the way of the run.
-
-        A run of whole GPUs has them alone: an idle process holds memory there, too.
-        """
-        alone = run.share >= 1
-        with self.lock:
-            found = next((w for w in self.idle if w.devices == run.devices), None)
-            ended = [
-                worker
-                for worker in self.idle
-                if worker is not found
-                and (alone or found is None)
-                and set(worker.devices) & set(run.devices)
-            ]
-            self.idle = [w for w in self.idle if w is not found and w not in ended]
-        for worker in ended:
-            worker.executor.shutdown(wait=False)
-        for worker in ended if alone else ():
-            worker.process.join(EXIT_SECONDS)
-        return found
-
-    def _spawn(self, devices: tuple[str, ...]) -> _Worker:
-        """A new process; what CUDA reads when it starts is in its environment before that."""
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.free else {}
-        others = set(multiprocessing.active_children())
-        context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(1, context, task.begin, (os.getpid(), own))
-        executor.submit(os.getpid)  # the process starts now
-        (process,) = set(multiprocessing.active_children()) - others
-        return _Worker(devices, executor, process)
-
-    def _end(self, run: _Run, done: Future[dict[str, Any]]) -> None:
-        """Frees what a run held, starts what waits for it, and tells the driver."""
-        error, worker = done.exception(), run.worker
-        if worker is not None and isinstance(error, BrokenProcessPool):
-            end = time.monotonic() + 1.0  # the executor's own thread may be the one that is told
-            while worker.process.exitcode is None and time.monotonic() < end:
-                time.sleep(0.01)
-            error = BrokenProcessPool(
-                f"the worker process ended with code {worker.process.exitcode}; the end of "
-                f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
-            )
-        with self.lock:
-            if worker is not None and (error is not None or self.closed):
-                worker.executor.shutdown(wait=False)
-            elif worker is not None:
-                self.idle.append(worker)
-            self.runs.remove(run)
-            self._account(run, +1)
-            self._place()
-            asked = self.stops == 1
-        if asked and isinstance(error, (BrokenProcessPool, KeyboardInterrupt)):
-            task.resolve(run.future, task.STOPPED)  # asked before the run could listen
+            if not self.stops:
+                outcome = self._perform(run, devices)
+        except BrokenProcessPool:
+            error = self._death(run)
+        except BaseException as other:
+            error = other
+        with self.changed:
+            self.held.remove(run)
+            for gpu in devices:
+                self.free[gpu] += self._seats(run)
+            stopping = self.stops == 1
+            self.changed.notify_all()
+        if stopping and isinstance(error, (BrokenProcessPool, KeyboardInterrupt)):
+            task.resolve(run.future, task.STOPPED)  # told before the run could listen
         elif error is not None:
             run.future.set_exception(error)
         else:
-            task.resolve(run.future, done.result())
+            task.resolve(run.future, outcome)
+
+    def _seats(self, run: _Held) -> int:
+        """Of each of its GPUs: one, or all of them where it has several."""
+        return self.seats if run.needs.gpus > 1 else 1
+
+    def _take(self, run: _Held) -> tuple[str, ...]:
+        """Waits until the runs before this one have their GPUs, and its own are free."""
+        count = run.needs.gpus if self.free else 0
+        with self.changed:
+            while not self.stops:
+                room = [gpu for gpu, free in self.free.items() if free >= self._seats(run)]
+                if (
+                    next(held for held in self.held if not held.placed) is run
+                    and len(room) >= count
+                ):
+                    run.placed = True
+                    room.sort(key=self.free.__getitem__)  # fills a GPU before it opens another one
+                    devices = tuple(gpu for gpu in self.free if gpu in room[:count])
+                    for gpu in devices:
+                        self.free[gpu] -= self._seats(run)
+                    self.changed.notify_all()
+                    return devices
+                self.changed.wait()
+        return ()
+
+    def _perform(self, run: _Held, devices: tuple[str, ...]) -> task.Outcome:
+        """The outcome of a run in this thread's process, or a new one where that has other GPUs."""
+        words = task.perform, run.job, run.needs, self.options.launch
+        worker: _Worker | None = getattr(self.own, "worker", None)
+        if worker is not None and worker.devices != devices:
+            worker = worker.end()
+        try:
+            worker = worker or _Worker(devices, self.starting)
+            done = worker.executor.submit(*words)
+        except BrokenProcessPool:  # it died while it had nothing to do
+            worker = _Worker(devices, self.starting)
+            done = worker.executor.submit(*words)
+        with self.lock:
+            run.worker = self.own.worker = worker
+            if self.stops:
+                self._end_process(run)
+        try:
+            return done.result()
+        finally:
+            # An idle process holds memory of its GPU, which a run of several would have alone.
+            if done.exception() is not None or self.several:
+                self.own.worker = worker.end()
+
+    def _death(self, run: _Held) -> Exception:
+        """What a run's process has died of; UserError if several have died as they started."""
+        worker, code = run.worker, None
+        if worker is not None and worker.process is not None:
+            worker.process.join(1.0)
+            code = worker.process.exitcode
+        if worker is not None and worker.begun.done() and worker.begun.exception() is None:
+            self.dead_starts = 0
+            log = run.job.run_dir / "log.txt"
+            return BrokenProcessPool(
+                f"the worker process ended with code {code}; the end of {log}:\n"
+                f"{task.log_tail(run.job.run_dir)}"
+            )
+        self.dead_starts += 1
+        if self.dead_starts < STARTS or self.stops:
+            return BrokenProcessPool(f"the worker process died as it started, with code {code}")
+        return UserError(
+            f"--engine local: the last {STARTS} processes of {sys.executable} died as they start; "
+            "see what `python -c 'import sweeps.task'` says, then give the same command again"
+        )

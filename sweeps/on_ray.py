@@ -11,6 +11,7 @@ off), and nothing is reported to Ray's makers.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,37 +22,43 @@ from functools import partial
 from typing import Any
 
 from sweeps import task
-from sweeps.pool import Job, Needs, Pool, PoolOptions, stop_seconds, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, Summary, stop_seconds, visible_gpus
+from sweeps.progress import say
 from training.errors import UserError
 
 CONNECT_SECONDS = 10.0
 
 
 @dataclass(eq=False)
-class _Run:
-    """A job in Ray's hands."""
+class _Held:
+    """A run in Ray's hands, and what Ray sets aside for it: cores and GPUs on each of its nodes."""
 
-    needs: Needs
     ref: Any
     group: Any
-    future: Future[dict[str, Any]] = field(default_factory=Future)
+    share: Mapping[str, float]
+    nodes: int
+    future: Future[Summary] = field(default_factory=Future)
 
 
 class RayPool(Pool):
-    """Ray places every run on the cores and GPUs, or the share of one, that it needs."""
+    """Ray places every run on the cores and GPUs that it needs."""
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+        self.address = options.address or os.environ.get("RAY_ADDRESS")
+        if not self.address:
+            # The token of our own cluster is in no file; Ray would make one that all may read.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         try:
             import ray
         except ImportError:
             raise UserError("--engine ray: Ray is missing; pip install 'ray==2.60.0'") from None
-        self.ray = ray
+        self.ray, self.held = ray, list[_Held]()
         errors = ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.
-        self.lost: tuple[type[BaseException], ...] = (
+        self.lost = (
             errors.WorkerCrashedError,
             errors.NodeDiedError,
             errors.LocalRayletDiedError,
@@ -61,72 +68,79 @@ class RayPool(Pool):
             errors.TaskPlacementGroupRemoved,
             task.Lost,
         )
-        self._connect(options.address or os.environ.get("RAY_ADDRESS"))
-        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
-        self.desk = ThreadPoolExecutor(1)
-
-    def _connect(self, address: str | None) -> None:
-        """Joins the cluster at the address, or starts one of this machine's cores and GPUs."""
         try:
-            host, colon, port = (address or "").rpartition(":")
+            host, colon, port = (self.address or "").rpartition(":")
             if colon and port.isdigit() and "/" not in host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-            gpus = None if address else len(visible_gpus())
+            gpus = None if self.address else len(visible_gpus())
             # Without an address Ray would join any cluster that it finds on this machine.
-            self.ray.init(
-                address or "local", num_gpus=gpus, log_to_driver=False, logging_level="error"
+            ray.init(
+                self.address or "local", num_gpus=gpus, log_to_driver=False, logging_level="error"
             )
         except (OSError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            where = address or "this machine"
+            where = self.address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
+        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
+        self.desk = ThreadPoolExecutor(1)
 
     @property
     def slots(self) -> int:
         """Runs in Ray's hands, and one more while the cluster has something free for it."""
         total = self.ray.cluster_resources()
         with self.lock:
-            held = [run.needs for run in self.runs]
-        if self.options.workers is not None and len(held) >= self.options.workers:
-            return len(held)
-        free = total.get("CPU", 0) > sum(self._cpus(needs) for needs in held)
-        if total.get("GPU"):
-            free = free and total["GPU"] > sum(needs.gpus for needs in held)
-        return max(1, len(held) + free)
+            held = list(self.held)
+        full = self.options.workers is not None and len(held) >= self.options.workers
+        for name in ("CPU", "GPU"):
+            taken = sum(run.share.get(name, 0) * run.nodes for run in held)
+            full = full or ((name == "CPU" or name in total) and taken >= total.get(name, 0))
+        return max(1, len(held) + (not full))
 
-    def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
+    @property
+    def futures(self) -> list[Future[Summary]]:
+        """Of the runs in Ray's hands."""
+        return [run.future for run in self.held]
+
+    def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; it waits while no node has room for it."""
-        cpus = -(-self._cpus(needs) // needs.nodes)
-        one: dict[str, float] = {"CPU": cpus}
-        if self.ray.cluster_resources().get("GPU"):
-            one["GPU"] = needs.gpus / needs.nodes
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if not any(all(node.get(key, 0) >= n for key, n in one.items()) for node in nodes):
-            wish = ", ".join(f"{count:g} {key}" for key, count in one.items())
-            print(f"{job.name} waits for a node with {wish}", file=sys.stderr)
-        asked = {"num_cpus": cpus, "num_gpus": one.get("GPU", 0), "max_retries": 0}
+        total, workers = self.ray.cluster_resources(), self.options.workers or 0
+        processes = max(needs.processes, task.processes_of_all(self.options.launch))
+        cpus = -(-max(processes, self.options.threads or 1) // needs.nodes)
+        share: dict[str, float] = {"CPU": cpus}  # every process needs a core
+        if gpus := total.get("GPU"):
+            # Where there are more workers than GPUs, so many share each of them.
+            shared = needs.gpus == 1 and workers > gpus
+            share["GPU"] = 1 / -(-workers // gpus) if shared else needs.gpus / needs.nodes
+        nodes = [node["Resources"] for node in self._nodes()]
+        if not any(all(node.get(key, 0) >= n for key, n in share.items()) for node in nodes):
+            wish = ", ".join(f"{count:g} {key}" for key, count in share.items())
+            say(f"{job.name} waits for a node with {wish}")
+        options = {"num_cpus": cpus, "num_gpus": share.get("GPU", 0), "max_retries": 0}
         group = None
         if needs.nodes > 1:
-            group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
-            asked["scheduling_strategy"] = _part(group, 0)
-        processes = max(needs.processes // needs.nodes, task.said_of_all(self.options.launch))
-        own = max(1, cpus // processes)  # of each process
-        job = replace(job, threads=job.threads or self.options.threads or own)
+            group = self.ray.util.placement_group([share] * needs.nodes, strategy="STRICT_SPREAD")
+            options["scheduling_strategy"] = _part(group, 0)
+        own = max(1, cpus // max(1, processes // needs.nodes))
+        threads = job.threads or self.options.threads or own
         environment = {
             key: value
             for key, value in os.environ.items()
             if key.startswith("TRAINING_") or key == "PYTHONPATH"
         }
-        words = (job, needs, self.options.launch), (os.getcwd(), tuple(sys.path), environment)
-        ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)
-        run = _Run(needs, ref, group)
+        words = replace(job, threads=threads), needs, self.options.launch
+        here = os.getcwd(), tuple(sys.path), environment
+        ref = self.ray.remote(_lead).options(**options).remote(words, here, options, group)
+        run = _Held(ref, group, share, needs.nodes)
         with self.lock:
-            self.runs.append(run)
+            self.held.append(run)
         ref.future().add_done_callback(partial(self._tell, run))
         return run.future
 
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
     def _stop(self, at_once: bool) -> None:
-        for run in self.runs:
+        for run in self.held:
             self.ray.cancel(run.ref, force=at_once)
 
     def _close(self, wait: bool) -> None:
@@ -135,27 +149,35 @@ class RayPool(Pool):
         self.desk.shutdown()
         self.ray.shutdown()
 
-    def _cpus(self, needs: Needs) -> int:
-        """Cores that a run has to itself; every process needs one."""
-        return max(needs.cpus, needs.processes, self.options.threads or 1)
-
-    def _tell(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+    def _tell(self, run: _Held, done: Future[task.Outcome]) -> None:
         with suppress(RuntimeError):  # of a desk that is closed: nobody waits for the run any more
             self.desk.submit(self._finish, run, done)
 
-    def _finish(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+    def _finish(self, run: _Held, done: Future[task.Outcome]) -> None:
         with self.lock:
-            self.runs.remove(run)
+            self.held.remove(run)
         if run.group is not None:
             self.ray.util.remove_placement_group(run.group)
         error, errors = done.exception(), self.ray.exceptions
         stopped = isinstance(error, errors.TaskCancelledError)
         if self.stops:  # an interruption of what a worker imports may end in any error
             stopped = stopped or isinstance(error, errors.RayTaskError)
+        elif isinstance(error, self.lost) and self._is_over():
+            error = UserError(
+                "--engine ray: Ray on this machine has died, and its runs with it; the same "
+                "command resumes them"
+            )
         if error is None or stopped:
             task.resolve(run.future, task.STOPPED if error else done.result())
         else:
             run.future.set_exception(error)
+
+    def _is_over(self) -> bool:
+        """Whether no node is left, and none can join, as the cluster is one of our own."""
+        try:
+            return not (self.address or self._nodes())
+        except self.ray.exceptions.RayError:
+            return True
 
 
 def _part(group: Any, index: int) -> Any:
@@ -169,7 +191,7 @@ _Words = tuple[Job, Needs, Sequence[str]]
 _Surroundings = tuple[str, Sequence[str], Mapping[str, str]]
 
 
-def _lead(words: _Words, here: _Surroundings, asked: dict[str, Any], group: Any) -> dict[str, Any]:
+def _lead(words: _Words, here: _Surroundings, options: dict[str, Any], group: Any) -> task.Outcome:
     """A run, on its first node; has the other ones start their processes."""
     nodes = words[1].nodes
     if nodes == 1:
@@ -182,7 +204,7 @@ def _lead(words: _Words, here: _Surroundings, asked: dict[str, Any], group: Any)
         port = free.getsockname()[1]
     others = [
         ray.remote(_follow)
-        .options(**{**asked, "scheduling_strategy": _part(group, rank)})
+        .options(**{**options, "scheduling_strategy": _part(group, rank)})
         .remote(words, here, task.Node(rank, address, port))
         for rank in range(1, nodes)
     ]
@@ -195,7 +217,7 @@ def _lead(words: _Words, here: _Surroundings, asked: dict[str, Any], group: Any)
     return outcome
 
 
-def _follow(words: _Words, here: _Surroundings, node: task.Node) -> dict[str, Any]:
+def _follow(words: _Words, here: _Surroundings, node: task.Node) -> task.Outcome:
     """A run, or one node's part of it, in a worker of Ray's, which looks at files and modules as
     the driver does: Ray's nodes do not have its environment."""
     folder, path, environment = here

@@ -1,62 +1,84 @@
-"""Where runs run: the interface of every engine, `concurrent.futures.Executor` and three words.
+"""Where runs run: the interface of every engine, what a run needs there, and the cards there are.
 
     pool = open_pool("local", PoolOptions(workers=2))
     future = pool.submit(job, needs)      # while fewer than pool.slots are in flight
 
+An engine has the interface of `concurrent.futures.Executor` and two words more, `slots` and `stop`.
 A future holds the run's summary, or raises
 
 - one of `pool.lost`: the place died and not the run; submitted again, the run resumes;
 - RunFailed: the run ended for a reason of its own;
 - Busy: another process trains this run, for instance on a node that was cut off;
-- RunError: the run's folder cannot be used; any other UserError: a mistake of the user's.
+- RunError: the run's folder cannot be used;
+- any other UserError: a mistake of the user's, or the engine is gone. It ends the sweep.
 
 Torch is not imported here, so that a driver starts in a second.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import math
 import os
 import re
-import shlex
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import Field, model_validator
-
-from training.config import Section
 from training.errors import UserError
 
+NODE = 8  # GPUs of a machine
 STOP_SECONDS = "TRAINING_STOP_SECONDS"  # a variable: large models take longer to save
+Summary = dict[str, Any]  # of a run, as in its summary.json
 
 
-class Needs(Section):
+class Card(NamedTuple):
+    """A GPU: dense peaks in FLOP/s by precision of the products, memory in bytes."""
+
+    name: str
+    bf16: float
+    fp16: float
+    fp32: float
+    memory: float
+    source: str
+
+
+CARDS = (
+    Card("H100", 989e12, 989e12, 67e12, 80e9, "NVIDIA H100 datasheet, SXM"),
+    Card("H200", 989e12, 989e12, 67e12, 141e9, "NVIDIA H200 datasheet, SXM"),
+    Card("B200", 2250e12, 2250e12, 75e12, 180e9, "NVIDIA HGX B200 datasheet, per GPU"),
+    Card("A100", 312e12, 312e12, 19.5e12, 80e9, "NVIDIA A100 80GB datasheet, SXM"),
+    # Consumer cards: products in half precision that are summed in fp32, as torch's are.
+    Card("RTX 4090", 165.2e12, 165.2e12, 82.6e12, 24e9, "NVIDIA Ada architecture whitepaper"),
+    Card("RTX 3090", 71e12, 71e12, 35.6e12, 24e9, "NVIDIA GA102 architecture whitepaper"),
+    Card(
+        "L4", 121e12, 121e12, 30.3e12, 24e9, "NVIDIA L4 datasheet, half of its rates with sparsity"
+    ),
+    Card("A10G", 70e12, 70e12, 35e12, 24e9, "NVIDIA A10G datasheet (AWS)"),
+    # A T4 has no units for bf16: what torch does in it takes as long as fp32.
+    Card("T4", 8.1e12, 65e12, 8.1e12, 16e9, "NVIDIA T4 datasheet"),
+)
+
+
+@dataclass(frozen=True)
+class Needs:
     """What one run takes, all its processes together. A place without GPUs ignores `gpus`."""
 
-    gpus: float = Field(default=1, ge=0)
-    """GPUs of the run; below 1 a share of one, which it has with others."""
-    cpus: int = Field(default=1, ge=1)
-    """Cores that a cluster sets aside; on one machine without --workers, too."""
-    processes: int = Field(default=1, ge=1)
+    gpus: int = 1
+    """Above NODE those of whole machines."""
+    processes: int = 1
     """Above 1 the run is started by `accelerate launch`, sharded unless --launch says otherwise."""
-    nodes: int = Field(default=1, ge=1)
-    """Machines, each with an equal part of the rest."""
 
-    @model_validator(mode="after")
-    def _divides(self) -> Needs:
-        if self.gpus > 1 and self.gpus != int(self.gpus):
-            raise ValueError(f"gpus {self.gpus:g}: above 1 it must be a whole number")
-        if self.nodes > 1 and (self.processes % self.nodes or self.gpus % self.nodes):
-            raise ValueError(f"nodes {self.nodes}: must divide gpus and processes")
-        return self
+    @property
+    def nodes(self) -> int:
+        """Machines, each with an equal part of the rest."""
+        return max(1, self.gpus // NODE)
 
 
 @dataclass(frozen=True)
@@ -92,11 +114,18 @@ class RunFailed(Exception):
         return "\n".join(filter(None, self.args))
 
 
-class Pool:
-    """An engine, and what all engines have: a place for runs that are told to stop.
+@dataclass(frozen=True)
+class PoolOptions:
+    """What a user says about the place where runs run."""
 
-    Only the thread that opened it may submit.
-    """
+    workers: int | None = None
+    threads: int | None = None
+    launch: tuple[str, ...] = ()
+    address: str | None = None
+
+
+class Pool(ABC):
+    """An engine: a place for runs that are told to stop. Only the thread that opened it submits."""
 
     lost: tuple[type[BaseException], ...]
 
@@ -104,16 +133,30 @@ class Pool:
         stop_seconds()  # a mistake in it shows before the first run
         self.options = options
         self.lock = threading.RLock()
-        self.runs: list[Any] = []  # in the pool's hands, each with its future
         self.stops = 0
         self.deadline: threading.Timer | None = None
 
     @property
+    @abstractmethod
     def slots(self) -> int:
         """How many jobs are worth having in flight now, those that are included."""
 
-    def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
+    @property
+    @abstractmethod
+    def futures(self) -> list[Future[Summary]]:
+        """Of the runs in the pool's hands."""
+
+    @abstractmethod
+    def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The summary to come; UserError where no place could ever hold the run."""
+
+    @abstractmethod
+    def _stop(self, at_once: bool) -> None:
+        """Asks all runs to save, or ends them, with the lock held."""
+
+    @abstractmethod
+    def _close(self, wait: bool) -> None:
+        """Gives back what the engine holds."""
 
     def stop(self) -> None:
         """Has every run save and end, whose summary then says `stopped`.
@@ -128,64 +171,27 @@ class Pool:
                 self.deadline.start()
             self._stop(at_once=self.stops > 1)
 
-    def _stop(self, at_once: bool) -> None:
-        """Asks all runs to save, or ends them, with the lock held."""
-
     def shutdown(self, wait: bool = True) -> None:
         """Ends what the pool has started here, at first its runs if it is to `wait` for them."""
         with self.lock:
-            futures = [run.future for run in self.runs]
+            futures = list(self.futures)
         if wait:
             wait_for(futures)
         if self.deadline is not None:
             self.deadline.cancel()
         self._close(wait)
 
-    def _close(self, wait: bool) -> None:
-        """Gives back what the engine holds."""
+
+ENGINES = {"local": "sweeps.local.LocalPool", "ray": "sweeps.on_ray.RayPool"}
 
 
-@dataclass(frozen=True)
-class PoolOptions:
-    """What a user says about the place where runs run."""
-
-    workers: int | None = None
-    threads: int | None = None
-    launch: tuple[str, ...] = ()
-    address: str | None = None
-    jobs: int = 64
-    pack: int | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    gpus_per_node: int | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    slurm: tuple[str, ...] = ()
-
-
-ENGINES = {
-    "local": "sweeps.local.LocalPool",
-    "ray": "sweeps.on_ray.RayPool",
-    "slurm": "sweeps.on_slurm.SlurmPool",
-}
-_OF_JOB = ("time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem", "slurm")
-_CLUSTER = ("jobs", "pack", *_OF_JOB)
-# An option that only some engines have.
-_ONLY = {"address": ("ray",), "workers": ("local", "ray"), **dict.fromkeys(_CLUSTER, ("slurm",))}
-
-
-def check(engine: str, options: PoolOptions, in_job: bool = False) -> None:
-    """Raises UserError for options that an engine cannot have; a driver `in_job` has some that are
-    for its job, whatever the engine."""
-    for field in fields(PoolOptions):
-        word, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
-        known = engine in _ONLY.get(field.name, ENGINES) or (in_job and field.name in _OF_JOB)
-        if not known and value != field.default:
-            raise UserError(f"{word} goes with --engine {' or '.join(_ONLY[field.name])}")
-        least = 0 if field.name == "gpus_per_node" else 1
-        if isinstance(value, int) and value < least:
-            raise UserError(f"{word} must be at least {least}")
+def check(engine: str, options: PoolOptions) -> None:
+    """Raises UserError for options that an engine cannot have."""
+    if options.address is not None and engine != "ray":
+        raise UserError("--address goes with --engine ray")
+    for name, value in (("workers", options.workers), ("threads", options.threads)):
+        if value is not None and value < 1:
+            raise UserError(f"--{name} must be at least 1")
 
 
 def open_pool(engine: str, options: PoolOptions) -> Pool:
@@ -193,54 +199,6 @@ def open_pool(engine: str, options: PoolOptions) -> Pool:
     check(engine, options)
     module, _, name = ENGINES[engine].rpartition(".")
     return getattr(importlib.import_module(module), name)(options)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of every command that runs something."""
-    engine = parser.add_argument_group("where runs run")
-    add = engine.add_argument
-    add("--engine", choices=sorted(ENGINES), default="local", help="default: local")
-    add("--workers", type=int, help="runs at a time (default: what the GPUs hold, without GPUs 1)")
-    add("--threads", type=int, help="threads per run (default: an equal share of the cores)")
-    add(
-        "--launch",
-        type=shlex.split,
-        default=[],
-        metavar="COMMAND",
-        help="start each run by this command, such as 'accelerate launch --config_file FILE'; "
-        "with {processes} in it only those runs that need several",
-    )
-    add("--address", help="ray: a cluster's address (default: Ray on this machine)")
-    cluster = parser.add_argument_group("with --engine slurm: a job per run").add_argument
-    cluster("--jobs", type=int, default=64, help="jobs in the queue at a time (default 64)")
-    cluster("--pack", type=int, help="runs per job (default: as many as share a GPU)")
-    add_job_arguments(cluster)
-
-
-def add_job_arguments(add: Any) -> None:
-    """The options that sbatch gets."""
-    add("--time", help="time limit of a job, such as 90, 12:00:00 or 2-0 (default 4 hours)")
-    add("--partition", help="partition to submit to")
-    add("--account", help="account to charge")
-    add("--gpus-per-node", type=int, help="GPUs per node (default: what a run needs)")
-    add("--cpus-per-task", type=int, help="cores per job and node (default: what a run needs)")
-    add("--mem", help="memory per node, such as 200G")
-    add(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any other option of sbatch, such as qos=long; also signal_delay_s=SECONDS and "
-        "'setup=[\"module load cuda\"]', commands to run first; may be repeated",
-    )
-
-
-def options(args: argparse.Namespace) -> tuple[str, PoolOptions]:
-    """The engine and its options from a parsed command line."""
-    given = {field.name: getattr(args, field.name) for field in fields(PoolOptions)}
-    return args.engine, PoolOptions(
-        **{**given, "launch": tuple(args.launch), "slurm": tuple(args.slurm)}
-    )
 
 
 def stop_seconds() -> float:
@@ -266,24 +224,13 @@ def visible_gpus() -> list[str]:
     if named is not None:
         words = [word.strip() for word in named.split(",")]
         return list(itertools.takewhile(re.compile(r"\d+|(GPU|MIG)-.+").fullmatch, words))
-    return re.findall(r"^GPU (\d+):", _nvidia_smi("-L"), re.MULTILINE)
-
-
-def gpu_memory() -> float | None:
-    """Bytes of the smallest GPU that nvidia-smi lists; None without one."""
-    listed = _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    sizes = [float(word) for word in re.findall(r"^\d+$", listed, re.MULTILINE)]
-    return min(sizes) * 2**20 if sizes and visible_gpus() else None
-
-
-def _nvidia_smi(*words: str) -> str:
     try:
-        command = ["nvidia-smi", *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return []
+    return re.findall(r"^GPU (\d+):", listed, re.MULTILINE)
 
 
 def cores() -> int:

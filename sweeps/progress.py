@@ -1,4 +1,4 @@
-"""How far a sweep is: a line per run at work while it runs, and where it stands from elsewhere."""
+"""How far a sweep is: a line per run while it runs, and where it stands from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,104 +6,77 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from training.files import is_locked, open_plain
 
-from sweeps.task import STEP
-from training.experiment import bar
-from training.files import is_locked, open_plain, read_text
+if TYPE_CHECKING:
+    from sweeps.sweep import Work
+    from sweeps.sweep_file import Point
 
-LINES = 20  # runs at work that are shown; a cluster may have thousands
 TAIL = 4096  # bytes at the end of metrics.jsonl, which hold its last line
+# One core, by its processor time for whole steps with one thread on a cloud server: the smallest
+# and largest laptop runs of the four experiments took 0.010 to 0.18 s per step of 0.1 to 11.5
+# GFLOP, which this says within a factor of two.
+CPU_FLOPS, CPU_STEP = 5e10, 0.01  # FLOP/s, and seconds of a step beside
+
+
+def on_a_core(flops: float, steps: float) -> float:
+    """Seconds that runs take on one core, before any has been seen."""
+    return flops / CPU_FLOPS + steps * CPU_STEP
+
+
+def say(line: str) -> None:
+    """A line on stderr; where that is closed or full, none: no run ends for it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class Board:
-    """Lines redrawn in place on a terminal; elsewhere one line per run that has ended."""
+    """A line for every run that has ended, with the time that is left."""
 
-    def __init__(self, work: Any) -> None:
-        self.work, self.estimate = work, Estimate()
-        self.live: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
+    def __init__(self, work: Work) -> None:
+        self.work, self.estimate, self.first = work, Estimate(), 0
 
-            console = Console(stderr=True, highlight=False, markup=False)
-            self.live = Live(console=console, auto_refresh=False, transient=True)
-            self.live.start()
+    def ended(self, point: Point, seconds: float, trained: bool, at_work: int) -> None:
+        """A run has ended; `trained` in this command from its start to its end.
 
-    def say(self, text: str) -> None:
-        """A line, or several, that stay."""
-        if self.live is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self.live.console.print(text, soft_wrap=True)
-
-    def ended(self, point: Any, seconds: float, trained: bool, at_work: int) -> None:
-        """A run has ended; `trained` in this command from its start to its end."""
-        if trained:
+        The first run of each worker also started its process and read the data: what it took says
+        nothing of the others.
+        """
+        self.first += 1
+        if trained and self.first > at_work:
             self.estimate.add(self.work.flops(point), point.config.training.steps, seconds)
-        left = "" if self.live else self._left(at_work)
-        self.say(f"{self.count()}  {self.work.outcome(point)}  {duration(seconds)}{left}")
-
-    def show(self, runs: Iterable[Any]) -> None:
-        """Redraws the runs at work, each with the step and the loss that it has logged last."""
-        if self.live is None:
-            return
-        from rich.text import Text
-
-        runs = list(runs)
-        shown = []
-        for point in runs[:LINES]:
-            step, steps, loss = _at(self.work.folder / point.run, point)
-            at = f"{bar(step, steps)}  step {step}/{steps}" if step else "starting"
-            shown.append(f"{point.run}  {at}" + (f"  loss {loss:.3f}" if loss is not None else ""))
-        more = [f"and {len(runs) - LINES} more runs at work"] if len(runs) > LINES else []
-        count = f"{self.count()} runs done{self._left(len(runs))}"
-        text = Text("\n".join([*shown, *more, count]), no_wrap=True, overflow="ellipsis")
-        self.live.update(text, refresh=True)
-
-    def close(self) -> None:
-        """Removes the lines of runs at work."""
-        if self.live is not None:
-            self.live.stop()
+        left = ""
+        if len(self.work.results) < len(self.work.points):
+            # Rules may still ask for more runs, which nobody can count.
+            rest = self.estimate.seconds(*self.work.todo) / max(1, at_work)
+            left = f"  about {duration(rest)} left"
+        say(f"{self.count()}  {self.work.outcome(point)}  {duration(seconds)}{left}")
 
     def count(self) -> str:
         """Runs that are done, of those that are known."""
         return f"[{len(self.work.results)}/{len(self.work.points)}]"
 
-    def _left(self, at_work: int) -> str:
-        """Rules may still ask for more runs, which nobody can count."""
-        seconds = self.estimate.seconds(*self.work.todo)
-        return "" if not seconds else f"  about {duration(seconds / max(1, at_work))} left"
-
 
 class Estimate:
-    """Seconds of a run by its FLOPs and steps, from the runs that have ended.
-
-    Least squares of seconds on FLOPs and steps (a step costs time even in a small model), kept as
-    sums, so that a result costs the same after a thousand others.
-    """
+    """Seconds of a worker: those planned for a core, times what runs that have ended took of their
+    own plan."""
 
     def __init__(self) -> None:
-        self._products, self._seconds = np.zeros((2, 2)), np.zeros(2)
+        self.planned = self.taken = 0.0
 
     def add(self, flops: float, steps: int, seconds: float) -> None:
         """A run that has ended."""
-        row = np.array([flops, steps], dtype=float)
-        self._products += np.outer(row, row)
-        self._seconds += row * seconds
+        self.planned += on_a_core(flops, steps)
+        self.taken += seconds
 
-    def seconds(self, flops: float, steps: float) -> float | None:
-        """What work would take on one worker; None before the first run has ended."""
-        scale = np.sqrt(np.diag(self._products))
-        if not scale.all():
-            return None
-        scaled = self._products / np.outer(scale, scale)
-        weights = np.linalg.lstsq(scaled, self._seconds / scale, rcond=1e-12)[0]
-        return float(np.maximum(weights, 0) @ (np.array([flops, steps]) / scale))
+    def seconds(self, flops: float, steps: float) -> float:
+        """What work would take on one worker."""
+        ratio = self.taken / self.planned if self.planned else 1.0
+        return max(0.0, ratio * on_a_core(flops, steps))
 
 
 def duration(seconds: float) -> str:
@@ -140,16 +113,7 @@ def last_line(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def _at(run_dir: Path, point: Any) -> tuple[int, int, float | None]:
-    """The step that a run is at, of how many, and the loss that it has logged last."""
-    line = last_line(run_dir)
-    step, loss = line.get("step", 0), line.get("train_loss", line.get("eval_loss"))
-    with contextlib.suppress(OSError, ValueError):
-        step = max(step, int(read_text(run_dir / STEP)))
-    return step, point.config.training.steps, loss
-
-
-def status(work: Any) -> str:
+def status(work: Work) -> str:
     """What is done, at work and at which step, failed and left, and the time that is left.
 
     It is read from the sweep's folder, from any machine that sees it, at any time. A run is at work
@@ -158,21 +122,26 @@ def status(work: Any) -> str:
     at_work = [point for point in work.left if is_locked(work.folder / point.run)]
     failed = work.failed_before() - {point.run for point in at_work}
     done, known = len(work.results), len(work.points)
+    left = known - done - len(at_work) - len(failed)
     lines = [
         f"{work.folder}: {done} of {known} runs done, {len(at_work)} at work, "
-        f"{len(failed)} failed, {known - done - len(at_work) - len(failed)} left"
+        f"{len(failed)} failed, {left} left"
     ]
     rows = [("at work", "step", "of", "loss")]
     for point in at_work:
-        step, steps, loss = _at(work.folder / point.run, point)
-        rows.append((point.run, str(step), str(steps), "" if loss is None else f"{loss:.4f}"))
+        line = last_line(work.folder / point.run)
+        loss = line.get("train_loss", line.get("eval_loss", ""))
+        rows.append(
+            (point.run, str(line.get("step", 0)), str(point.config.training.steps), str(loss))
+        )
     lines += [columns(rows)] if at_work else []
     lines += [f"failed: {run}, see {work.folder / run / 'log.txt'}" for run in sorted(failed)]
     estimate = Estimate()
     for point, summary in work.ended():
         if "wall_seconds" in summary:
             estimate.add(work.flops(point), summary["step"], summary["wall_seconds"])
-    if seconds := estimate.seconds(*work.todo):
+    if estimate.planned and done < known:
         how = f"with {len(at_work)} at work" if at_work else "one run at a time"
-        lines.append(f"about {duration(seconds / max(1, len(at_work)))} left, {how}")
+        seconds = estimate.seconds(work.todo[0], work.todo[1]) / max(1, len(at_work))
+        lines.append(f"about {duration(seconds)} left, {how}")
     return "\n".join(lines)

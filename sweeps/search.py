@@ -1,47 +1,275 @@
-"""A search under way: its studies, their trials, and what it writes.
+"""A search under way: its rounds and trials in Optuna's storage, and what it writes.
 
-One study per combination of the grid: trials of an ordinary run each, log-uniform in the searched
-keys. The first trial has every constant at 1, so that what tuning gains is measured. If the best
-value of a constant lies at or near an edge of its range, the range moves there and the study is
-repeated. `constants.yaml` has the averages over all trials that are as good as the best (Everett et
-al., App. C.2), study by study as they are complete, and `trials.csv` every trial that has ended.
+The first trial of a study has every constant at 1, so that what tuning gains is measured.
+`constants.yaml` has the averages over all trials that are as good as the best, study by study as
+they are complete, and `trials.csv` every trial that has ended. What a search knows stands in
+Optuna's journal, a study of Optuna's for each round, and in the runs' folders; losing the journal
+loses no training, as the next command finds the runs of the same trials.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sweeps import study as rules
-from sweeps.rules import FAILED, Summary
-from sweeps.search_file import Search
-from sweeps.storage import Storage
-from sweeps.study import RATE, Round, Study, Trial
-from sweeps.sweep import Recall, Work
+from sweeps.rules import Summary
+from sweeps.study import (
+    RATE,
+    Bounds,
+    Ranges,
+    Search,
+    SearchConfig,
+    Study,
+    best_trial,
+    distributions,
+    equally_good,
+    is_near_edge,
+    next_ranges,
+    objective,
+    suggest,
+)
+from sweeps.sweep import Recall, Work, in_words
 from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
-from training import environment
-from training.config import read_yaml
-from training.errors import RunError
-from training.files import write_text
+from training import environment, runs
+from training.errors import UserError
+from training.files import write_text, writing
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+
+_NOTED = ("status", "step", "wall_seconds", "final_eval_loss")  # of a trial's summary
+
+
+class Journal:
+    """The trials of one search where Optuna keeps them: JSON lines in its folder, which
+    optuna-dashboard opens. One driver writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.jsonl"
+        self._studies: dict[str, optuna.Study] = {}
+        self._is_whole = False
+
+    def trials(self, name: str) -> list[FrozenTrial]:
+        """All trials of a round by number; none, and no file made, if it has not begun."""
+        if not self.path.exists():
+            return []
+        if name not in self._studies:
+            import optuna
+
+            try:
+                self._studies[name] = optuna.load_study(study_name=name, storage=self._storage)
+            except KeyError:
+                return []
+        return self._studies[name].get_trials(deepcopy=False)
+
+    def begin(self, name: str, values: Mapping[str, float], ranges: Ranges, run: str) -> None:
+        """Notes a new trial, whole or not at all."""
+        import optuna
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            if name not in self._studies:
+                self._studies[name] = optuna.create_study(
+                    study_name=name, storage=self._storage, load_if_exists=True
+                )
+            trial = optuna.trial.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params=dict(values),
+                distributions=distributions(ranges),
+                user_attrs={"run": run},
+            )
+            self._studies[name].add_trial(trial)
+
+    def end(self, name: str, number: int, note: Mapping[str, Any], loss: float | None) -> None:
+        """Ends a running trial, as failed without a loss.
+
+        The note comes first: a crash in between leaves the trial to be ended again.
+        """
+        import optuna
+
+        trial, state = self.trials(name)[number], optuna.trial.TrialState
+        with self._writing():
+            running = optuna.trial.Trial(self._studies[name], trial._trial_id)
+            for key, value in note.items():
+                running.set_user_attr(key, value)
+            ended = state.FAIL if loss is None else state.COMPLETE
+            self._studies[name].tell(number, loss, state=ended)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Removes first, once, half a line that a crash left: the next would stand behind it."""
+        with writing(self.path), open(self.path, "ab+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if not self._is_whole and file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            self._is_whole = True
+            yield
+
+    @functools.cached_property
+    def _storage(self) -> optuna.storages.JournalStorage:
+        """Optuna's own; UserError for a damaged journal."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # Optuna's own lock outlives a killed process by half a minute; there is one driver.
+        with writing(self.path):
+            backend = JournalFileBackend(str(self.path), threading.Lock())
+        try:
+            return optuna.storages.JournalStorage(backend)
+        except ValueError as error:
+            raise UserError(
+                f"{self.path}: damaged ({error}); delete it: runs that are done are not trained "
+                "again"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass of a study over given ranges."""
+
+    study: Study
+    number: int
+    ranges: dict[str, Bounds]
+    wanted: int
+    journal: Journal
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name of its trials in the storage; other settings or ranges have another one."""
+        ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
+        text = json.dumps([self.study.identity, ranges])
+        digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+        return f"{self.study.name} round {self.number} {digest}"
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials begun so far, by number."""
+        return self.journal.trials(self.key)
+
+    @property
+    def counted(self) -> list[FrozenTrial]:
+        """The complete trials, by number, up to the number wanted."""
+        return [trial for trial in self.trials if _is(trial, "COMPLETE")][: self.wanted]
+
+    @property
+    def finished(self) -> list[FrozenTrial]:
+        """The counted trials that have not diverged."""
+        return [trial for trial in self.counted if trial.user_attrs["status"] == "finished"]
+
+    @property
+    def running(self) -> list[FrozenTrial]:
+        """Trials begun and not ended."""
+        return [trial for trial in self.trials if _is(trial, "RUNNING")]
+
+    @property
+    def missing(self) -> int:
+        """How many of the trials wanted are not complete."""
+        return self.wanted - len(self.counted)
+
+
+def _is(trial: FrozenTrial, state: str) -> bool:
+    return trial.state.name == state
+
+
+def rounds_of(config: SearchConfig, study: Study, journal: Journal) -> list[Round]:
+    """The rounds of a study that have begun, or whose turn it is."""
+    rounds, ranges = [], dict(config.search)
+    for number in range(1, config.rounds + 1):
+        rounds.append(Round(study, number, ranges, config.trials, journal))
+        if rounds[-1].missing or not rounds[-1].finished:
+            break
+        best = best_trial(rounds[-1].finished).params
+        following = next_ranges(best, ranges, config.edge, config.extend)
+        if following == ranges:
+            break
+        ranges = following
+    return rounds
+
+
+def next_values(
+    config: SearchConfig, rounds: Sequence[Round], fresh: Sequence[FrozenTrial]
+) -> dict[str, float]:
+    """The values of the last round's next trial, from its number and the trials so far.
+
+    Before the sampler is asked, and where the ranges allow it, all constants are 1; and after a
+    round, its best is tried, so that no later one ends worse: that run is done, and costs nothing.
+    """
+    last, tried = rounds[-1], [trial.params for trial in fresh]
+    first = [dict.fromkeys(config.search, 1.0)]
+    first += [best_trial(earlier.finished).params for earlier in rounds[:-1]]
+    for values in first:
+        inside = all(low <= values[key] <= high for key, (low, high) in last.ranges.items())
+        if inside and values not in tried:
+            return values
+    trials = last.trials
+    seed = (config.sampler_seed, last.study.name, last.number, len(trials))
+    return suggest(trials, last.ranges, seed)
+
+
+def constants_of(config: SearchConfig, rounds: Sequence[Round]) -> dict[str, Any]:
+    """What constants.yaml says about a complete study."""
+    last = rounds[-1]
+    finished, counted = last.finished, last.counted
+    best, good = best_trial(finished), equally_good(finished, config.equal_within)
+    values = {key: [trial.params[key] for trial in good] for key in good[0].params}
+    ones = (t for r in rounds for t in r.finished if set(t.params.values()) == {1.0})
+    return {
+        "where": last.study.where,
+        "set": {key: sum(column) / len(good) for key, column in values.items()},
+        # In the logarithm, in which they are searched.
+        "geometric_means": {
+            key: math.exp(sum(map(math.log, column)) / len(good)) for key, column in values.items()
+        },
+        "equally_good": len(good),
+        "best": {
+            "trial": best.number,
+            "loss": best.value,
+            "run": best.user_attrs["run"],
+            "set": best.params,
+        },
+        "loss_with_all_at_1": next((trial.value for trial in ones), None),
+        "trials": len(counted),
+        "diverged": len(counted) - len(finished),
+        "rounds": last.number,
+        "ranges": {key: list(bounds) for key, bounds in last.ranges.items()},
+        "near_edge": [
+            key
+            for key, bounds in last.ranges.items()
+            if is_near_edge(best.params[key], bounds, config.edge)
+        ],
+        "rate": last.study.rate,
+        "rate_from": last.study.rate_from,
+        "commit": best.user_attrs["commit"],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Point):
+class TrialPoint(Point):
     """A trial of a round: begun, or counted, or to come, and then without values and a run."""
 
     round: Round
-    trial: Trial
+    number: int
 
     @property
     def key(self) -> str:
         """The best of a round is tried in the next one, too: two trials may be one run."""
-        return f"{self.round.key} {self.trial.number}"
+        return f"{self.round.key} {self.number}"
 
 
 class SearchWork(Work):
@@ -53,249 +281,175 @@ class SearchWork(Work):
 
     table_name = "constants.yaml"
 
-    def __init__(self, search: Search, recall: Recall, storage: Storage) -> None:
+    def __init__(self, search: Search, recall: Recall) -> None:
         super().__init__(search, recall)
-        self.storage = storage
+        self.search, self.config = search, search.config
+        self.journal = Journal(search.folder)
         self.rounds: dict[str, list[Round]] = {}
-        self.entries: dict[str, dict[str, Any]] = {}
+        self.complete: dict[str, dict[str, Any]] = {}  # study -> its entry in constants.yaml
         for study in search.every:
-            self._read(study)
+            self._open(study)
         self.replaced = {
-            (played.key, trial.number)
-            for found in self.rounds.values()
-            for played in found
-            for trial in played.trials
-            if trial.state == "fail"
+            (round_.key, trial.number)
+            for rounds in self.rounds.values()
+            for round_ in rounds
+            for trial in round_.trials
+            if _is(trial, "FAIL")
         }
 
-    def next(self) -> Task | None:
+    def next(self) -> Point | None:
         """A trial to run; None while all wait for results. One whose run is done ends here."""
-        while (task := super().next() or self._ask()) is not None:
-            summary = self._recalled(task)
+        while (point := super().next() or self._new()) is not None:
+            summary = self._recalled(point)
             if summary is None:
-                return task
-            self.record(task, summary)
+                return point
+            self.record(point, summary)
         return None
 
-    def record(self, task: Task, summary: Summary) -> None:
+    def record(self, point: Point, summary: Summary) -> None:
         """Takes the result of a trial's run; the last one of a round may open another round."""
-        loss = None if summary["status"] == "failed" else objective(summary, task.config)
-        if loss is not None:
-            commit = summary.get("environment", {}).get("commit")
-            note = {"status": summary["status"], "run": task.run, "commit": commit}
-        else:
-            summary, why = FAILED, "the loss before the first update is not finite"
-            reason = self.reasons.setdefault(task.run, why)
-            note = {"status": "failed", "run": task.run, "reason": reason}
-        ended = self.storage.end(task.round.key, task.trial, note, loss)
-        task.round.trials[ended.number] = ended
-        self._take(task, summary)
-        if not task.round.missing:
-            self._read(task.round.study)
-
-    def ended(self) -> list[tuple[Task, Summary]]:
-        """The trials that count, and what their runs came to, or the storage's note of it."""
-        return [(task, self._summary(task.run) or note) for task, note in super().ended()]
-
-    def _summary(self, run: str) -> Summary | None:
-        """The summary of a trial's run; None for a damaged one, whose trial counts as before."""
-        with suppress(RunError):
-            return self.recall(run)
-        return None
-
-    def has_begun(self, task: Task) -> bool:
-        """Whether the storage has it as begun."""
-        return task.trial.state == "running"
+        assert isinstance(point, TrialPoint)
+        loss = None if summary["status"] == "failed" else objective(summary, point.config)
+        note = {key: summary[key] for key in _NOTED if key in summary}
+        note["commit"] = summary.get("environment", {}).get("commit")
+        if loss is None:
+            why = "the loss before the first update is not finite"
+            reason = self.reasons.setdefault(point.run, why)
+            note = {"status": "failed", "reason": reason}
+        self.journal.end(point.round.key, point.number, note, loss)
+        self._take(point, note)
+        if not point.round.missing:
+            self._open(point.round.study)
 
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up, and none has replaced."""
-        found: set[str] = set()
-        for study in self.asked.studies:
+        failed: set[str] = set()
+        for study in self.search.studies:
             last = self.rounds[study.name][-1]
-            open_places = max(0, last.missing - len(last.running))
-            failed = [trial.note["run"] for trial in last.trials if trial.state == "fail"]
-            found.update(failed[max(0, len(failed) - open_places) :])
-        return found
+            vacant = max(0, last.missing - len(last.running))
+            runs_ = [trial.user_attrs["run"] for trial in last.trials if _is(trial, "FAIL")]
+            failed.update(runs_[max(0, len(runs_) - vacant) :])
+        return failed
 
-    def outcome(self, task: Task) -> str:
+    def outcome(self, point: Point) -> str:
         """A trial with its result and the best of its round, as a line for people."""
-        complete = [trial for trial in task.round.trials if trial.state == "complete"]
-        best = f"  best {rules.best_trial(complete).loss:.4f}" if complete else ""
-        place = f"round {task.round.number} trial {task.trial.number}"
-        return f"{place} of {super().outcome(task)}{best}"
+        assert isinstance(point, TrialPoint)
+        counted = point.round.counted
+        best = f"  best {best_trial(counted).value:.4f}" if counted else ""
+        return f"round {point.round.number} trial {point.number} of {super().outcome(point)}{best}"
 
     def may_add(self) -> tuple[int, float]:
         """The most trials of rounds that are not known yet, and their FLOPs."""
-        runs, flops = 0, 0.0
-        for study in self.asked.studies:
-            found = self.rounds[study.name]
-            if found[-1].missing:
-                later = (self.asked.config.rounds - len(found)) * self.asked.config.trials
-                runs, flops = runs + later, flops + later * self.experiment.flops(study.config)
-        return runs, flops
+        count, flops = 0, 0.0
+        for study in self.search.studies:
+            rounds = self.rounds[study.name]
+            if rounds[-1].missing:
+                later = (self.config.rounds - len(rounds)) * self.config.trials
+                count, flops = count + later, flops + later * self.experiment.flops(study.config)
+        return count, flops
 
     def write(self, final: bool) -> None:
         """constants.yaml, one entry per complete study, and trials.csv."""
-        every = self.asked.every
-        settings = self.asked.config.model_dump(
-            mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
-        )
+        every = self.search.every
         made = {
-            "file": self.asked.path.name,
-            "preset": self.asked.sources.preset,
+            "file": self.search.path.name,
+            "preset": self.search.sources.preset,
             "commit": environment.commit(),
         }
-        entries = [self.entries[study.name] for study in every if study.name in self.entries]
+        settings = self.config.model_dump(
+            mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
+        )
+        entries = [self.complete[study.name] for study in every if study.name in self.complete]
         content = {"search": {**made, **settings}, "constants": entries}
         # One object may stand in several places; aliases would make the file hard to read.
         text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
         write_text(self.table, text)
-        keys = [*self.asked.config.grid, "round", "trial", *self.asked.config.search]
         rows = [
             {
                 **study.where,
-                **trial.values,
+                **trial.params,
                 "study": study.name,
-                "round": played.number,
+                "round": round_.number,
                 "trial": trial.number,
                 "rate": study.rate,
-                "loss": trial.loss,
-                **trial.note,
+                "loss": trial.value,
+                **trial.user_attrs,
             }
             for study in every
-            for played in self.rounds[study.name]
-            for trial in played.trials
-            if trial.state != "running"
+            for round_ in self.rounds[study.name]
+            for trial in round_.trials
+            if not _is(trial, "RUNNING")
         ]
+        keys = [*self.config.grid, "round", "trial", *self.config.search]
         header = ["study", *keys, "rate", "loss", "status", "run"]
         write_csv(self.folder / "trials.csv", header, rows)
 
-    def before(self) -> list[str]:
-        """Names the studies whose constants were found at another rate: they are searched again."""
-        path = self.table
-        known = read_yaml(path, own=True).get("constants") or [] if path.exists() else []
-        return [
-            f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
-            f"{old['rate']:g}; it is searched again, and has none until it is done"
-            for study in self.asked.studies
-            for old in known
-            if old.get("where") == study.where and old.get("rate") not in (None, study.rate)
-        ]
-
-    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
-        """What is to do, one line per study; later rounds are not known, and not counted.
-
-        `place` says the GPUs of a config and its needs.
-        """
-        lines = list(self.asked.sources.assumed)
-        for study in self.asked.studies:
+    def listed(self) -> list[str]:
+        """What is to do, one line per study; later rounds are not known, and not counted."""
+        lines = []
+        for study in self.search.studies:
             last = self.rounds[study.name][-1]
-            at = f"round {last.number} of at most {self.asked.config.rounds}"
             rate = "" if study.rate is None else f"={study.rate:.4g}"
-            said = self.asked.needs(study.where)
             lines.append(
-                f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
-                f"{last.missing} of {last.wanted} trials to do  "
-                f"{place(study.config, said)}".rstrip()
+                f"{study.name}: {RATE}{rate} ({study.rate_from}), round {last.number} of at most "
+                f"{self.config.rounds}, {last.missing} of {last.wanted} trials to do"
+                f"{in_words(self.search.needs({}))}"
             )
-        lines.append(
-            f"{len(self.asked.studies)} studies, {len(self.left)} trials to do in the "
-            f"rounds that are known, about {self.todo[0]:.3g} FLOPs"
-        )
-        return "\n".join(lines)
+        return lines
 
-    def _read(self, study: Study) -> None:
-        """The rounds of a study; of one that is new here, what was begun is handed out again."""
-        before, config = len(self.rounds.get(study.name, ())), self.asked.config
-        found = self.rounds[study.name] = config.rounds_of(study, self.storage.trials)
-        if not found[-1].missing and (problem := config.next(found).note):
-            self.reasons[study.name] = problem
-        elif not found[-1].missing:
-            self.entries[study.name] = entry(self.asked, found)
-            if edges := ", ".join(self.entries[study.name]["near_edge"]):
-                note = f"{study.name}: {edges} still near an edge after {len(found)} rounds"
+    def _open(self, study: Study) -> None:
+        """Takes up the rounds of a study that are new here; what was begun is handed out again."""
+        known = len(self.rounds.get(study.name, ()))
+        rounds = self.rounds[study.name] = rounds_of(self.config, study, self.journal)
+        last = rounds[-1]
+        if not last.missing and not last.finished:
+            self.reasons[study.name] = f"all {last.wanted} trials diverged; lower {RATE}"
+        elif not last.missing:
+            self.complete[study.name] = constants_of(self.config, rounds)
+            if edges := ", ".join(self.complete[study.name]["near_edge"]):
+                note = f"{study.name}: {edges} still near an edge after {len(rounds)} rounds"
                 self.notes[study.name] = note
-        for played in found[before:] if study in self.asked.studies else ():
-            begun, first = played.running[: played.missing], len(played.trials)
-            to_come = range(first, first + played.missing - len(begun))
-            waiting = (Trial(number, {}, "waiting") for number in to_come)
-            for trial in (*played.counted, *begun, *waiting):
-                task = self._task(played, trial)
-                if trial.state == "running":
-                    self.put_back(task, trial.number)
-                elif trial.state == "complete":
-                    self._take(task, trial.note)
+        for round_ in rounds[known:] if study in self.search.studies else ():
+            counted, begun = round_.counted, round_.running[: round_.missing]
+            for trial in counted:
+                point = self._point(round_, trial.number, trial.params, trial.user_attrs["run"])
+                self._take(point, trial.user_attrs)
+            for trial in begun:
+                self.put_back(self._point(round_, trial.number, trial.params), trial.number)
+            first = len(round_.trials)
+            for number in range(first, first + round_.missing - len(begun)):
+                self._point(round_, number, {}, f"{round_.key} {number}")
 
-    def _task(self, played: Round, trial: Trial) -> Task:
-        """Takes up a trial; one that is not to be run now needs no config of its own."""
-        study, run = played.study, trial.note.get("run", f"{played.key} {trial.number}")
+    def _point(
+        self, round_: Round, number: int, values: Mapping[str, float], run: str = ""
+    ) -> TrialPoint:
+        """Takes up a trial; one whose run has a name, or none yet, needs no config of its own."""
+        study = round_.study
         config = study.config
-        if trial.state == "running":
-            config, run = self.asked.run(study, trial.values)
-        values = tuple(trial.values.items())
-        task = Task(study.name, values, config.seed, config, run, round=played, trial=trial)
-        self._enter(task)
-        return task
+        if not run:
+            config = self.search.validated(f"study {study.name!r}", {**study.settings, **values})
+            run = runs.run_id(config, study.name)
+        point = TrialPoint(
+            study.name, tuple(values.items()), config.seed, config, run, round=round_, number=number
+        )
+        self._enter(point)
+        return point
 
-    def _ask(self) -> Task | None:
+    def _new(self) -> TrialPoint | None:
         """A new trial; None where every study waits for results or is over."""
-        for study in self.asked.studies:
-            if study.name in self.entries.keys() | self.reasons.keys():
+        for study in self.search.studies:
+            if study.name in self.complete.keys() | self.reasons.keys():
                 continue
-            played = self.rounds[study.name][-1]
-            answer = self.asked.config.next(self.rounds[study.name], self.replaced)
-            if answer.done:
-                self.reasons[study.name] = answer.note
-            for place in answer.places:
-                values = dict(zip(self.asked.config.search, place, strict=True))
-                task = self._task(played, Trial(len(played.trials), values, "running"))
-                self.storage.add(played.key, task.trial, played.ranges, task.run)
-                played.trials.append(task.trial)
-                return task
+            last = self.rounds[study.name][-1]
+            trials, running = last.trials, len(last.running)
+            fresh = [t for t in trials if (last.key, t.number) not in self.replaced]
+            if len(fresh) >= last.wanted and not running:
+                failed = sum(_is(trial, "FAIL") for trial in fresh)
+                note = f"{failed} trials failed; the same command replaces them"
+                self.reasons[study.name] = note
+            elif len(fresh) < last.wanted and running < self.config.parallel:
+                values = next_values(self.config, self.rounds[study.name], fresh)
+                point = self._point(last, len(trials), values)
+                self.journal.begin(last.key, values, last.ranges, point.run)
+                return point
         return None
-
-
-def objective(summary: Mapping[str, Any], config: Any) -> float | None:
-    """What a trial minimises: the final evaluation loss, in nats per target.
-
-    A run that diverged has the loss at which the loop calls it diverged, divergence_factor times
-    the first training loss. None if even that one was not finite, which no learning rate can fix.
-    """
-    if summary["status"] == "finished":
-        return summary["final_eval_loss"]
-    first = summary["first_train_loss"]
-    return None if first is None else config.training.divergence_factor * first
-
-
-def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
-    """What constants.yaml says about a complete study."""
-    settings, last = search.config, rounds[-1]
-    best = rules.best_trial(last.finished)
-    good = rules.equally_good(last.finished, settings.equal_within)
-    near_edge = [
-        key
-        for key, bounds in last.ranges.items()
-        if rules.is_near_edge(best.values[key], bounds, settings.edge)
-    ]
-    ones = (t for r in rounds for t in r.finished if set(t.values.values()) == {1.0})
-    return {
-        "where": last.study.where,
-        "set": rules.arithmetic_means(good),
-        "geometric_means": rules.geometric_means(good),
-        "equally_good": len(good),
-        "best": {
-            "trial": best.number,
-            "loss": best.loss,
-            "run": best.note["run"],
-            "set": best.values,
-        },
-        "loss_with_all_at_1": next((trial.loss for trial in ones), None),
-        "trials": len(last.counted),
-        "diverged": len(last.counted) - len(last.finished),
-        "rounds": last.number,
-        "ranges": {key: list(bounds) for key, bounds in last.ranges.items()},
-        "near_edge": near_edge,
-        "rate": last.study.rate,
-        "rate_from": last.study.rate_from,
-        "commit": best.note["commit"],
-    }

@@ -1,110 +1,64 @@
-"""How constants are searched: rounds of trials, what to try next, and what trials say in the end.
+"""Search files: what they may say, the studies that they mean, and what trials say in the end.
 
-Everett et al., App. C.2; all of it pure. Symbols: a constant is one gamma of
-eta_l = beta_n * gamma_l * (n/b)^(-c_l).
+A study is one combination of the grid: trials of an ordinary run each, log-uniform in the searched
+keys (Everett et al., App. C.2; a constant is one gamma of eta_l = beta_n * gamma_l * (n/b)^(-c_l)).
+It goes on in rounds: if the best value of a constant lies at or near an edge of its range, that
+moves there. All of it is pure; `search.py` runs it. Trials are Optuna's own.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
+import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sweeps.rules import WAIT, Next
+from sweeps.request import Around, FileConfig, LoadedFile, Missing, open_file
+from sweeps.sweep_file import Values, grid_values
+from training import runs
 from training.config import Count, PositiveFloat, PositiveInt, Section
+from training.errors import UserError
 
 if TYPE_CHECKING:
     from optuna.distributions import FloatDistribution
     from optuna.trial import FrozenTrial
 
 RATE = "optimizer.lr"
-# Trials of a search file, 12,800 in the paper's, and its studies. All that are to come are counted
-# when the file is read, a trial in 10 to 20 us and 0.7 kB, a study in 0.25 ms, and commands on the
-# largest file shall take 2 s.
-MOST_TRIALS, MOST_STUDIES = 40_000, 1000
-
+# Trials of a search file, 12,800 in the paper's. All that are to come are counted when the file is
+# read, a trial in 10 to 20 us and 0.7 kB, and commands on the largest file shall take 2 s.
+MOST_TRIALS = 40_000
 Bounds = tuple[float, float]
-State = Literal["waiting", "running", "complete", "fail"]  # as Optuna names them
+Ranges = Mapping[str, Bounds]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One trial of a study."""
+class Rate(Section):
+    """Where the learning rate of some studies comes from."""
 
-    number: int
-    """Position in the study, from 0."""
-    values: dict[str, float]
-    """Config key -> value tried."""
-    state: State
-    """Waiting for its values; running means begun, perhaps by a driver that is gone."""
-    loss: float | None = None
-    """What the search minimises; a diverged run has a penalty. None unless complete."""
-    note: Mapping[str, Any] = field(default_factory=dict)
-    """Once it has ended: its `run` and `status`, and the `commit` or the `reason`."""
+    where: dict[str, Any] = {}
+    """Grid key -> value, or list of values, of the studies it is for."""
+    around: Around
+    """The sweep whose best rate it is."""
+    factor: PositiveFloat = 1.0
+    """Multiple of that rate."""
 
-
-@dataclass(frozen=True)
-class Study:
-    """One combination of the grid: what is fixed in all its runs."""
-
-    name: str
-    where: dict[str, Any]
-    settings: dict[str, Any]
-    config: Any
-    """With every searched value in the middle of its first range."""
-    identity: str
-    rate: float | None  # None where it is searched itself
-    rate_from: str
+    def fits(self, where: Mapping[str, Any]) -> bool:
+        """Whether it is for the study at some grid values."""
+        return all(where.get(key) in _listed(value) for key, value in self.where.items())
 
 
-@dataclass(frozen=True)
-class Round:
-    """One pass of a study over given ranges, and its trials so far."""
-
-    study: Study
-    number: int
-    ranges: dict[str, Bounds]
-    trials: list[Trial]
-    wanted: int
-
-    @functools.cached_property
-    def key(self) -> str:
-        """The name of its trials in the storage; other settings or ranges have another one."""
-        ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
-        text = json.dumps([self.study.identity, ranges])
-        digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-        return f"{self.study.name} round {self.number} {digest}"
-
-    @property
-    def counted(self) -> list[Trial]:
-        """The complete trials, by number, up to the number wanted."""
-        return [trial for trial in self.trials if trial.state == "complete"][: self.wanted]
-
-    @property
-    def finished(self) -> list[Trial]:
-        """The counted trials that have not diverged."""
-        return [trial for trial in self.counted if trial.note["status"] == "finished"]
-
-    @property
-    def running(self) -> list[Trial]:
-        """Trials begun and not ended."""
-        return [trial for trial in self.trials if trial.state == "running"]
-
-    @property
-    def missing(self) -> int:
-        """How many of the trials wanted are not complete."""
-        return self.wanted - len(self.counted)
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
-class Tuning(Section):
-    """The rule of every study: trials in rounds, whose ranges follow an optimum at their edge."""
+class SearchConfig(FileConfig):
+    """A search file."""
 
     search: Annotated[dict[str, tuple[PositiveFloat, PositiveFloat]], Field(min_length=1)]
     """Config key -> lowest and highest value of the first round, searched log-uniformly."""
@@ -122,63 +76,126 @@ class Tuning(Section):
     """At most so many rounds of a study, the first one included."""
     sampler_seed: Count = 0
     """Seed of the values that trials get."""
+    grid: dict[str, Values] = {}
+    """Keys to cross; every combination is a study of its own."""
+    rates: list[Rate] = []
+    """Where each study's optimizer.lr comes from; by default it is the config's own."""
 
-    def next(self, rounds: Sequence[Round], replaced: Collection[tuple[str, int]] = ()) -> Next:
-        """The next trial of a study, a place in the order of `search`; or to wait, or the end.
+    @model_validator(mode="after")
+    def _parts_agree(self) -> SearchConfig:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
 
-        `replaced` are trials (key of the round, number) that failed in an earlier command.
-        """
-        last = rounds[-1]
-        if not last.missing:
-            note = "" if last.finished else f"all {last.wanted} trials diverged; lower {RATE}"
-            return Next(done=True, note=note)
-        fresh = [trial for trial in last.trials if (last.key, trial.number) not in replaced]
-        if len(fresh) >= last.wanted and not last.running:
-            failed = sum(trial.state == "fail" for trial in fresh)
-            note = f"{failed} trials failed; the same command replaces them"
-            return Next(done=True, note=note)
-        if len(fresh) >= last.wanted or len(last.running) >= self.parallel:
-            return WAIT
-        values = self._next_values(rounds, fresh)
-        return Next((tuple(values[key] for key in self.search),))
-
-    def rounds_of(self, study: Study, trials: Callable[[str], list[Trial]]) -> list[Round]:
-        """The rounds of a study that have begun, or whose turn it is; `trials` by a round's key."""
-        found: list[Round] = []
-        ranges: dict[str, Bounds] = dict(self.search)
-        for number in range(1, self.rounds + 1):
-            found.append(Round(study, number, ranges, [], self.trials))
-            found[-1].trials.extend(trials(found[-1].key))
-            if found[-1].missing or not found[-1].finished:
-                break
-            best = best_trial(found[-1].finished).values
-            following = next_ranges(best, ranges, self.edge, self.extend)
-            if following == ranges:
-                break
-            ranges = following
-        return found
-
-    def _next_values(self, rounds: Sequence[Round], fresh: Sequence[Trial]) -> dict[str, float]:
-        """The values of the last round's next trial, from its number and the trials so far.
-
-        Before the sampler is asked, and where the ranges allow it, all constants are 1; and after a
-        round, its best is tried, so that no later one ends worse: that run is done, and costs
-        nothing.
-        """
-        last, tried = rounds[-1], [trial.values for trial in fresh]
-        first = [dict.fromkeys(self.search, 1.0)]
-        first += [best_trial(earlier.finished).values for earlier in rounds[:-1]]
-        for values in first:
-            inside = all(low <= values[key] <= high for key, (low, high) in last.ranges.items())
-            if inside and values not in tried:
-                return values
-        seed = (self.sampler_seed, last.study.name, last.number, len(last.trials))
-        return suggest(last.trials, last.ranges, seed)
+    def _problems(self) -> Iterator[str]:
+        studies = math.prod(map(len, self.grid.values()))
+        if studies * self.trials > MOST_TRIALS:
+            yield (
+                f"trials: {self.trials:,} in each of {studies:,} studies; at most {MOST_TRIALS:,} "
+                "in all: lower trials, or divide the grid among several files"
+            )
+        fixed = {**self.set, **self.grid}
+        for key, (low, high) in self.search.items():
+            if low >= high:
+                yield f"search.{key}: [{low:g}, {high:g}]: the lowest value comes first"
+            if key in fixed:
+                yield f"{key!r} is searched; take it out of set and grid"
+        if self.rates and RATE in {**fixed, **self.search}:
+            yield f"rates give {RATE}; take it out of set, grid and search"
+        for rate in self.rates:
+            for key, value in rate.where.items():
+                if not all(one in self.grid.get(key, ()) for one in _listed(value)):
+                    yield f"rates.where: {key} {value} is not in the grid"
 
 
-def suggest(
-    trials: Sequence[Trial], ranges: Mapping[str, Bounds], seed: object
-) -> dict[str, float]:
+@dataclass(frozen=True)
+class Study:
+    """One combination of the grid: what is fixed in all its runs."""
+
+    name: str
+    where: dict[str, Any]
+    settings: dict[str, Any]
+    config: Any
+    """With every searched value in the middle of its first range."""
+    identity: str
+    rate: float | None  # None where it is searched itself
+    rate_from: str
+
+
+@dataclass
+class Search(LoadedFile):
+    """A search file with its experiment and its studies."""
+
+    every: list[Study] = field(default_factory=list)
+    """All studies of the file."""
+    studies: list[Study] = field(default_factory=list)
+    """Those that are meant."""
+
+    def study(self, where: dict[str, Any]) -> Study:
+        """The study at some grid values; UserError if they make no valid config."""
+        # A word that can be a folder's name.
+        words = [re.sub(r"[^A-Za-z0-9._-]+", "_", str(value)) for value in where.values()]
+        name = "-".join(words) or "all"
+        settings = {**self.config.set, **where}
+        rate, source = self._rate(name, where, settings)
+        settings |= {} if rate is None else {RATE: rate}
+        ranges = self.config.search.items()
+        middle = {key: math.sqrt(low * high) for key, (low, high) in ranges}
+        config = self.validated(f"study {name!r}", {**settings, **middle})
+        identity = json.dumps([runs.identity(config), self.config.sampler_seed], sort_keys=True)
+        chosen = None if RATE in self.config.search else config.optimizer.lr
+        return Study(name, where, settings, config, identity, chosen, source)
+
+    def _rate(
+        self, name: str, where: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[float | None, str]:
+        """The study's learning rate and its source; None leaves it to the config."""
+        if not self.config.rates:
+            return None, "search" if RATE in self.config.search else "config"
+        fitting = [rate for rate in self.config.rates if rate.fits(where)]
+        if len(fitting) != 1:
+            count = "none fits" if not fitting else f"{len(fitting)} fit"
+            raise UserError(f"{self.path}: rates: {count} study {name!r}; exactly one must")
+        rate = fitting[0]
+        try:
+            best = self.sources.best(rate.around, self.keys(settings), RATE)
+        except Missing as missing:
+            self.sources.assume(missing, "counted with the config's own rate")
+            return None, "config"
+        return best * rate.factor, f"{rate.factor:g} x best of {rate.around.sweep}"
+
+
+def load_search(
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    curves: Sequence[str] | None = None,
+    **options: Any,
+) -> Search:
+    """A search file, its experiment and its studies; UserError for anything that cannot run.
+
+    Other options are those of `open_file`.
+    """
+    if curves:
+        raise UserError(f"--curves: {path} is a search, which has no curves")
+    search = Search(**open_file(SearchConfig, path, results, preset, **options))
+    search.refuse_overrides(search.config.grid, "its grid")
+    search.refuse_overrides(search.config.search, "what it searches")
+    for condition in search.where:
+        if condition.key in search.config.search:
+            raise UserError(f"--where {condition.text}: {condition.key} is what {path} searches")
+    search.every = [search.study(values) for values in grid_values(search.config.grid, str(path))]
+    names = [study.name for study in search.every]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{path}: grid: two studies would be called {name!r}")
+    search.studies = [study for study in search.every if search.is_meant(study.config)]
+    if not search.studies:
+        raise UserError(f"--where: no study of {path} is meant; see them all by --dry-run")
+    return search
+
+
+def suggest(trials: Sequence[FrozenTrial], ranges: Ranges, seed: object) -> dict[str, float]:
     """The values to try next, log-uniform at first: a pure function of its arguments.
 
     The sampler is a tree-structured Parzen estimator over all keys jointly. It looks at ranks, so
@@ -196,26 +213,11 @@ def suggest(
             seed=int.from_bytes(digest, "big"), multivariate=True, constant_liar=True
         )
     study = optuna.create_study(sampler=sampler)
-    study.add_trials([frozen(trial, ranges) for trial in trials])
-    return dict(study.ask(_distributions(ranges)).params)
+    study.add_trials(trials)
+    return dict(study.ask(distributions(ranges)).params)
 
 
-def frozen(
-    trial: Trial, ranges: Mapping[str, Bounds], attributes: Mapping[str, Any] | None = None
-) -> FrozenTrial:
-    """A trial as Optuna has it."""
-    from optuna.trial import TrialState, create_trial
-
-    return create_trial(
-        state=TrialState[trial.state.upper()],
-        value=trial.loss,
-        params=trial.values,
-        distributions=_distributions(ranges),
-        user_attrs=dict(attributes or {}),
-    )
-
-
-def _distributions(ranges: Mapping[str, Bounds]) -> dict[str, FloatDistribution]:
+def distributions(ranges: Ranges) -> dict[str, FloatDistribution]:
     from optuna.distributions import FloatDistribution
 
     return {key: FloatDistribution(low, high, log=True) for key, (low, high) in ranges.items()}
@@ -232,7 +234,7 @@ def is_near_edge(value: float, bounds: Bounds, share: float) -> bool:
 
 
 def next_ranges(
-    best: Mapping[str, float], ranges: Mapping[str, Bounds], share: float, factor: float
+    best: Mapping[str, float], ranges: Ranges, share: float, factor: float
 ) -> dict[str, Bounds]:
     """The ranges of the next round: those of constants whose best value is near an edge move.
 
@@ -246,25 +248,24 @@ def next_ranges(
     }
 
 
-def best_trial(trials: Sequence[Trial]) -> Trial:
+def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial:
     """The complete trial with the lowest loss, the first of equals."""
-    return min(trials, key=lambda trial: (trial.loss, trial.number))
+    return min(trials, key=lambda trial: (trial.value, trial.number))
 
 
-def equally_good(trials: Sequence[Trial], within: float) -> list[Trial]:
+def equally_good(trials: Sequence[FrozenTrial], within: float) -> list[FrozenTrial]:
     """The trials whose loss exceeds the lowest by at most the share `within` of it."""
-    bound = (1 + within) * best_trial(trials).loss
-    return [trial for trial in trials if trial.loss <= bound]
+    bound = (1 + within) * best_trial(trials).value
+    return [trial for trial in trials if trial.value <= bound]
 
 
-def arithmetic_means(trials: Sequence[Trial]) -> dict[str, float]:
-    """The mean of every constant: the paper's "average"."""
-    return {key: sum(t.values[key] for t in trials) / len(trials) for key in trials[0].values}
+def objective(summary: Mapping[str, Any], config: Any) -> float | None:
+    """What a trial minimises: the final evaluation loss, in nats per target.
 
-
-def geometric_means(trials: Sequence[Trial]) -> dict[str, float]:
-    """The mean of every constant in the logarithm, in which they are searched."""
-    return {
-        key: math.exp(sum(math.log(t.values[key]) for t in trials) / len(trials))
-        for key in trials[0].values
-    }
+    A run that diverged has the loss at which the loop calls it diverged, divergence_factor times
+    the first training loss. None if even that one was not finite, which no learning rate can fix.
+    """
+    if summary["status"] == "finished":
+        return summary["final_eval_loss"]
+    first = summary["first_train_loss"]
+    return None if first is None else config.training.divergence_factor * first

@@ -2,34 +2,101 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
 
 from sweeps import tables
+from sweeps.pool import Needs
+from sweeps.request import LoadedFile, read_table
 from sweeps.rules import DONE, FAILED, Cell, Summary
-from sweeps.sources import read_table
 from sweeps.sweep_file import CellKey, Point, Sweep
+from training import environment, runs
 from training.errors import RunError, UserError
+from training.files import scratch_folder, sync
 
-Recall = Callable[[str], dict[str, Any] | None]
+Recall = Callable[[str], Summary | None]
 
 
-class Work:
+class Store:
+    """The runs in a sweep's folder; what another sweep has finished is copied, unless it looks."""
+
+    def __init__(self, folder: Path, looks: bool = False) -> None:
+        self.folder, self.looks = folder, looks
+
+    def recall(self, run: str) -> Summary | None:
+        """The summary of a run that is done, or None; RunError for one that cannot be read.
+
+        A finished run that has lost its log is not done.
+        """
+        path = self.folder / run
+        summary = runs.done(path)
+        if summary and summary["status"] == "finished" and not (path / "metrics.jsonl").exists():
+            if not self.looks:
+                (path / "summary.json").unlink()
+            return None
+        for source in () if summary else self._elsewhere.get(_hash(run), ()):
+            with suppress(RunError, OSError, ValueError):
+                summary = summary or take_over(source, None if self.looks else path)
+        return summary
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, list[Path]]:
+        """Hash -> run folders in the other sweeps of the experiment."""
+        found: dict[str, list[Path]] = {}
+        for path in sorted(self.folder.parent.glob("*/*-*/summary.json")):
+            if path.parent.parent != self.folder:
+                found.setdefault(_hash(path.parent.name), []).append(path.parent)
+        return found
+
+
+def _hash(run: str) -> str:
+    """The part of a run's name that its config alone decides."""
+    return run.rpartition("-")[2]
+
+
+def take_over(source: Path, target: Path | None) -> Summary | None:
+    """The summary of a finished run of this commit, copied to `target` whole or not at all.
+
+    None if it is not done, was made at another commit, or if `target` has begun to train. What has
+    no commit, or changes since it, may be other code.
+    """
+    summary, ours = runs.done(source), environment.commit()
+    if summary is None or ours is None or ours.endswith("+changes"):
+        return None
+    if summary.get("environment", {}).get("commit") != ours:
+        return None
+    if target is not None:
+        if target.exists() and any(target.iterdir()):
+            return None
+        with scratch_folder(target, "--results") as aside:
+            kept = shutil.ignore_patterns("checkpoints", ".*", "log.txt", "trackers")
+            shutil.copytree(source, aside, symlinks=True, ignore=kept, dirs_exist_ok=True)
+            for path in (*aside.rglob("*"), aside):  # a summary must not outlive what it sums up
+                if not path.is_symlink():
+                    sync(path)
+            aside.rename(target)  # over an empty folder at most; otherwise OSError
+    return summary
+
+
+class Work(ABC):
     """What is left of a sweep or search, for one driver; results open the runs that they ask for.
 
     `recall` gives the summary of a run that is done already. The largest of the runs that wait come
-    first, so that none of them is left for the end. What a result asks for is said by each kind:
-    `record`, `may_add`, `failed_before`, `write` and `dry_run`.
+    first, so that none of them is left for the end.
     """
 
     table_name: str
     """What a user wants to know."""
 
-    def __init__(self, asked: Any, recall: Recall = lambda run: None) -> None:
-        self.asked, self.recall = asked, recall
-        self.folder, self.experiment = asked.folder, asked.experiment
+    def __init__(self, file: LoadedFile, recall: Recall = lambda run: None) -> None:
+        self.file, self.recall = file, recall
+        self.folder, self.experiment = file.folder, file.experiment
         self.table = self.folder / self.table_name
         self.points: dict[str, Point] = {}
         self.results: dict[str, Summary] = {}
@@ -38,7 +105,27 @@ class Work:
         self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
         self._waiting: list[tuple[float, int, str]] = []
 
-    def next(self) -> Any:
+    @abstractmethod
+    def record(self, point: Point, summary: Summary) -> None:
+        """Takes a result, and adds the points that it asks for."""
+
+    @abstractmethod
+    def failed_before(self) -> set[str]:
+        """Runs that an earlier command, or one at work now, has given up."""
+
+    @abstractmethod
+    def may_add(self) -> tuple[int, float]:
+        """The most runs that results can still ask for, and their FLOPs."""
+
+    @abstractmethod
+    def write(self, final: bool) -> None:
+        """Writes the tables as they stand, and at the end those of what runs logged."""
+
+    @abstractmethod
+    def listed(self) -> list[str]:
+        """What is to do, in lines."""
+
+    def next(self) -> Point | None:
         """A run that nobody is at work on; None while there is none."""
         while self._waiting:
             key = heapq.heappop(self._waiting)[2]
@@ -55,6 +142,10 @@ class Work:
         self.reasons[point.run] = reason
         self.record(point, FAILED)
 
+    def needs(self, point: Point) -> Needs:
+        """What a run needs of the place where it is trained."""
+        return self.file.needs(dict(point.values))
+
     def flops(self, point: Point) -> float:
         """What a run costs."""
         return self.experiment.flops(point.config)
@@ -68,19 +159,11 @@ class Work:
         """The points with a result, and what their runs came to."""
         return [(self.points[key], summary) for key, summary in self.results.items()]
 
-    def has_begun(self, point: Any) -> bool:
-        """Whether somebody has been at work on a run."""
-        return (self.folder / point.run / "metrics.jsonl").exists()
-
     def report(self) -> list[str]:
         """What a user should know at the end: optima at an edge, and what was given up."""
         return [*self.notes.values(), *(f"{name}: {why}" for name, why in self.reasons.items())]
 
-    def before(self) -> list[str]:
-        """What a user should know before anything runs."""
-        return []
-
-    def outcome(self, point: Any) -> str:
+    def outcome(self, point: Point) -> str:
         """A run with its result, as a line for people."""
         words = [
             f"{key.rpartition('.')[2]}={value:.4g}"
@@ -89,7 +172,15 @@ class Work:
             for key, value in point.values
         ]
         run = " ".join([point.curve, *words, f"seed={point.seed}"])
-        return f"{run}  {ending(self.results.get(point.key))}"
+        summary = self.results.get(point.key)
+        if summary is None:
+            ending = "not done, will be tried again"
+        elif summary["status"] == "finished":
+            ending = f"eval loss {summary['final_eval_loss']:.4f}"
+        else:
+            at = f" at step {summary['step']}" if "step" in summary else ""
+            ending = f"{summary['status']}{at}"
+        return f"{run}  {ending}"
 
     def _enter(self, point: Point) -> None:
         """Counts a point among those to do, in place of one that had its key."""
@@ -126,6 +217,7 @@ class SweepWork(Work):
 
     def __init__(self, sweep: Sweep, recall: Recall = lambda run: None) -> None:
         super().__init__(sweep, recall)
+        self.sweep = sweep
         self.cells: dict[CellKey, Cell] = {}
         self._targets: dict[CellKey, list[CellKey]] = {}
         self._searched = sweep.config.searched
@@ -146,8 +238,8 @@ class SweepWork(Work):
         if self._waiting and not self.results:
             cheapest = max(self._waiting, key=lambda item: (item[0], -item[1]))
             self._waiting.remove(cheapest)
-            self._waiting.insert(0, (-math.inf, 0, cheapest[2]))
             heapq.heapify(self._waiting)
+            heapq.heappush(self._waiting, (-math.inf, 0, cheapest[2]))
 
     def record(self, point: Point, summary: Summary) -> None:
         """Takes a result, and adds the points that it asks for."""
@@ -166,36 +258,42 @@ class SweepWork(Work):
 
     def may_add(self) -> tuple[int, float]:
         """The most runs that results can still ask for, and their FLOPs."""
-        rule = self.asked.rule
+        rule = self.sweep.rule
         groups: dict[CellKey, list[Point]] = {}
         for point in self.points.values() if rule else ():
             groups.setdefault(point.cell(self._searched), []).append(point)
-        runs, flops = 0, 0.0
+        count, flops = 0, 0.0
         for key, points in groups.items():
             cell = self.cells[key]
-            if not cell.settled:
-                seeds = self.asked.seeds(dict(points[0].values))
+            if rule and not cell.settled:
+                seeds = self.sweep.seeds(dict(points[0].values))
                 further = len({*rule.seeds} - {*seeds}) * (2 if cell.source else 1)
-                count = (rule.points - cell.added) * len(seeds) + further
-                runs, flops = runs + count, flops + count * max(map(self.flops, points))
-        return runs, flops
+                more = (rule.points - cell.added) * len(seeds) + further
+                count, flops = count + more, flops + more * max(map(self.flops, points))
+        return count, flops
 
     def write(self, final: bool) -> None:
-        """The manifest and results.csv, and at the end the tables of what runs logged."""
-        points = list(self.points.values())
-        tables.write_manifest(self.asked, points)
-        tables.write(self.asked, points, self.results, final)
+        """The manifest and results.csv, and at the end the tables of what runs logged.
 
-    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
-        """What is to do, one line per run; `place` says the GPUs of a config and its needs."""
-        lines = [
-            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}  "
-            f"{place(point.config, self.asked.needs(dict(point.values)))}".rstrip()
+        A finished run whose log is gone by then is named, and has no rows in those tables.
+        """
+        points = list(self.points.values())
+        logged = dict(self.results)
+        for point in points if final else ():
+            log = self.folder / point.run / "metrics.jsonl"
+            if logged.get(point.key, FAILED)["status"] == "finished" and not log.exists():
+                self.reasons[point.run] = f"{log} is gone; the same command trains the run again"
+                logged[point.key] = FAILED
+        tables.write_manifest(self.sweep, points)
+        tables.write(self.sweep, points, logged, final)
+
+    def listed(self) -> list[str]:
+        """What is to do, one line per run."""
+        return [
+            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
+            f"{in_words(self.needs(point))}"
             for point in self.left
         ]
-        known = len(self.points)
-        total = f"{len(lines)} of {known} runs to do, about {self.todo[0]:.3g} FLOPs"
-        return "\n".join([*self.asked.sources.assumed, *lines, total])
 
     def _add(self, point: Point) -> None:
         """Takes up a point, and its result if there is one."""
@@ -221,13 +319,13 @@ class SweepWork(Work):
         """
         cell = self.cells[key]
         while not cell.settled:
-            answer = self.asked.rule.next(cell) if self.asked.rule else DONE
+            answer = self.sweep.rule.next(cell) if self.sweep.rule else DONE
             cell.settled = answer.done
             if answer.note:
                 self.notes[cell.name] = answer.note
             for place in answer.places:
                 try:
-                    points = self.asked.at(key, place, answer.seeds)
+                    points = self.sweep.at(key, place, answer.seeds)
                 except UserError as error:
                     if place in cell.results:
                         note = f"{cell.name}: further seeds were not run: {error}"
@@ -236,8 +334,8 @@ class SweepWork(Work):
                         cell.refused[place] = str(error)
                     continue
                 if answer.seeds is not None:
-                    own = self.asked.seeds(dict(points[0].values)) if points else ()
-                    cell.further[place] = tuple(s for s in answer.seeds if s not in own)
+                    seeds = self.sweep.seeds(dict(points[0].values)) if points else ()
+                    cell.further[place] = tuple(s for s in answer.seeds if s not in seeds)
                 cell.results.setdefault(place, {})
                 for point in points:
                     self._add(point)
@@ -252,10 +350,28 @@ def cell_name(key: CellKey) -> str:
     return " ".join([key[0], *(f"{name}={value}" for name, value in key[1])])
 
 
-def ending(summary: Mapping[str, Any] | None) -> str:
-    """How a run ended."""
-    if summary is None:
-        return "not done, will be tried again"
-    if summary["status"] == "finished":
-        return f"eval loss {summary['final_eval_loss']:.4f}"
-    return f"{summary['status']} at step {summary['step']}" if "step" in summary else "failed"
+def in_words(needs: Needs) -> str:
+    """The GPUs of a run that takes several, as the end of a line."""
+    where = f" on {needs.nodes} nodes" if needs.nodes > 1 else ""
+    return f"  {needs.gpus} GPUs{where}" if needs.gpus > 1 else ""
+
+
+def of_other_commits(results: Mapping[str, Summary]) -> list[str]:
+    """A line on the results of runs that other code than this has made."""
+    ours = environment.commit()
+    commits = [r.get("environment", r).get("commit") for r in results.values()]
+    others = [commit for commit in commits if commit not in (None, ours)]
+    if ours is None or not others:
+        return []
+    names = list(dict.fromkeys(_short(commit) for commit in others))
+    shown = ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    return [
+        f"runs that are done and were made at another commit than {_short(ours)}: {len(others)} "
+        f"(at {shown}); delete a run's folder to train it again"
+    ]
+
+
+def _short(commit: str) -> str:
+    """The first figures of a commit, and whether files differ from it."""
+    head, plus, changes = commit.partition("+")
+    return f"{head[:7]}{plus}{changes}"

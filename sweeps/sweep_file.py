@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +13,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from sweeps.asked import Asked, FileConfig, Keys, open_file
-from sweeps.pool import Needs
+from sweeps.request import Around, FileConfig, Keys, LoadedFile, Missing, open_file
 from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
-from sweeps.sources import Around, Missing
 from training import runs
-from training.config import PositiveFloat, Section, shifted
+from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
 
 # Combinations of a grid, and runs of a file before it extends itself: these open in two seconds and
@@ -58,11 +56,10 @@ class Multiples(Section):
 
 
 def _are_plain(values: list[Any]) -> list[Any]:
-    for value in values:
-        if isinstance(value, (Mapping, list)):
-            raise PydanticCustomError(
-                "plain", "expected numbers or words (what sets several keys is a curve's `set`)"
-            )
+    if any(isinstance(value, (Mapping, list)) for value in values):
+        raise PydanticCustomError(
+            "plain", "expected numbers or words (what sets several keys is a curve's `set`)"
+        )
     return values
 
 
@@ -135,13 +132,15 @@ class Adjust(Section):
     """Grid key -> values it applies to."""
     set: Keys = {}
     """Config keys there."""
-    needs: Needs = Needs()
-    """What those runs need."""
+    gpus: PositiveInt | None = None
+    """GPUs of those runs, where a model does not fit one."""
+    processes: PositiveInt | None = None
+    """Processes of those runs."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Adjust:
-        if not self.set and not self.needs.model_fields_set:
-            raise ValueError(f"where {self.where}: changes nothing; say `set` or `needs` there")
+        if not self.set and self.gpus is None and self.processes is None:
+            raise ValueError(f"where {self.where}: changes nothing; say `set` or `gpus` there")
         return self
 
 
@@ -173,61 +172,71 @@ class SweepConfig(FileConfig):
     runs with training.observe_every observed."""
 
     @model_validator(mode="after")
-    def _rules_speak_of_the_grid(self) -> SweepConfig:
-        for name in self.curves:
-            if not re.fullmatch(r"\w[\w.-]{0,99}", name):
-                raise ValueError(
-                    f"curves: {name!r} names folders; expected letters, digits, _, - and . only"
-                )
-        if self.transfer and not self.extend:
-            raise ValueError("transfer needs extend, which says whose optimum is meant")
-        if self.transfer and self.transfer.source == self.transfer.target:
-            raise ValueError("transfer: source and target are the same; name two cells")
+    def _parts_agree(self) -> SweepConfig:
+        for problem in itertools.chain(self._rule_problems(), self._curve_problems()):
+            raise ValueError(problem)
+        return self
+
+    def _rule_problems(self) -> Iterator[str]:
+        """What is wrong with rules, and with grid values that parts of the file name."""
         if self.confirm and self.extend:
-            raise ValueError("confirm and extend both follow an optimum; keep one")
-        own = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
-        if self.extend and (both := own & {*self.extend.seeds}):
-            raise ValueError(
+            yield "confirm and extend both follow an optimum; keep one"
+        seeds = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
+        if self.extend and (both := seeds & {*self.extend.seeds}):
+            yield (
                 f"extend.seeds: {min(both)} is a seed of the grid; a seed that has chosen a value "
                 "cannot judge it, name others"
             )
-        adjusted = [rule.set for rule in self.adjust]
+        named = [("more_seeds.where", rule.where) for rule in self.more_seeds]
+        named += [("adjust.where", rule.where) for rule in self.adjust]
+        if self.transfer and not self.extend:
+            yield "transfer needs extend, which says whose optimum is meant"
+        for place in ("source", "target") if self.transfer else ():
+            values = getattr(self.transfer, place)
+            if set(self.searched) & values.keys():
+                yield f"transfer.{place}: {self.searched[0]} is what extend searches; name others"
+            named.append((f"transfer.{place}", {key: [value] for key, value in values.items()}))
+        for place, where in named:
+            for key, wanted in where.items():
+                axes = [grid[key] for grid in self.grids.values() if key in grid]
+                known = list(dict.fromkeys(value for axis in axes for value in _axis(axis)))
+                if any(isinstance(axis, Multiples) for axis in axes):
+                    yield f"{place}: {key!r} has no fixed values; use another key"
+                for value in wanted:
+                    if value not in known:
+                        yield f"{place}: {key} {value} is in no curve's grid: {known}"
+
+    def _curve_problems(self) -> Iterator[str]:
+        """What is wrong with curves, and with keys that have two sources."""
+        adjusted = [("adjust.set", rule.set) for rule in self.adjust]
         for name, curve in self.curves.items():
-            grid = {**self.grid, **curve.grid}
+            grid = self.grids[name]
+            if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+                yield f"curves: {name!r} names folders; expected letters, digits, _, - and . only"
             if curve.constants and self.constants is None:
-                raise ValueError(f"curve {name!r} takes constants; `constants` must name a search")
-            if any("seed" in said for said in (grid, self.set, curve.set, *adjusted)):
-                raise ValueError("seed goes into seeds, not into set or grid")
+                yield f"curve {name!r} takes constants; `constants` must name a search"
+            # A curve's grid may cross what the sweep sets for all curves.
+            parts = [("set", self.set, self.grid), (f"curves.{name}.set", curve.set, grid)]
+            parts += [(place, keys, grid) for place, keys in adjusted]
+            for place, keys, crossed in parts:
+                for key in [key for key in crossed if key in keys]:
+                    yield f"{place}: {key} is a key of the grid, too; take it out of one"
+                if "seed" in {**keys, **crossed}:
+                    yield "seed goes into seeds, not into set or grid"
             for key in curve.horizon.keys if curve.horizon else ():
-                if key in grid or key in curve.set:
-                    raise ValueError(
-                        f"curve {name!r}: its horizon decides {key}; take that out of set or grid"
-                    )
-            if self.extend and self.extend.key not in grid:
-                raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
-            rule = "confirm.keys" if self.confirm else "extend.key"
+                if key in {**grid, **curve.set}:
+                    yield f"curve {name!r}: its horizon decides {key}; take that out of set or grid"
             for key in self.searched:
                 if key not in grid:
-                    raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
+                    yield f"the rule's key {key!r} is not in the grid of {name!r}"
                 for value in grid[key] if isinstance(grid[key], list) else ():
-                    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                    if not (number and value > 0):
-                        raise ValueError(
-                            f"{rule}: {key} {value!r} in a grid: expected numbers above 0"
-                        )
-        wheres = [("more_seeds.where", rule.where) for rule in self.more_seeds]
-        wheres += [("adjust.where", rule.where) for rule in self.adjust]
-        for place in ("source", "target") if self.transfer else ():
-            wanted = getattr(self.transfer, place)
-            if set(self.searched) & wanted.keys():
-                raise ValueError(
-                    f"transfer.{place}: {self.searched[0]} is what extend searches; name other keys"
-                )
-            wheres.append((f"transfer.{place}", {key: [value] for key, value in wanted.items()}))
-        grids = [{**self.grid, **curve.grid} for curve in self.curves.values()]
-        for name, where in wheres:
-            _check_values(name, where, grids)
-        return self
+                    if type(value) not in (int, float) or value <= 0:
+                        yield f"{key} {value!r} in a grid: a rule follows numbers above 0 only"
+
+    @property
+    def grids(self) -> dict[str, dict[str, Any]]:
+        """The grid of every curve: the sweep's, with what the curve replaces or adds."""
+        return {name: {**self.grid, **curve.grid} for name, curve in self.curves.items()}
 
     @property
     def searched(self) -> tuple[str, ...]:
@@ -237,23 +246,8 @@ class SweepConfig(FileConfig):
         return (self.extend.key,) if self.extend else ()
 
 
-def _check_values(
-    rule: str, wanted: Mapping[str, list[Any]], grids: Sequence[Mapping[str, Any]]
-) -> None:
-    """Raises ValueError for a key or value of a rule that no curve's grid has."""
-    for key, values in wanted.items():
-        axes = [grid[key] for grid in grids if key in grid]
-        if not axes:
-            raise ValueError(f"{rule}: {key!r} is in no curve's grid")
-        if any(isinstance(axis, Multiples) for axis in axes):
-            raise ValueError(f"{rule}: {key!r} has no fixed values; use another key")
-        known = list(dict.fromkeys(value for axis in axes for value in _axis(axis)))
-        for value in values:
-            if value not in known:
-                raise ValueError(f"{rule}: {key} {value} is in no curve's grid: {known}")
-
-
-CellKey = tuple[str, tuple[tuple[str, Any], ...]]  # a curve and grid values
+GridValues = tuple[tuple[str, Any], ...]  # by key
+CellKey = tuple[str, GridValues]  # a curve and grid values
 
 
 @dataclass(frozen=True)
@@ -261,7 +255,7 @@ class Point:
     """One run of a sweep: where it is in the grid and what that makes its config."""
 
     curve: str
-    values: tuple[tuple[str, Any], ...]
+    values: GridValues
     seed: int
     config: Any
     run: str
@@ -284,8 +278,8 @@ class Point:
 
 
 @dataclass
-class Sweep(Asked):
-    """A sweep file read, with its experiment and the points of its grid."""
+class Sweep(LoadedFile):
+    """A sweep file with its experiment and the points of its grid."""
 
     points: list[Point] = field(default_factory=list)
     left_out: list[Point] = field(default_factory=list)
@@ -296,19 +290,15 @@ class Sweep(Asked):
         """How its cells are searched; None runs what the file names."""
         return self.config.confirm or self.config.extend
 
-    def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _adjustments(self, values: Mapping[str, Any]) -> list[Adjust]:
+        return [rule for rule in self.config.adjust if _applies(rule, values)]
+
+    def settings(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
         settings = {**self.config.set, **self.config.curves[curve].set, **values}
-        for rule in self.config.adjust:
-            settings |= rule.set if _applies(rule, values) else {}
+        for rule in self._adjustments(values):
+            settings |= rule.set
         return settings
-
-    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the file says that a run at some grid values needs."""
-        said = super().needs(values)
-        for rule in self.config.adjust:
-            said |= rule.needs.model_dump(exclude_unset=True) if _applies(rule, values) else {}
-        return said
 
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
         """The point at some grid values, with all that a search or the model's size decides.
@@ -316,18 +306,18 @@ class Sweep(Asked):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        settings, unknown = {**self.adjusted(curve, values), "seed": seed}, ""
+        settings, unknown = {**self.settings(curve, values), "seed": seed}, ""
         if rule.constants:
-            asked = self.keys({**settings, **rule.constants_of})
             try:
-                found = self.sources.constants(str(self.config.constants), asked)
-                self.refuse_overrides(found, f"the constants of {self.config.constants}")
-                if crossed := sorted(found.keys() & values.keys()):
+                like = self.keys({**settings, **rule.constants_of})
+                constants = self.sources.constants(str(self.config.constants), like)
+                self.refuse_overrides(constants, f"the constants of {self.config.constants}")
+                if crossed := sorted(constants.keys() & values.keys()):
                     raise UserError(
                         f"{self.path}, {name}: {crossed[0]} is a key of its grid and of the "
                         f"constants of {self.config.constants}; take it out of the grid"
                     )
-                settings |= found
+                settings |= constants
             except Missing as missing:
                 without = f"{name} is counted with the config's own constants"
                 self.sources.assume(missing, without)
@@ -347,7 +337,7 @@ class Sweep(Asked):
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
-        grid = {**self.config.grid, **self.config.curves[curve].grid}
+        grid = self.config.grids[curve]
         fixed = {key: axis for key, axis in grid.items() if not isinstance(axis, Multiples)}
         combinations = grid_values(fixed, str(self.path))
         for key, axis in grid.items():
@@ -390,8 +380,8 @@ class Sweep(Asked):
         Raises UserError if they make no valid config, or none that is meant.
         """
         curve, fixed = cell
-        found = {**dict(fixed), **dict(zip(self.config.searched, place, strict=True))}
-        values = {key: found[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
+        every = {**dict(fixed), **dict(zip(self.config.searched, place, strict=True))}
+        values = {key: every[key] for key in self.config.grids[curve]}
         chosen = self.seeds(values) if seeds is None else dict.fromkeys(seeds)
         points = [self.point(curve, values, seed) for seed in chosen]
         meant = [point for point in points if self.is_meant(point.config)]
@@ -409,22 +399,22 @@ def load_sweep(
     results: Path = runs.RESULTS,
     preset: str | None = None,
     curves: Sequence[str] | None = None,
-    **said: Any,
+    **options: Any,
 ) -> Sweep:
     """A sweep file, its experiment and its grid; UserError for anything that cannot run.
 
-    `curves` chooses some of its curves; what else may be `said` is in `open_file`.
+    `curves` chooses some of its curves; other options are those of `open_file`.
     """
-    sweep = Sweep(**open_file(SweepConfig, path, results, preset, **said))
+    sweep = Sweep(**open_file(SweepConfig, path, results, preset, **options))
     config = sweep.config
     for name in curves or ():
         if name not in config.curves:
             known = ", ".join(config.curves)
             raise UserError(f"--curves: {path} has no curve {name!r}; it has {known}")
+    sweep.refuse_overrides(["seed"], "seeds")
     sweep.refuse_overrides(config.grid, "its grid")
     for rule in config.adjust:
         sweep.refuse_overrides(rule.set, "adjust")
-    _refuse_set_and_crossed(sweep)
     points: dict[str, Point] = {}
     left_out: dict[str, Point] = {}
     for name, curve in config.curves.items():
@@ -436,7 +426,12 @@ def load_sweep(
             for seed in sweep.seeds(values):
                 point = sweep.point(name, values, seed)
                 kept = points if sweep.is_meant(point.config) else left_out
-                _refuse_one_run_twice(sweep, kept.setdefault(point.run, point), point)
+                known = kept.setdefault(point.run, point).values
+                if known != point.values:
+                    raise UserError(
+                        f"{path}, curve {name!r}: grid: {_words(known, point.values)} and "
+                        f"{_words(point.values, known)} are the same run; keep one of them"
+                    )
             if len(points) + len(left_out) > MOST:
                 raise UserError(
                     f"{path}: more than {MOST:,} runs; give fewer values or seeds, or several files"
@@ -447,38 +442,9 @@ def load_sweep(
     return sweep
 
 
-def _refuse_set_and_crossed(sweep: Sweep) -> None:
-    """Raises UserError for a key that a grid crosses and that its sweep or curve, or an `adjust`
-    that applies there, also sets. A curve's grid may cross what the sweep sets for all curves."""
-    config = sweep.config
-    said = [("set", config.set, config.grid)]
-    for name, curve in config.curves.items():
-        grid = {**config.grid, **curve.grid}
-        said.append((f"curves.{name}.set", curve.set, grid))
-        for rule in config.adjust:
-            axes = {key: _axis(grid[key]) for key in rule.where if key in grid}
-            if all(any(v in axes.get(key, ()) for v in vs) for key, vs in rule.where.items()):
-                said.append((f"adjust.set, curve {name!r}", rule.set, grid))
-    for place, settings, grid in said:
-        for key, crossed in itertools.product(settings, grid):
-            if f"{key}.".startswith(f"{crossed}."):
-                raise UserError(
-                    f"{sweep.path}: {place}: {key} is a key of the grid, too; take it out of one "
-                    "of them"
-                )
-
-
-def _refuse_one_run_twice(sweep: Sweep, known: Point, point: Point) -> None:
-    """Raises UserError if two combinations of a grid are one run."""
-    if known.values != point.values:
-        same = [pair for pair in zip(known.values, point.values, strict=True) if pair[0] != pair[1]]
-        one, other = (
-            " ".join(f"{key}={value}" for key, value in side) for side in zip(*same, strict=True)
-        )
-        raise UserError(
-            f"{sweep.path}, curve {point.curve!r}: grid: {one} and {other} are the same run; keep "
-            "one of them"
-        )
+def _words(values: GridValues, other: GridValues) -> str:
+    """The values in which two combinations differ."""
+    return " ".join(f"{key}={value}" for key, value in values if (key, value) not in other)
 
 
 def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list[dict[str, Any]]:
@@ -493,5 +459,8 @@ def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list
     return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*axes)]
 
 
-def _axis(values: list[Any] | Log2Range) -> list[Any]:
+def _axis(values: Any) -> list[Any]:
+    """The values of an axis; none of one that follows another sweep."""
+    if isinstance(values, Multiples):
+        return []
     return values.values() if isinstance(values, Log2Range) else values

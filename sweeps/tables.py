@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sweeps.request import FRESH, read_manifest, read_table
 from sweeps.rules import Summary
-from sweeps.sources import FRESH, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
 from training.files import reading, write_json, write_text
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Values = Mapping[str, Any]
+Arrays = Mapping[str, "np.ndarray"]
+KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,15 @@ def write_table(
     """
     if table.wanted and not getattr(sweep.config, table.wanted):
         return None
-    path, keys, rows = sweep.folder / table.name, columns(sweep), []
+    config, path, rows = sweep.config, sweep.folder / table.name, list[dict[str, Any]]()
+    # The config keys that the sweep sets or crosses are columns.
+    sets = [config.set, *(curve.set for curve in config.curves.values())]
+    keys = list(dict.fromkeys(key for part in (*sets, *config.grids.values()) for key in part))
     for point in points:
         summary = results.get(point.run, {"status": None})
         if summary["status"] in table.statuses:
-            curve = sweep.config.curves[point.curve]
-            values = sweep.adjusted(point.curve, dict(point.values))
+            curve = config.curves[point.curve]
+            values = sweep.settings(point.curve, dict(point.values))
             which = {
                 **{key: values.get(key) for key in keys},
                 "curve": point.curve,
@@ -86,15 +91,23 @@ def write_table(
         old = read_table(path)
     except (OSError, ValueError):
         old = []
-    measured = itertools.chain(*(row.keys() for row in (*rows, *old[:1])))
-    extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
-    further = dict.fromkeys(sorted(extra) if table is METRICS else extra) if table.measures else ()
-    run = [] if table is RESULTS else ["run"]
+    measured = dict.fromkeys(itertools.chain(*(row.keys() for row in (*rows, *old[:1]))))
+    further = [k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA]
+    further = sorted(further) if table is METRICS else further
     everything = [*_others(sweep, points, old), *rows]
-    judged = any(str(row.get(FRESH)) == "True" for row in everything)
-    seed = ["seed", FRESH] if judged else ["seed"]
-    header = ["curve", *keys, "horizon", "constants", *seed, *run, *table.columns, *further]
-    write_csv(path, [*header, *table.last], sorted(everything, key=_grid_order(sweep)))
+    judged = [FRESH] if any(str(row.get(FRESH)) == "True" for row in everything) else []
+    header = ["curve", *keys, "horizon", "constants", "seed", *judged]
+    header += [*([] if table is RESULTS else ["run"]), *table.columns]
+    header += [*(further if table.measures else ()), *table.last]
+    places = {
+        name: (index, [*config.grids[name], "seed"]) for index, name in enumerate(config.curves)
+    }
+
+    def order(row: Values) -> tuple[Any, ...]:
+        index, axes = places[row["curve"]]
+        return (index, *(by_size(row.get(key)) for key in axes))
+
+    write_csv(path, header, sorted(everything, key=order))
     return path
 
 
@@ -114,28 +127,6 @@ def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[A
         curves -= {point.curve for point in points}
     ours = {point.run for point in points}
     return [e for e in old if e.get("curve") in curves and e.get("run") not in ours]
-
-
-def columns(sweep: Sweep) -> list[str]:
-    """The config keys that the sweep sets or crosses: columns of its tables."""
-    config = sweep.config
-    sets = [config.set, *(curve.set for curve in config.curves.values())]
-    grids = [config.grid, *(curve.grid for curve in config.curves.values())]
-    return list(dict.fromkeys(key for part in (*sets, *grids) for key in part))
-
-
-def _grid_order(sweep: Sweep) -> Callable[[Values], tuple[Any, ...]]:
-    """Rows by curve, rising grid values and seed; those of one run stay as they are."""
-    places = {
-        name: (index, [*dict.fromkeys([*sweep.config.grid, *curve.grid]), "seed"])
-        for index, (name, curve) in enumerate(sweep.config.curves.items())
-    }
-
-    def order(row: Values) -> tuple[Any, ...]:
-        index, keys = places[row["curve"]]
-        return (index, *(by_size(row.get(key)) for key in keys))
-
-    return order
 
 
 def by_size(cell: Any) -> tuple[bool, Any]:
@@ -189,13 +180,12 @@ def _logged(run_dir: Path, summary: Summary) -> list[Values]:
 
 def _alignment(run_dir: Path, summary: Summary) -> Iterator[Values]:
     """The log alignment ratio of every dense layer at every probe."""
-    plan: dict[str, Any] = {}
-    for line in _lines(run_dir / "probes.jsonl"):
-        if not plan:
-            path = run_dir / "plan.json"
-            with reading(path, f"; delete {run_dir} to run again"):
-                rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-                plan = {row["name"]: row for row in rows}
+    lines, path, plan = _lines(run_dir / "probes.jsonl"), run_dir / "plan.json", {}
+    if lines:
+        with reading(path, f"; delete {run_dir} to run again"):
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            plan = {row["name"]: row for row in rows}
+    for line in lines:
         for layer, measured in line["layers"].items():
             row = plan.get(f"{layer}.weight", {})
             yield {**row, "step": line["step"], "layer": layer, "alignment": measured["alignment"]}
@@ -208,13 +198,6 @@ def _observed(run_dir: Path, summary: Summary) -> Iterator[Values]:
             yield {"step": line["step"], **numbers}
 
 
-# Kinds of kernels of an observed step.
-_KERNELS = ("pooled", "last_token", "spatial")
-KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
-_DIGITS = 6  # of float32
-Arrays = Mapping[str, "np.ndarray"]
-
-
 def _at_ends(rows: Callable[[Arrays], Iterator[Values]]) -> Callable[..., Iterator[Values]]:
     """What `rows` makes of the arrays of a run's first and last observed step.
 
@@ -222,11 +205,11 @@ def _at_ends(rows: Callable[[Arrays], Iterator[Values]]) -> Callable[..., Iterat
     """
 
     def read(run_dir: Path, summary: Summary) -> Iterator[Values]:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
         steps = [line["step"] for line in _lines(run_dir / "observations.jsonl")]
         for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
-            from safetensors import SafetensorError
-            from safetensors.numpy import load_file
-
             path = run_dir / "observations" / f"step_{step}.safetensors"
             try:
                 arrays = load_file(path)
@@ -245,9 +228,10 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
 
     Of a kernel with more than 64 rows every k-th row and column is there, under its own number.
     """
-    for kind in _KERNELS:
-        kernel = arrays.get(f"{kind}_kernel", ())
-        kept = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE) or 1)
+    for kind in ("pooled", "last_token", "spatial"):
+        kernel = arrays.get(f"{kind}_kernel")
+        side = 0 if kernel is None else len(kernel)
+        kept = range(0, side, -(-side // KERNEL_SIDE) or 1)
         for row, column in itertools.combinations_with_replacement(kept, 2):
             value = _rounded(kernel[row, column])
             yield {"kind": kind, "row": row, "column": column, "value": value}
@@ -264,8 +248,8 @@ def _attention_rows(arrays: Arrays) -> Iterator[Values]:
 
 
 def _rounded(value: float) -> float | None:
-    """A number as these tables have it; an empty cell for one that is not finite."""
-    return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    """A number in the digits of float32; an empty cell for one that is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 _RESULT_COLUMNS = tuple(
@@ -289,19 +273,17 @@ METRICS = Table(
     measures=("eval_",),
 )
 PROBES = Table("probes.csv", ("step", "layer", "role", "fan_in", "alignment"), _alignment)
+_OBSERVED_COLUMNS = (
+    "step block stream_rms stream_change kernel_alignment kernel_change attention_rms "
+    "head_variance excess_kurtosis query_change key_change attention_change query_change_weights "
+    "key_change_weights attention_change_weights query_weight_change query_weight_relative "
+    "key_weight_change key_weight_relative embedding_rms embedding_change function_change"
+)
 # Of finished runs alone: the last observed step of any other is not the end of training.
 OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION = (
     Table(name, tuple(names.split()), rows, statuses=("finished",), wanted="observations")
     for name, names, rows in (
-        (
-            "observations.csv",
-            "step block stream_rms stream_change kernel_alignment kernel_change attention_rms "
-            "head_variance excess_kurtosis query_change key_change attention_change "
-            "query_change_weights key_change_weights attention_change_weights query_weight_change "
-            "query_weight_relative key_weight_change key_weight_relative embedding_rms "
-            "embedding_change function_change",
-            _observed,
-        ),
+        ("observations.csv", _OBSERVED_COLUMNS, _observed),
         ("observed_kernels.csv", "step kind row column value", _at_ends(_kernel_rows)),
         (
             "observed_attention.csv",

@@ -7,7 +7,7 @@ folder. SIGTERM and SIGINT have the run save and end; its summary then says `sto
 A run of several processes is started by a launch command such as `accelerate launch`, which gets
 `-m sweeps.task JOB` as its last words and must hand its standard input on to the processes it
 starts, as torchrun, accelerate and srun do. The processes save and end when that input does, which
-is how they are asked to stop and also what happens when the process that started them dies.
+is how they are told to stop and also what happens when the process that started them dies.
 """
 
 from __future__ import annotations
@@ -24,22 +24,39 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sweeps.pool import Job, Needs, RunFailed, stop_seconds
+from sweeps.pool import Job, Needs, RunFailed, Summary, stop_seconds
 from training import allocator, signals
 from training.environment import commit
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
 
-STEP = ".step"  # in the folder of a run at work: the step it has taken
-STEP_SECONDS = 1.0  # between two notes of the step that a run is at
-FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
+Outcome = dict[str, Any]
+FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have met
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
+
+_ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
+_SHARDED = (
+    "--config_file scripts/accelerate/one_node_8gpu_fsdp.yaml --num_processes {processes} "
+    "--main_process_port 0"
+)
+_SHARDED_NODES = (
+    "--config_file scripts/accelerate/several_nodes_fsdp.yaml --num_machines {nodes} "
+    "--machine_rank {rank} --num_processes {processes} --main_process_ip {address} "
+    "--main_process_port {port}"
+)
+# How launchers are told the number of processes.
+_COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
+# A scheduler may signal every process of a job. What starts a run's processes must outlive that:
+# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
+# listens to SIGTERM again unless its own variable says otherwise.
+_DEAF = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")
+_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
 
 
 class Lost(Exception):
@@ -47,48 +64,7 @@ class Lost(Exception):
 
 
 _KINDS = {"busy": Busy, "folder": RunError, "user": UserError, "lost": Lost}
-STOPPED = {"summary": {"status": "stopped"}}
-
-_ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
-_SHARDED = (
-    *_ACCELERATE,
-    "--config_file",
-    "scripts/accelerate/one_node_8gpu_fsdp.yaml",
-    "--num_processes",
-    "{processes}",
-    "--main_process_port",
-    "0",
-)
-_SHARDED_NODES = (
-    *_ACCELERATE,
-    "--config_file",
-    "scripts/accelerate/several_nodes_fsdp.yaml",
-    "--num_machines",
-    "{nodes}",
-    "--machine_rank",
-    "{rank}",
-    "--num_processes",
-    "{processes}",
-    "--main_process_ip",
-    "{address}",
-    "--main_process_port",
-    "{port}",
-)
-
-# Launchers, their options for the number of processes (accelerate's counts those of all nodes), and
-# what a user may have said already.
-_COUNTS = {
-    "accelerate": "--num_processes",
-    "torchrun": "--nproc_per_node",
-    "torch.distributed.run": "--nproc_per_node",
-}
-_COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
-
-# A scheduler may signal every process of a job. What starts a run's processes must outlive that:
-# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
-# listens to SIGTERM again unless its own variable says otherwise.
-_DEAF = ("sh", "-c", "trap '' TERM USR2; exec \"$@\"", "sh")
-_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
+STOPPED: Outcome = {"summary": {"status": "stopped"}}
 
 
 @dataclass(frozen=True)
@@ -100,7 +76,7 @@ class Node:
     port: int = 0
 
 
-def resolve(future: Future[dict[str, Any]], outcome: dict[str, Any]) -> None:
+def resolve(future: Future[Summary], outcome: Outcome) -> None:
     """Gives a future the summary of an outcome, or the exception that it tells of."""
     if "summary" in outcome:
         future.set_result(outcome["summary"])
@@ -110,9 +86,7 @@ def resolve(future: Future[dict[str, Any]], outcome: dict[str, Any]) -> None:
         future.set_exception(RunFailed(outcome["message"], outcome["tail"]))
 
 
-def perform(
-    job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Node()
-) -> dict[str, Any]:
+def perform(job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Node()) -> Outcome:
     """Runs a job to its end in this process's main thread, or in processes that it starts."""
     numbers, interrupted = (signal.SIGTERM, signal.SIGINT), False
 
@@ -142,7 +116,7 @@ def perform(
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
     except UserError as error:
-        return told(error, job.run_dir)
+        return _outcome_of(error, job.run_dir)
     finally:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -154,7 +128,7 @@ def perform(
             os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
 
 
-def train(job: Job) -> dict[str, Any]:
+def train(job: Job) -> Outcome:
     """The outcome of a job, trained in this process unless done; a traceback goes to the log."""
     try:
         from training.config import validate
@@ -162,18 +136,14 @@ def train(job: Job) -> dict[str, Any]:
 
         experiment = load_experiment(job.experiment)
         config = validate(experiment.config, job.config, str(job.run_dir))
-        with _steps(job.run_dir) as progress:
-            return {"summary": experiment.run(config, job.run_dir, progress)}
+        return {"summary": experiment.run(config, job.run_dir)}
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        return told(error, job.run_dir)
+        return _outcome_of(error, job.run_dir)
 
 
-def told(error: Exception, run_dir: Path) -> dict[str, Any]:
-    """The outcome of a run that an error has ended."""
-    if isinstance(error, RunFailed):
-        return {"error": "failed", "message": error.args[0], "tail": error.tail}
+def _outcome_of(error: Exception, run_dir: Path) -> Outcome:
     for kind, exception in _KINDS.items():  # Busy and RunError before UserError
         if isinstance(error, exception) or (kind == "user" and is_users(error)):
             return {"error": kind, "message": str(error)}
@@ -211,26 +181,6 @@ def _log(run_dir: Path) -> Iterator[IO[str]]:
                 os.close(copy)
 
 
-@contextlib.contextmanager
-def _steps(run_dir: Path) -> Iterator[Callable[[int, int, float | None], None]]:
-    """Says in a file, while the run trains, which step it is at, for whoever watches the sweep."""
-    path, written = run_dir / STEP, -STEP_SECONDS
-
-    def progress(step: int, steps: int, loss: float | None) -> None:
-        nonlocal written
-        now = time.monotonic()
-        if now - written >= STEP_SECONDS:
-            written = now
-            with contextlib.suppress(OSError), open_plain(path, "w") as file:
-                file.write(str(step))
-
-    path.unlink(missing_ok=True)  # of a run that was killed at a later step
-    try:
-        yield progress
-    finally:
-        path.unlink(missing_ok=True)
-
-
 _parent: int | None = None
 
 
@@ -240,7 +190,6 @@ def begin(parent: int, environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     os.setsid()  # Ctrl-C is the driver's, which stops its runs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a scheduler's word to the driver
     signals.when_parent_ends(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     if os.getppid() != parent:
@@ -255,28 +204,24 @@ def only_several(launch: Sequence[str]) -> bool:
     return any("{processes}" in word for word in launch)
 
 
-def said_of_all(launch: Sequence[str]) -> int:
-    """Processes of every run, where a launch command starts all of them and says how many; else
-    0."""
+def processes_of_all(launch: Sequence[str]) -> int:
+    """Processes of every run where a launch command starts all runs on one machine and says how
+    many; else 1."""
     words = " ".join(launch)
-    said = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
-    return int(said[1]) if said else 0
+    count = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
+    return int(count[1]) if count else 1
 
 
 def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]:
     """The command that starts a run's processes; empty where this process trains.
 
-    A launch command with {processes} in it starts runs of several processes; one without starts
-    every run, and a launcher in it is told how many a run needs. UserError if it says another
-    number, or if there is no such command on PATH.
+    A launch command with {processes} in it starts runs of several processes alone, any other starts
+    every run as it stands. UserError if there is no such command on PATH.
     """
-    several, words = needs.processes > 1, list(launch)
-    if launch and not several and only_several(launch):
-        return []
+    several = needs.processes > 1
+    words = [] if not several and only_several(launch) else list(launch)
     if several and not launch:
-        words = list(_SHARDED_NODES if needs.nodes > 1 else _SHARDED)
-    elif several and not only_several(launch):
-        _say_processes(words, needs)
+        words = [*_ACCELERATE, *(_SHARDED_NODES if needs.nodes > 1 else _SHARDED).split()]
     values = {"processes": needs.processes, "nodes": needs.nodes, **asdict(node)}
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
@@ -285,24 +230,7 @@ def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]
     return words
 
 
-def _say_processes(words: list[str], needs: Needs) -> None:
-    """Adds the number of processes to a launcher's own words; a script finds it out by itself."""
-    for index, name in enumerate(Path(word).name for word in words):
-        if name in _COUNTS:
-            of_all = name == "accelerate"
-            count = str(needs.processes if of_all else needs.processes // needs.nodes)
-            said = _COUNT.search(" ".join(words))
-            if said is None:
-                words[index + 1 + of_all : index + 1 + of_all] = [_COUNTS[name], count]
-            elif said[1] != count:
-                raise UserError(
-                    f"--launch: {said[0]}, but a run needs {needs.processes} processes; "
-                    "say {processes} there, or `needs` in the sweep file"
-                )
-            return
-
-
-def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict[str, Any]:
+def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> Outcome:
     """The outcome of a run whose processes a command starts, or of one machine's part of it.
 
     A stop, or the end of this process, closes the processes' input.
@@ -329,38 +257,25 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
         except KeyboardInterrupt:
             stopped = True
             process.stdin.close()
-            _wait_for_stop(process, answer if answers else None)
+            # Once the first process has answered all have saved, and the launcher has an eighth of
+            # the time to end: torchrun may wait for minutes for a process of another node.
+            end = time.monotonic() + stop_seconds()
+            while process.poll() is None and time.monotonic() < end:
+                if answers and answer.exists():
+                    end = min(end, time.monotonic() + stop_seconds() / 8)
+                time.sleep(0.05)
         finally:
             with contextlib.suppress(ProcessLookupError):  # every process of the run
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-    outcome = take_outcome(answer) if answers else None
-    if outcome is not None:
+    if answers and answer.exists():
+        outcome = json.loads(answer.read_text(encoding="utf-8"))
+        answer.unlink()
         return outcome
     if stopped or (not answers and code == 0):
         return STOPPED
     message = f"{command[0]} ended with code {code} and no word of the run"
     return {"error": "failed", "message": message, "tail": log_tail(job.run_dir)}
-
-
-def _wait_for_stop(process: subprocess.Popen[str], answer: Path | None) -> None:
-    """Gives a run's processes the time to save, and once the first has answered, that is, all have,
-    an eighth of it to end: torchrun may wait for minutes for a process of another node."""
-    end = time.monotonic() + stop_seconds()
-    while process.poll() is None and time.monotonic() < end:
-        if answer is not None and answer.exists():
-            end = min(end, time.monotonic() + stop_seconds() / 8)
-        time.sleep(0.05)
-
-
-def take_outcome(path: Path) -> dict[str, Any] | None:
-    """The outcome that another process has left in a file, or None; the file is removed."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    path.unlink(missing_ok=True)
-    return value if isinstance(value, dict) and value.keys() & {"summary", "error"} else None
 
 
 def _stop_with_input() -> None:
@@ -383,14 +298,13 @@ def main() -> None:
     job = Job(**{**words, "run_dir": Path(words["run_dir"])})
     signals.follow_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the run trains, and then saves on it
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     allocator.keep_memory()
     threading.Thread(target=_stop_with_input, daemon=True).start()
     first = os.environ.get("RANK", "0") == "0"
     try:
         outcome = train(job)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # asked too late: it has stopped with others
-    except SystemExit:  # the first process has found what is wrong, see processes.on_main
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told too late: it has stopped with others
+    except SystemExit:  # the first process has met what is wrong, see processes.on_main
         return
     if first:
         write_json(job.run_dir / ANSWER, outcome)

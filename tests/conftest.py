@@ -22,7 +22,8 @@ SLOW = """
     param_groups/test_installed.py param_groups/test_models.py param_groups/test_suggest.py
     param_groups/test_tensors.py
     sweeps/test_confirm.py sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py
-    sweeps/test_many_at_once.py sweeps/test_search.py sweeps/test_slurm.py sweeps/test_survives.py
+    sweeps/test_many_at_once.py sweeps/test_search.py sweeps/test_slurm_scripts.py
+    sweeps/test_survives.py
     sweeps/test_terminal.py
     test_costs.py test_examples.py test_experiments.py test_integrations.py test_readme.py
     training/test_config_fuzz.py training/test_damaged.py training/test_optimizers.py

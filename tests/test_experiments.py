@@ -111,13 +111,6 @@ def test_every_shipped_config_has_a_plan_without_data_and_its_cost(path, tmp_pat
     assert parameters["total"] == sum(math.prod(row.shape) for row in plan.rows)
     assert parameters["total"] == parameters["embedding"] + parameters["non_embedding"]
     assert experiment.flops(config) > 0 and experiment.tokens_per_step(config) > 0
-    memory = experiment.memory(config)
-    assert (
-        memory["weights"]
-        == 4 * parameters["total"]
-        < memory["total"]
-        <= sum(value for part, value in memory.items() if part != "total")
-    )
 
 
 def test_a_plan_is_printed_as_a_table_and_as_json_and_is_that_of_the_run(small, capsys):

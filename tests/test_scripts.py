@@ -20,17 +20,16 @@ EXPERIMENTS = ("bart_span_denoise", "nanolm_c4", "vit_cifar5m", "vit_imagenet")
 
 @pytest.fixture
 def call(tmp_path):
-    """Runs a script where `accelerate` and `python` only say what they are given."""
+    """Runs a script where `accelerate`, `python` and `sbatch` only say what they are given."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "scripts/environment.sh").write_text(f'cd "{tmp_path}"\n')
     (tmp_path / "bin").mkdir()
-    for name in ("accelerate", "python"):
+    for name in ("accelerate", "python", "sbatch"):
         path = tmp_path / "bin" / name
-        # `submit` prints the job's number in its first line, as the real one does.
+        # `sbatch --parsable` prints the job's number, and where there are several the cluster.
+        number = "echo x >>count; echo $(($(wc -l <count) + 100))';cluster'\n"
         path.write_text(
-            '#!/bin/sh\ncase "$*" in *"sweeps submit"*)\n'
-            "  echo x >>count; echo job $(($(wc -l <count) + 100)); echo more;; esac\n"
-            f'echo {name} "$@" | tee -a calls >&2\n'
+            f'#!/bin/sh\necho {name} "$@" | tee -a calls >&2\n{number * (name == "sbatch")}'
         )
         path.chmod(0o755)
 
@@ -164,7 +163,8 @@ def test_sweeps_without_the_preset_are_left_out(call, tmp_path, script):
         if "desktop" in yaml.safe_load((ROOT / file).read_text()).get("presets", {})
     }
     assert whole == having and 0 < len(having) < len(every) + (script == "vit_imagenet")
-    jobs = [line for line in call(script, "slurm", "--preset", "desktop").calls if script in line]
+    jobs = call(script, "slurm", "--", "--preset", "desktop").calls
+    jobs = [line for line in jobs if f"sweep.sh {script}" in line]
     assert len(jobs) == len([file for file, _ in started if file.startswith(script)])
     # One that none has is refused by the first sweep.
     assert len(swept(call(script, "sweeps", "--preset", "dsktop").calls)) >= len(every)
@@ -178,7 +178,7 @@ def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
     ):
         table(tmp_path, f"vit_imagenet/{file}.csv")
     lines = call("vit_laptop").calls
-    for line, name in zip(lines, ("figure_1_2", "rate_transfer"), strict=True):
+    for line, name in zip(lines[:2], ("figure_1_2", "rate_transfer"), strict=True):
         assert line == (
             f"python -m sweeps run vit_imagenet/sweeps/{name}.yaml --preset laptop "
             "--workers 2 --threads 1"
@@ -258,16 +258,22 @@ def test_what_is_not_there_yet_is_named_and_the_rest_drawn(call, tmp_path):
 
 def test_slurm_jobs_wait_for_the_stage_before(call):
     only = "figure_12_adam figure_3_param_scaling:global constants\n  figure_2_adam"
-    lines = call("nanolm_c4", "slurm", "--gpu", "H100", ONLY=only).calls
-    assert [line.split(" --time")[0].split("submit ")[1] for line in lines] == [
-        "nanolm_c4/sweeps/figure_12_adam.yaml --engine slurm --jobs 128",
-        "nanolm_c4/sweeps/figure_3_param_scaling.yaml --curves global --engine slurm --jobs 128",
-        "nanolm_c4/sweeps/constants.yaml --engine slurm --jobs 128",
-        "nanolm_c4/sweeps/figure_2_adam.yaml --engine slurm --jobs 128",
-    ]
-    assert "--after" not in lines[0] + lines[1]
-    assert " --after 101:102 " in lines[2] and " --after 103 " in lines[3]
-    assert all(line.endswith("--gpu H100") for line in lines)
+    words = ["slurm", "--partition", "gpu", "--nodes", "4", "--", "--where", "seed==0"]
+    ran = call("nanolm_c4", *words, ONLY=only)
+    options, started = zip(
+        *(line.split(" scripts/slurm/sweep.sh ") for line in ran.calls), strict=True
+    )
+    assert started == (
+        "nanolm_c4/sweeps/figure_12_adam.yaml --where seed==0",
+        "nanolm_c4/sweeps/figure_3_param_scaling.yaml --curves global --where seed==0",
+        "nanolm_c4/sweeps/constants.yaml --where seed==0",
+        "nanolm_c4/sweeps/figure_2_adam.yaml --where seed==0",
+    )
+    after = ["", "", " --dependency afterany:101:102", " --dependency afterany:103"]
+    for line, name, wait in zip(options, only.split(), after, strict=True):
+        parts = f"--job-name nanolm_c4/{name}{wait} --partition gpu --nodes 4"
+        assert line == f"sbatch --parsable {parts}"
+    assert ran.stdout.splitlines()[2] == "job 103: nanolm_c4/constants"
 
 
 def test_an_unknown_sweep_and_changed_ones_are_refused(call):
@@ -287,21 +293,23 @@ def test_whole_nodes_where_one_batch_is_spread_over_them(call):
     lines = call("vit_imagenet", "slurm", "--partition", "gpu").calls
     assert len(lines) == 2
     for line in lines:
-        assert "--jobs 4 " in line and line.endswith("--main_process_port 0 --partition gpu")
+        assert " --partition gpu scripts/slurm/sweep.sh " in line
+        assert line.endswith("--num_processes 8 --main_process_port 0")
     large, r2c2 = call("bart_span_denoise", "slurm").calls
     assert "figure_3_4.yaml" in large and "one_node_8gpu.yaml" in large
     assert "figure_5.yaml" in r2c2 and "one_node_8gpu_fsdp.yaml" in r2c2
     for line in (large, r2c2):  # and cores for the processes that read their data
         assert " --gpus-per-node 8 --cpus-per-task 40 " in line
     for script in ("vit_imagenet", "bart_span_denoise"):  # small runs on a CPU need none
-        lines = call(script, "slurm", "--preset", "laptop").calls
+        lines = call(script, "slurm", "--", "--preset", "laptop").calls
         assert len(lines) == 2 and not any("-per-" in line or "--launch" in line for line in lines)
 
 
 @pytest.mark.parametrize("word", ["sweeps", "slurm"])
 @pytest.mark.parametrize("script", EXPERIMENTS)
 def test_a_sweep_that_fails_ends_the_script(call, tmp_path, script, word):
-    (tmp_path / "bin/python").write_text('#!/bin/sh\necho python "$@" >>calls\nexit 2\n')
+    for name in ("python", "sbatch"):
+        (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0" "$@" >>calls\nexit 2\n')
     ran = call(script, word)
     assert ran.returncode == 2 and len(ran.calls) == 1
 

@@ -47,13 +47,12 @@ class Experiment(Generic[C]):
     - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
     - `flops(config)`: floating-point operations of the whole training.
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
-    - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
     - `result(summary)`: a finished run's outcome, a few words.
     - `reads`: keys of the config that name the files and folders which runs read.
     - `arithmetic(task)`: lines, shown before training, on how the run's numbers come about; by
       default none. UserError for a run whose data does not last.
 
-    The four costs are closed forms that import no torch.
+    The three costs are closed forms that import no torch.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Experiment(Generic[C]):
     parameters: Callable[[C], dict[str, int]]
     flops: Callable[[C], float]
     tokens_per_step: Callable[[C], int]
-    memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
     build_blank: Callable[[C, int], tuple[nn.Module, Loss, Batch]] | None = None
     reads: tuple[str, ...] = ("data.path",)

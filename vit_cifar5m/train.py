@@ -10,7 +10,7 @@ from typing import Any
 from training.errors import UserError
 from training.experiment import Experiment
 from vit_cifar5m.config import Config
-from vit_cifar5m.cost import flops, memory, parameters, tokens_per_step
+from vit_cifar5m.cost import flops, parameters, tokens_per_step
 
 
 def prescription(config: Config):
@@ -142,7 +142,6 @@ EXPERIMENT = Experiment(
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,
-    memory=memory,
     result=result,
     arithmetic=arithmetic,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from training.experiment import Experiment
 from vit_imagenet.config import Config
-from vit_imagenet.cost import flops, memory, parameters, tokens_per_step
+from vit_imagenet.cost import flops, parameters, tokens_per_step
 
 
 def prescription(config: Config):
@@ -130,7 +130,6 @@ EXPERIMENT = Experiment(
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,
-    memory=memory,
     result=result,
     arithmetic=arithmetic,
 )

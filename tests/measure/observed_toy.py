@@ -71,6 +71,6 @@ EXPERIMENT = Experiment(
     build_task=build_task,
     flops=lambda config: 1.0,
     result=str,
-    **dict.fromkeys(["build_plan", "parameters", "tokens_per_step", "memory"]),
+    **dict.fromkeys(["build_plan", "parameters", "tokens_per_step"]),
 )
 run = EXPERIMENT.run

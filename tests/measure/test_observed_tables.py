@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sweeps import tables
-from sweeps.reuse import Store, take_over
-from sweeps.sweep import SweepWork
+from sweeps.sweep import Store, SweepWork, take_over
 from sweeps.sweep_file import load_sweep
 from tests.run_folders import lines, observed_bytes
 from training import environment

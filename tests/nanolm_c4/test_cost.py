@@ -1,22 +1,15 @@
-"""Costs of the decoders: the paper's numbers and observations; all else is in test_costs."""
+"""Costs of the decoders: the paper's numbers; all else is in test_costs."""
 
-import contextlib
 from pathlib import Path
 
 import pytest
 import torch
 
-from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
 from nanolm_c4.data import train_tokenizer
-from nanolm_c4.model import BIAS_COLUMNS
-from tests.memory import most_allocated
-from training import adafactor, memory
-from training import linear_cross_entropy as losses
 from training.config import load
 from training.errors import UserError
-from training.task import LiveRun, Task, initialise
 
 ROOT = Path(__file__).resolve().parents[2]
 # Everett et al., Table 3: heads -> (embedding, non-embedding, total) parameters.
@@ -47,7 +40,7 @@ def paper(*overrides):
 def small(shape, *overrides, file="laptop"):
     """A laptop config of another size."""
     keys = ("width", "layers", "head_dim", "mlp_ratio", "context", "vocab_size")
-    model = [f"model.{key}={value}" for key, value in zip(keys, shape, strict=True)]
+    model = [f"model.{key}={value}" for key, value in zip(keys, shape[:-1], strict=True)]
     size = ["model.heads=null", f"training.batch_size={shape[-1]}"]
     return load(Config, ROOT / f"nanolm_c4/configs/{file}.yaml", [*model, *size, *overrides])
 
@@ -87,55 +80,3 @@ def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
 
     with pytest.raises(UserError, match="data.tokenizer: .*absent.model does not exist"):
         cost.parameters(small(shape, f"data.tokenizer={tmp_path / 'absent.model'}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        (BORDELON, (128, 2, 4, 1, 128, 64, 4)),  # attention logits are the peak
-        (BORDELON, (128, 1, 32, 1, 64, 4000, 16)),  # the output is
-        ("laptop", (256, 2, 32, 4, 32, 64, 16)),  # the MLP is
-    ],
-)
-def test_an_observation_takes_what_its_closed_form_says(tmp_path, name, shape):
-    observed = ["training.observe_every=10", f"training.observe_samples={shape[-1]}"]
-    config = small(shape, *observed, file=name)
-    words, rows, context = shape[5], shape[6], shape[4]
-    model, plan = on_meta(config)
-    ids = torch.randint(words, (rows, context), generator=torch.Generator().manual_seed(0))
-    task = Task(
-        config,
-        model.to_empty(device="cpu"),
-        plan,
-        [],
-        [(row, row) for row in ids],
-        None,
-        None,
-        forward=lambda model, batch: model(batch[0]),
-    )
-    initialise(task)
-    observer = observations.ObservationRecorder()
-    observer.start(
-        LiveRun(task, tmp_path, None, torch.device("cpu"), True, False, contextlib.nullcontext)
-    )
-    expected = cost.memory(config)["observation"]
-    found = most_allocated(observer.observe)
-    assert expected == pytest.approx(found, rel=0.05)  # 2 MB are float64 pieces of an RMS
-    assert cost.memory(config, shards=2)["observation"] == 0  # refused there
-
-
-def test_sharded_runs_have_the_copies_of_one_block():
-    for rule, precision, size in (("standard", "fp32", 0), ("ntk", "fp32", 4), ("mup", "bf16", 2)):
-        config = paper(f"prescription.parameterization={rule}", f"training.precision={precision}")
-        copies = cost.memory(config, shards=8)["weight_copies"]
-        assert copies == cost.memory(config)["weight_copies"] / 8 == size * 12 * 1024**2
-
-
-def test_what_the_closed_forms_assume_of_other_modules_holds():
-    assert cost._FACTORED_FROM == adafactor.ADAFACTOR_MIN_DIM
-    assert cost._BIAS_COLUMNS == BIAS_COLUMNS
-    assert (memory.LOGITS_PER_CHUNK, memory.LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
-    for rule in ("standard", "mup", "ntk", "mean_field"):
-        _, plan = on_meta(small(SHAPE, f"prescription.parameterization={rule}"))
-        hidden = plan["blocks.0.mlp.up.weight"].multiplier
-        assert (hidden != 1) == (rule in cost._MULTIPLIED)

@@ -198,7 +198,7 @@ def test_results_have_what_was_measured_beyond_the_loss(toy):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("confirm: {keys: [lr, wx]}", "confirm.keys: 'wx' is not in the grid of 'a'"),
+        ("confirm: {keys: [lr, wx]}", "the rule's key 'wx' is not in the grid of 'a'"),
         ("confirm: {keys: [lr, wd], neighbours: [[1]]}", "needs one exponent of two for each of"),
         ("confirm: {keys: [lr, wd], neighbours: [[0, 0]]}", "not all 0"),
         ("confirm: {keys: [lr]}\nextend: {key: lr}", "confirm and extend both follow an optimum"),
@@ -207,8 +207,8 @@ def test_results_have_what_was_measured_beyond_the_loss(toy):
         ("confirm: {keys: [lr, wd], metric: status}", "'status': expected best_eval_NAME or final"),
         ("confirm: {keys: [lr, wd], metric: best_eval_top1_step}", "expected best_eval_NAME or"),
         (
-            "confirm: {keys: [size, wd]}\nset: {size: 2}\ngrid: {size: [0], lr: [1], wd: [1]}",
-            "size 0 in a grid: expected numbers above 0",
+            "confirm: {keys: [size, wd]}\ngrid: {size: [0], lr: [1], wd: [1]}",
+            "size 0 in a grid: a rule follows numbers above 0 only",
         ),
         (
             "confirm: {keys: [lr, wd], metric: best_eval_top2}",

@@ -1,21 +1,16 @@
 """The planner: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from nanolm_c4 import cost
-from sweeps import cost as counting
 from sweeps.__main__ import main
-from sweeps.needs import GPUS, holds
-from sweeps.search_file import load_search
-from sweeps.storage import Storage
-from sweeps.study import Round, Trial, Tuning
+from sweeps.search import SearchWork
+from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
-from training import runs
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +74,7 @@ def end(folder, status="finished", **more):
     folder.mkdir(parents=True, exist_ok=True)
     summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
     (folder / "summary.json").write_text(json.dumps({**summary, **more}))
+    (folder / "metrics.jsonl").touch()
 
 
 def files_under(folder):
@@ -89,8 +85,7 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     path = write()
     (counts,) = planned(path)["files"]
     points = load_sweep(path).points
-    assert counts["runs"] == {"all": 12, "done": 0, "started": 0, "to_do": 12}
-    assert counts["all"] == counts["to_do"]
+    assert counts["all"] == counts["to_do"] and counts["all"]["runs"] == 12
     assert counts["all"]["tokens"] == 12 * 150 * 16 * 64
     assert counts["all"]["flops"] == pytest.approx(sum(cost.flops(p.config) for p in points))
     assert [size["model"] for size in counts["sizes"]] == [{"width": 32}, {"width": 64}]
@@ -98,31 +93,22 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     configs = [p.config for p in points if p.config.model.width == 32]
     assert small["parameters"] == cost.parameters(configs[0])
     assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
-    assert small["largest_run"]["optimizer"] == "adam"  # two moments, not one
-    assert small["largest_run"]["memory_bytes"] == cost.memory(configs[0])
 
 
-def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path):
+def test_what_is_done_or_unreadable_is_told_apart(write, planned, tmp_path):
     path = write()
     grid = load_sweep(path, tmp_path / "results")
     wide = [point for point in grid.points if point.config.model.width == 64]
     end(grid.folder / wide[0].run)
     end(grid.folder / wide[1].run, "diverged", final_eval_loss=None)
     end(grid.folder / wide[2].run, "stopped")
-    for point, step in ((wide[2], 50), (wide[3], 0)):
-        (grid.folder / point.run).mkdir(exist_ok=True)
-        (grid.folder / point.run / "metrics.jsonl").write_text("{}\n")
-        if step:
-            (grid.folder / point.run / f"checkpoints/step-{step:08}").mkdir(parents=True)
     (grid.folder / wide[4].run).mkdir()
     (grid.folder / wide[4].run / "summary.json").write_text("not JSON")
     (counts,) = planned(path)["files"]
-    assert counts["runs"] == {"all": 12, "done": 2, "started": 2, "to_do": 10}
-    one = cost.flops(wide[0].config)
+    assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (12, 10)
     left = counts["sizes"][1]["to_do"]
-    assert left["runs"] == 4
-    assert left["flops"] == pytest.approx(one * (3 + 100 / 150))
-    assert left["tokens"] == 3 * 150 * 1024 + 100 * 1024
+    assert (left["runs"], left["tokens"]) == (4, 4 * 150 * 1024)
+    assert left["flops"] == pytest.approx(4 * cost.flops(wide[0].config))
     assert counts["sizes"][0]["to_do"] == counts["sizes"][0]["all"]
     (note,) = counts["notes"]
     assert wide[4].run in note and "not a summary" in note
@@ -137,7 +123,7 @@ def test_planning_writes_nothing_and_knows_results_of_other_sweeps(write, planne
     before = files_under(tmp_path)
     result = planned(one, other)
     assert files_under(tmp_path) == before
-    assert [counts["runs"]["done"] for counts in result["files"]] == [2, 1]
+    assert [counts["to_do"]["runs"] for counts in result["files"]] == [10, 11]
     assert result["together"]["all"]["runs"] == 12
     assert result["together"]["to_do"]["runs"] == 11  # once more for the other, at this commit
     assert planned(other, one)["together"] == result["together"]
@@ -157,7 +143,8 @@ def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned)
     path = write(LARGE, "paper")
     (half,) = planned(path, "--utilisation", 0.5)["files"]
     hours = half["all"]["gpu_hours"]
-    assert hours["H100"] == hours["H200"]
+    assert hours["H100"] == hours["H200"] and len(hours) == 9
+    assert hours["T4"] == pytest.approx(half["all"]["flops"] / (0.5 * 8.1e12) / 3600)  # no bf16
     assert hours["A100"] == pytest.approx(half["all"]["flops"] / (0.5 * 312e12) / 3600)
     assert hours["H100"] == pytest.approx(half["all"]["flops"] / (0.5 * 989e12) / 3600)
     (fp32,) = planned(write(LARGE + "set: {training.precision: fp32}", "paper"))["files"]
@@ -166,72 +153,29 @@ def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned)
     )
 
 
-def test_the_longest_run_is_shortened_by_its_gpus(write, planned):
-    path = write(LARGE, "paper")
-    (one,), (eight,) = (planned(path, "--gpus-per-run", n)["files"] for n in (1, 8))
+def test_the_longest_run_is_shortened_by_its_gpus(write, planned, said):
+    (one,) = planned(write(LARGE, "paper"))["files"]
+    many = "adjust: [{where: {model.width: [16384]}, gpus: 16}]"
+    path = write(LARGE + many, "paper")
+    (several,) = planned(path)["files"]
+    assert [size["gpus"] for size in several["sizes"]] == [1, 1, 16]
+    assert several["all"] == one["all"]  # GPU-hours are those of all of its GPUs
     widest = one["sizes"][-1]["all"]["gpu_hours"]["A100"]
     assert one["longest_run_hours"]["A100"] == pytest.approx(widest)
-    assert eight["longest_run_hours"]["A100"] == pytest.approx(widest / 8)
-
-
-def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, said):
-    path = write(LARGE, "paper")
-    (counts,) = planned(path)["files"]
-    base, wide, widest = counts["sizes"]
-    assert base["fits"] == dict.fromkeys(("H100", "H200", "B200", "A100"), True)
-    assert base["gpus"]["H100"] <= 1
-    assert not any(widest["fits"].values())
-    needed = wide["gpus"]["H100"]
-    config = load_sweep(path).points[1].config
-    assert holds(80e9, cost.memory(config, shards=needed)["total"])
-    assert not holds(80e9, cost.memory(config, shards=needed // 2)["total"])
-    (line,) = [line for line in said(path) if line.startswith("width 8192 adam bf16")]
-    assert f"DOES NOT FIT ({needed} sharded do)" in line
-    (counts,) = planned(path, "--gpus-per-run", needed, "--sharded")["files"]
-    assert counts["sizes"][1]["fits"]["H100"]
-
-
-def test_a_run_that_no_number_of_gpus_holds_says_so(write, said):
-    path = write(LARGE + "set: {training.batch_size: 2, training.micro_batch_size: 2}", "paper")
-    assert "DOES NOT FIT on any number" in " ".join(said(path))
+    longest = max(widest / 16, one["sizes"][1]["all"]["gpu_hours"]["A100"])
+    assert several["longest_run_hours"]["A100"] == pytest.approx(longest)
+    [line] = [line for line in said(path, "--card", "A100") if line.startswith("the longest")]
+    assert line.endswith(" on A100, on its GPUs")
 
 
 def test_the_table_has_the_counts_and_what_they_assume(write, said):
     lines = said(write())
-    assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
-    titles = (
-        "model embedding non-embedding parameters runs to do tokens FLOPs 1 H100 1 H200 "
-        "1 B200 1 A100 1 CPU core"
-    )
+    assert lines[0].endswith("s.yaml: 12 runs, 12 to do")
+    titles = "model embedding non-embedding parameters GPUs runs tokens FLOPs 1 H100"
     assert titles in lines
     (row,) = [row.split() for row in lines if row.startswith("width 64 6")]
-    assert row[2:8] == ["65,536", "168,256", "233,792", "6", "6", "9.22e+05"]
-    for words in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
-        assert words in " ".join(lines)
-
-
-def test_times_of_a_core_stand_where_a_core_can_be_meant(write, said, planned):
-    (counts,) = planned(write())["files"]
-    seconds = counts["all"]["flops"] / counting.CPU_FLOPS + 12 * 150 * counting.CPU_STEP
-    assert counts["all"]["cpu_seconds"] == pytest.approx(seconds)
-    assert not [line for line in said(write(LARGE, "paper")) if line.endswith("CPU core")]
-
-
-def test_a_number_of_gpus_has_a_time_and_an_energy(write, planned, said):
-    path = write(LARGE, "paper")
-    (counts,) = planned(path, "--gpus", 2)["files"]
-    hours, longest = counts["to_do"]["gpu_hours"], counts["longest_run_hours"]
-    assert counts["with_gpus"]["A100"] == {
-        "hours": pytest.approx(longest["A100"]),  # the widest run alone takes more than half
-        "kwh": pytest.approx(0.4 * hours["A100"]),
-    }
-    assert planned(write(), "--gpus", 2)["files"][0]["with_gpus"]["H100"]["hours"] == (
-        pytest.approx(planned(write())["files"][0]["all"]["gpu_hours"]["H100"] / 2)
-    )
-    assert [gpu.watts for gpu in GPUS] == [700, 700, 1000, 400]
-    lines = said(path, "--gpus", 2)
-    assert [line for line in lines if line.startswith("with 2 GPUs, at least:")]
-    for words in ("700 W (NVIDIA H100 datasheet", "without processors, memory, network, cooling"):
+    assert row[2:8] == ["65,536", "168,256", "233,792", "1", "6", "9.22e+05"]
+    for words in ("6 per weight", "40 %", "989", "RTX 4090 165.2, 82.6", "datasheets"):
         assert words in " ".join(lines)
 
 
@@ -259,44 +203,6 @@ def test_an_override_may_be_longer_than_a_file_name(write, capsys, tmp_path):
     assert "12" in capsys.readouterr().out
 
 
-def test_a_peak_that_is_an_observations_is_called_one(write, planned, said):
-    observed = SMALL + "set: {training.observe_every: 50, training.observe_samples: 64}\n"
-    path = write(observed)
-    narrow, wide = planned(path)["files"][0]["sizes"]
-    assert narrow["largest_run"]["observed"] and wide["largest_run"]["observed"]
-    assert {size["largest_run"]["peak_of"] for size in (narrow, wide)} == {"observation"}
-    parts = wide["largest_run"]["memory_bytes"]
-    assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
-    lines = said(path)
-    assert [line for line in lines if "an observation's, not a training step's" in line] == [
-        "the peak is an observation's, not a training step's, at width 32, width 64: fewer "
-        "training.observe_samples lower it"
-    ]
-    path = write(observed.replace("samples: 64", "samples: 1"))
-    (counts,) = planned(path)["files"]
-    assert [size["largest_run"]["peak_of"] for size in counts["sizes"]] == ["training_step"] * 2
-    lines = said(path)
-    assert [line for line in lines if line.startswith("model run") and "observation peak" in line]
-    assert not [line for line in lines if "an observation's" in line]
-
-
-def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, said):
-    path = write()
-    run = planned(path)["files"][0]["sizes"][0]["largest_run"]
-    assert (run["observed"], run["peak_of"]) == (False, "training_step")
-    assert not [line for line in said(path) if "observation peak" in line]
-
-
-def test_a_sharded_run_is_planned_without_observations(write, said):
-    path = write(LARGE + "set: {training.observe_every: 50}", "paper")
-    (line,) = [line for line in said(path) if line.startswith("width 8192") and "FIT" in line]
-    assert "sharded do, unobserved)" in line
-    note = "a sharded run cannot be observed: planned without training.observe_every"
-    assert note in said(path, "--sharded", "--gpus-per-run", "8")
-    unobserved = write(LARGE, "paper")
-    assert note not in said(unobserved, "--sharded", "--gpus-per-run", "8")
-
-
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
     (counts,) = planned(path)["files"]
@@ -311,15 +217,15 @@ def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     for point in cell:  # at the edge: one more value is known to be needed, two may be
         end(grid.folder / point.run, final_eval_loss=dict(point.values)["optimizer.lr"])
     (counts,) = planned(path)["files"]
-    assert counts["runs"]["to_do"] == 24 - 6 + 2
+    assert counts["to_do"]["runs"] == 24 - 6 + 2
     assert counts["may_add"]["runs"] == (3 * 3 + 2) * 2
 
 
 def test_the_command_line_chooses_what_is_counted(write, planned):
     path = write(SMALL + "presets: {tiny: {grid: {model.width: [16]}}}")
-    assert planned(path, "--curves", "b")["files"][0]["runs"]["all"] == 6
+    assert planned(path, "--curves", "b")["files"][0]["all"]["runs"] == 6
     (counts,) = planned(path, "--preset", "tiny")["files"]
-    assert (counts["runs"]["all"], counts["preset"]) == (6, "tiny")
+    assert (counts["all"]["runs"], counts["preset"]) == (6, "tiny")
     assert counts["sizes"][0]["parameters"]["embedding"] == 1024 * 16
     words = ["training.steps=30", "schedule.warmup_steps=0", "--where", "model.width>32"]
     (counts,) = planned(*words, path)["files"]
@@ -330,7 +236,7 @@ def test_what_other_commands_have_yet_to_find_is_assumed_and_named(write, planne
     write("search: {}", name="constants.yaml")
     text = "constants: constants.yaml\ncurves: {a: {constants: true}}\n"
     (counts,) = planned(write(text))["files"]
-    assert counts["runs"]["all"] == 1
+    assert counts["all"]["runs"] == 1
     (note,) = counts["notes"]
     assert "sweeps search" in note and "'a'" in note
 
@@ -349,64 +255,31 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
     (counts,) = planned(path)["files"]
     assert files_under(tmp_path) == before
     config = load_sweep(write("curves: {a: {}}")).points[0].config
-    assert counts["runs"] == {"all": 24, "done": 0, "started": 0, "to_do": 24}
+    assert counts["all"]["runs"] == counts["to_do"]["runs"] == 24
     assert counts["all"]["flops"] == pytest.approx(24 * cost.flops(config))
     assert counts["may_add"]["runs"] == 2 * 2 * 12  # studies, later rounds, trials
     assert planned(path, write())["together"]["all"]["runs"] == 24 + 12
 
 
-def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
+def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, tmp_path):
     path = write(SEARCH, name="constants.yaml")
-    found = load_search(path)
-    gamma = {"prescription.gamma_hidden": 1.0}
-    note = {"status": "finished", "run": "adam-0", "commit": None}
-    done = [Trial(number, gamma, "complete", 1.0, note) for number in range(12)]
-    begun = [Trial(number, gamma, "running") for number in (5, 6)]
-    adam, sgd = found.studies
-    ranges = dict(found.config.search)
-    rounds = {
-        adam.name: [Round(adam, 1, ranges, done[:5] + begun, 12)],
-        sgd.name: [Round(sgd, 1, ranges, done, 12)],
-    }
-    monkeypatch.setattr(Tuning, "rounds_of", lambda self, study, trials: rounds[study.name])
+    work = SearchWork(load_search(path, tmp_path / "results"), lambda run: None)
+    for _ in range(2):
+        point = work.next()
+    work.record(point, {"status": "finished", "final_eval_loss": 1.0})
     (counts,) = planned(path)["files"]
-    assert counts["runs"] == {"all": 24, "done": 17, "started": 2, "to_do": 7}
-    assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
-
-
-def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
-    path, url = write(SEARCH, name="constants.yaml"), f"sqlite:///{tmp_path}/trials.db"
-    found = load_search(path)
-    storage, ranges = Storage(tmp_path / "none", url), dict(found.config.search)
-    key = found.config.rounds_of(found.studies[0], storage.trials)[0].key
-    for number in range(2):
-        trial = Trial(number, {"prescription.gamma_hidden": 1.0}, "running")
-        storage.add(key, trial, ranges, f"run-{number}")
-    storage.end(key, replace(trial, number=0), {"status": "finished", "run": "run-0"}, 2.5)
-    counts = [planned(path, *words)["files"][0]["runs"] for words in ((), ("--storage", url))]
-    assert [(count["done"], count["started"]) for count in counts] == [(0, 0), (1, 1)]
+    assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (24, 23)
+    assert counts["may_add"]["runs"] == 2 * 2 * 12
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--utilisation", 40], "--utilisation 40.0: expected a share"),
-        (["--gpus-per-run", 0], "--gpus-per-run 0: expected at least 1"),
-        (["--sharded"], "say over how many: --gpus-per-run"),
-        (["--gpus-per-run", 3], "batch_size 16 does not divide by 3 GPUs"),
-        (["--gpus-per-run", 2, "--gpus", 1], "--gpus 1: a run alone takes 2"),
+        (["--csv", "t.csv"], "--csv holds the simulated table: give --simulate, too"),
         (["--curves", "c"], "no curve 'c'"),
     ],
 )
 def test_mistakes_are_one_line(write, said, words, message):
     line = said(write(), *words, error=True)
     assert message in line and line.count("\n") == 1
-
-
-def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):
-    """The id and folder of a planned run are those of a run that has trained."""
-    path = write("set: {training.steps: 1, schedule.warmup_steps: 0}\ncurves: {a: {}}\n")
-    (point,) = load_sweep(path).points
-    folder = tmp_path / "results/nanolm_c4/s" / runs.run_id(point.config, "a")
-    end(folder)
-    assert planned(path)["files"][0]["runs"]["done"] == 1

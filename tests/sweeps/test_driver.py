@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,10 @@ import pytest
 from sweeps import __main__ as command
 from sweeps import driver as driving
 from sweeps.driver import LOST, Driver
-from sweeps.needs import needs_of
 from sweeps.pool import Needs, RunFailed
 from sweeps.progress import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
-from training.experiment import load_experiment
 from training.files import Busy, locked
 
 SOURCE = """
@@ -70,7 +69,7 @@ class Ends:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(driving, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(driving, "BUSY_SECONDS", 0.02)
     monkeypatch.setattr(driving, "LOOK_SECONDS", 0.02)
 
 
@@ -205,19 +204,35 @@ def test_a_second_interrupt_does_not_wait_for_runs_to_save(work):
     release.set()
 
 
-def test_failures_are_forgotten_with_the_driver_and_no_file_can_have_a_run_tried_for_ever(toy):
-    """Neither a torn line of the former failures.jsonl nor a clock counts."""
+def test_failures_are_forgotten_with_the_driver(toy):
     path = write_file(toy, SWEEP)
     for _ in range(2):
         work, perform = work_of(toy, path), Ends(*[RunFailed("broken")] * 9)
-        for run in work.points:
-            (work.folder / run).mkdir(parents=True, exist_ok=True)
-            (work.folder / run / "failures.jsonl").write_text('{"time": 1763')
-        done = [run for run, point in work.points.items() if point.config.width < 4]
         drive(work, FakePool(1, perform=perform))
-        assert perform.calls[4] == 2 and work.reasons
-        for run in done:
-            assert work.results[run] == DONE
+        assert perform.calls[4] == 2 and list(work.reasons.values()) == ["failed 2 times: broken"]
+
+
+def test_a_finished_run_that_has_lost_its_log_is_named_and_trained_again(toy):
+    """As after `rm -rf results` in the midst of a sweep: rows of its metrics would be missing."""
+    path = write_file(toy, SWEEP + "metrics: true\n")
+
+    def perform(job):
+        if job.config["width"] == 2:  # the last but one
+            shutil.rmtree(job.run_dir.parent)
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        (job.run_dir / "metrics.jsonl").write_text('{"step": 1, "train_loss": 2.0}\n')
+        (job.run_dir / "summary.json").write_text(json.dumps(DONE))
+        return DONE
+
+    work = drive(work_of(toy, path), FakePool(1, perform=perform))
+    gone = {point.config.width for run, point in work.points.items() if run in work.reasons}
+    assert gone == {1, 3, 4}
+    assert all("metrics.jsonl is gone; the same command" in why for why in work.reasons.values())
+    assert (work.folder / "metrics.csv").read_text().count("\n") == 1 + 1
+    run = next(point.run for point in work.points.values() if point.config.width == 2)
+    (work.folder / run / "metrics.jsonl").unlink()  # its summary says finished
+    assert len(work_of(toy, path).left) == 4
+    assert not drive(work_of(toy, path), FakePool(1, perform=Ends())).reasons
 
 
 def test_tables_are_written_now_and_then_and_always_at_the_end(work, monkeypatch):
@@ -251,59 +266,50 @@ def test_status_says_what_is_done_at_work_failed_and_left(toy, capsys):
         command.main(["status", str(path), "--results", str(toy.parent / "results")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("2 of 4 runs done, 1 at work, 1 failed, 0 left")
-    assert lines[2].split() == [names[1], "1", "2", "2.5000"]
+    assert lines[2].split() == [names[1], "1", "2", "2.5"]
     assert lines[3].startswith(f"failed: {names[4]}")
     assert lines[4].startswith("about ") and lines[4].endswith("left, with 1 at work")
     assert "1 left" in status(work_of(toy, path)).splitlines()[0]
 
 
-def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
-    experiment = load_experiment("nanolm_c4")
-    path = tmp_path / "s.yaml"
-    config = ROOT / "nanolm_c4/configs/paper.yaml"
-    path.write_text(
-        f"experiment: nanolm_c4\nconfig: {config}\ncurves: {{a: {{}}}}\n"
-        "grid: {model.width: [128, 1024, 16384]}\nneeds: {cpus: 3}\n"
-        "adjust:\n- {where: {model.width: [1024]}, needs: {gpus: 2, processes: 2}}\n"
-    )
-    work = work_of(tmp_path, path)
-    points = list(work.points.values())
-    small, told, large = (
-        needs_of(experiment, point.config, work.asked.needs(dict(point.values)), 80e9)
-        for point in points
-    )
-    assert 0 < small.gpus < 1 and (small.processes, small.cpus) == (1, 3)
-    assert (told.gpus, told.processes) == (2, 2)
-    assert large.gpus == large.processes == 8 * large.nodes
-    shards = int(large.gpus)
-    memory = [experiment.memory(points[2].config, shards=n)["total"] for n in (shards, shards // 4)]
-    assert memory[0] <= 80e9 < memory[1]
-    assert needs_of(experiment, points[2].config, {}, None) == Needs()
-    with pytest.raises(UserError, match="no number of GPUs of 0.1 GB"):
-        needs_of(experiment, points[2].config, {}, 1e8)
+def test_needs_stand_in_the_file(toy):
+    """A run has a GPU, and a process for each of several, unless its file says otherwise."""
+
+    def needs(text):
+        path = write_file(toy, f"grid: {{width: [1, 2, 4]}}\ncurves: {{a: {{}}}}\n{text}")
+        work = work_of(toy, path)
+        return [work.needs(point) for point in work.points.values()]
+
+    assert needs("") == [Needs(1, 1)] * 3
+    four = "adjust: [{where: {width: [4]}, gpus: 8}]"
+    assert needs(four) == [Needs(1, 1), Needs(1, 1), Needs(8, 8)]
+    adjusted = "processes: 2\nadjust: [{where: {width: [2, 4]}, gpus: 16}"
+    assert needs(adjusted + "]") == [Needs(1, 2), Needs(16, 16), Needs(16, 16)]
+    assert needs(adjusted + ", {where: {width: [4]}, processes: 2}]")[2] == Needs(16, 2)
+    assert [one.nodes for one in needs(adjusted + "]")] == [1, 2, 2]
+    for text, message in (
+        ("gpus: 12", "gpus 12, processes 12: above 8 GPUs a run has those of whole machines"),
+        ("gpus: 16\nprocesses: 3", "gpus 16, processes 3: above 8 GPUs"),
+        ("gpus: 0", "gpus: expected"),
+    ):
+        with pytest.raises(UserError, match=message):
+            needs(text)
 
 
-@pytest.mark.parametrize(
-    ("words", "needs", "said"),
-    [
-        ("--engine slurm", "{cpus: 2}", True),
-        ("--engine ray", "{}", True),
-        ("--engine slurm", "{gpus: 1}", False),
-        ("--engine slurm --gpu H100", "{}", False),
-        ("--engine slurm --gpus-per-node 0", "{}", False),
-        ("--engine local", "{}", False),
-    ],
-)
-def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
-    toy, monkeypatch, capsys, words, needs, said
-):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(command.pool, "open_pool", lambda *_: FakePool(1, perform=Ends()))
-    path = write_file(toy, SWEEP + f"needs: {needs}\n")
-    monkeypatch.setattr(driving.Driver, "run", lambda self: True)
-    command.main(["run", str(path), "--results", str(toy.parent / "results"), *words.split()])
-    line = f"every run gets 1 GPU, unless --gpu names one of the cluster's or {path} says `needs:"
-    assert (line in capsys.readouterr().err) == said
+def test_what_a_launch_command_starts_has_a_gpu_for_each_process(toy, monkeypatch):
+    """A cluster gives a run no other GPUs than those it is said to need."""
+    path, pools = write_file(toy, SWEEP), []
+
+    def opened(engine, options):
+        pools.append(FakePool(1, perform=Ends()))
+        return pools[-1]
+
+    monkeypatch.setattr(command.pool, "open_pool", opened)
+    words = ["run", str(path), "--results", str(toy.parent / "results"), "--launch"]
+    for launch, gpus in (("x --num_processes 8", 8), ("x --num_processes {processes}", 1)):
+        shutil.rmtree(toy.parent / "results", ignore_errors=True)
+        command.main([*words, f"accelerate launch {launch}"])
+        assert {needs.gpus for _, needs in pools[-1].submitted} == {gpus}
 
 
 def test_commands_that_only_look_start_without_torch(toy):
@@ -326,10 +332,7 @@ def test_commands_that_only_look_start_without_torch(toy):
 
 def test_options_of_the_other_kind_are_refused(toy, capsys):
     search = write_file(toy, "search: {width: [1, 2]}\ntrials: 1\n", "search.yaml")
-    for file, words, line in (
-        (search, ["--curves", "a"], "is a search, which has no curves"),
-        (write_file(toy, SWEEP), ["--storage", "sqlite:///x"], "is a sweep, which has no trials"),
-    ):
+    for file, words, line in ((search, ["--curves", "a"], "is a search, which has no curves"),):
         with pytest.raises(SystemExit) as ended:
             command.main(["run", str(file), *words])
         assert ended.value.code == 2 and line in capsys.readouterr().err
@@ -360,24 +363,9 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     assert end.value.code == 75  # it drives, and is stopped
 
 
-def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
-    experiment = load_experiment("nanolm_c4")
-    path = tmp_path / "s.yaml"
-    path.write_text(
-        "experiment: nanolm_c4\ncurves: {a: {}}\n"
-        f"config: {ROOT}/nanolm_c4/configs/laptop.yaml\n"
-    )
-    [point] = work_of(tmp_path, path).points.values()
-    found = needs_of(experiment, point.config, {"processes": 4}, 80e9)
-    assert (found.gpus, found.processes) == (4, 4)
-    for said in ({}, {"processes": 1}):
-        assert needs_of(experiment, point.config, said, 80e9).gpus < 1
-    assert needs_of(experiment, point.config, {"processes": 4, "gpus": 0.5}, 80e9).gpus == 0.5
-    assert needs_of(experiment, point.config, {"processes": 4}, None) == Needs(processes=4)
-
-
-def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(work, impatient):
-    """With SLURM each try would be a job."""
+def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(
+    work, impatient, monkeypatch
+):
     [held] = [work.folder / run for run, point in work.points.items() if point.config.width == 4]
     perform, before = Ends(Busy("held by another")), []
     with ExitStack() as stack:
@@ -387,7 +375,15 @@ def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(wor
             before.append(perform.calls[4])
             stack.close()
 
-        threading.Timer(1, release).start()  # ten times BUSY_SECONDS
+        looks = iter(range(9))  # at the folder, each after BUSY_SECONDS
+        is_locked = driving.is_locked
+
+        def look(folder):
+            if next(looks) == 5:
+                release()
+            return is_locked(folder)
+
+        monkeypatch.setattr(driving, "is_locked", look)
         drive(work, FakePool(2, perform=perform))
     assert before == [1] and perform.calls[4] == 2 and not work.reasons
 

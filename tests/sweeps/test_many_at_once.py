@@ -35,8 +35,6 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
     while any(driver.poll() is None for driver in drivers):  # no reader meets half a file
         command.main(["status", *words])
         seen.add(capsys.readouterr().out.splitlines()[0])
-        if any(folder.glob("*/config.yaml")):
-            command.main(["list", "--results", str(tmp_path / "results")])
         for summary in folder.glob("*/summary.json"):
             json.loads(summary.read_text())
         if sum(driver.poll() is None for driver in drivers) == 1:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 # Starts one process of a run on every node, which meet where Ray says.
 START = ("env", "RANK={rank}", "NODES={nodes}", "PAIR={address}:{port}", sys.executable)
-PAIR = Needs(gpus=16, processes=2, nodes=2)
+PAIR = Needs(gpus=16, processes=2)
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_each_process_of_a_run_has_its_part_of_the_cores_and_one_at_least(
 ):
     start, run = ("env", "RANK=0", sys.executable), job("eight", part="place")
     pool = open_engine("ray", address=ray_cluster.address, launch=start)
-    future = pool.submit(run, Needs(cpus=16, processes=8))
-    assert at(run)["OMP_NUM_THREADS"] == "2"
+    future = pool.submit(run, Needs(processes=8))
+    assert at(run)["OMP_NUM_THREADS"] == "1"
     pool.submit(job("large"), Needs(processes=17))
     assert "large waits for a node with 17 CPU, 1 GPU" in capsys.readouterr().err
     (run.run_dir / "go").touch()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sweeps import tables
+from sweeps.request import read_file
 from sweeps.rules import (
     DONE,
     FAILED,
@@ -27,9 +28,7 @@ from sweeps.rules import (
     next_value,
     optimum,
 )
-from sweeps.search_file import load_search
-from sweeps.sources import read_file
-from sweeps.study import suggest
+from sweeps.study import load_search, suggest
 from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
 

@@ -1,18 +1,17 @@
-"""scripts/slurm, run whole with tools that note what they are asked in place of SLURM and Ray."""
+"""scripts/slurm, run whole by an imitated sbatch, with tools that note what they are asked."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
-from concurrent.futures import Future
-from types import SimpleNamespace
 
 import pytest
 
-from sweeps import slurm_job
-from sweeps.pool import Job, Needs
-from tests.sweeps.conftest import ROOT, wait_until
+from tests.sweeps.conftest import HOLD, ROOT, wait_until
 
+# What a script meets in place of SLURM, Ray and Python.
 TOOLS = {
     # With several processes a process per node, as SLURM starts them; what Ray starts stays.
     "srun": """
@@ -25,60 +24,78 @@ TOOLS = {
     "ray": '[ -e "$LOG.up" ] || { touch "$LOG.up"; exit 1; }',  # it takes a while to start
     "accelerate": "",
     "sleep": 'if [ "$1" = 2 ]; then exec /bin/sleep 0.1; fi; exec /bin/sleep "$@"',
-    "python": """
-        case "$*" in
-          -c*) echo the-token ;;
-          *"sweeps run"*)
-            echo "token $RAY_AUTH_TOKEN" >> "$LOG"
-            trap 'exit "$CODE"' TERM
-            until grep -q "^ray start --address" "$LOG"; do sleep 0.05; done
-            while [ -n "$WARNED" ]; do sleep 0.05; done
-            exit "$CODE" ;;
-        esac
-    """,
 }
+DRIVER = """
+    case "$*" in
+      -c*) echo the-token ;;
+      *"sweeps run"*)
+        echo "token ${RAY_AUTH_TOKEN:-}" >> "$LOG"
+        trap 'exit "$CODE"' TERM
+        until [ "$NODES" = 1 ] || grep -q "^ray start --address" "$LOG"; do sleep 0.05; done
+        touch "$LOG.runs"
+        while [ -n "$SIGNAL" ]; do sleep 0.05; done
+        exit "$CODE" ;;
+    esac
+"""
 
 
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """Starts a script in a copy of the folder; its process, and what the tools were asked."""
-    log = tmp_path / "log"
-    (tmp_path / "bin").mkdir()
-    for name, body in TOOLS.items():
-        tool = tmp_path / "bin" / name
-        tool.write_text(f'#!/bin/bash\necho "{name} $*" >> "$LOG"\n{body}\n')
-        tool.chmod(0o755)
-    shutil.copytree(ROOT / "scripts/slurm", tmp_path / "scripts/slurm")
-    (tmp_path / "scripts/environment.sh").write_text("")  # it would install what is missing
-    own = {
-        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "LOG": str(log),
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_ID": "123",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_CPUS_PER_TASK": "32",
-        "SLURM_GPUS_ON_NODE": "4",
-    }
+class Sbatch:
+    """Starts a script as SLURM does: from a copy elsewhere, with the signal that it asks for, and
+    again when it has asked to be requeued."""
 
-    def start(name, *words, **more):
-        done = subprocess.Popen(
-            ["bash", tmp_path / "scripts/slurm" / name, *words],
-            cwd=tmp_path,
-            env={**os.environ, **own, **more},
+    def __init__(self, folder, tools, **variables):
+        self.log, self.folder = folder / "log", folder
+        (folder / "bin").mkdir()
+        for name, body in tools.items():
+            tool = folder / "bin" / name
+            tool.write_text(f'#!/bin/bash\necho "{name} $*" >> "$LOG"\n{body}\n')
+            tool.chmod(0o755)
+        shutil.copytree(ROOT / "scripts/slurm", folder / "scripts/slurm")
+        (folder / "scripts/environment.sh").write_text("")  # it would install what is missing
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "LOG": str(self.log),
+            "SLURM_SUBMIT_DIR": str(folder),
+            "SLURM_JOB_ID": "123",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_CPUS_PER_TASK": "32",
+            "SLURM_GPUS_ON_NODE": "4",
+            **variables,
+        }
+
+    def start(self, name, *words, nodes):
+        text = (self.folder / "scripts/slurm" / name).read_text()
+        self.options = re.findall(r"^#SBATCH (\S+)", text, re.MULTILINE)
+        (self.folder / "spool").mkdir(exist_ok=True)
+        script = self.folder / "spool/slurm_script"
+        script.write_text(text)
+        return subprocess.Popen(
+            ["bash", script, *words],
+            env={**self.environment, "SLURM_JOB_NUM_NODES": str(nodes), "NODES": str(nodes)},
             stderr=subprocess.PIPE,
             text=True,
         )
-        return done, lambda: log.read_text().splitlines() if log.exists() else []
 
-    return start
+    def warn(self, job):
+        """What SLURM does some time before the job's limit."""
+        [(name, seconds)] = re.findall(r"--signal=B:(\w+)@(\d+)", " ".join(self.options))
+        assert int(seconds) >= 120  # which runs have to save
+        job.send_signal(getattr(signal, f"SIG{name}"))
+
+    def asked(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def is_requeued(self):
+        return "--requeue" in self.options and "scontrol requeue 123" in self.asked()
 
 
-def test_several_nodes_have_one_launcher_each(script):
-    done, asked = script("several_nodes.sh", "some.yaml", "-m", "x", '{"a": "b c"}')
-    assert done.wait(30) == 0, done.stderr.read()
-    _, srun, *launchers = asked()
-    words = {"--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32"}
+def test_several_nodes_have_one_launcher_each(tmp_path):
+    sbatch = Sbatch(tmp_path, TOOLS)
+    job = sbatch.start("several_nodes.sh", "some.yaml", "-m", "x", '{"a": "b c"}', nodes=2)
+    assert job.wait(60) == 0, job.stderr.read()
+    _, srun, *launchers = sbatch.asked()
+    words = {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32"}
     assert words == set(srun.partition(" sh ")[0].split()[1:])
     assert launchers == [
         f"accelerate launch --machine_rank {node} --config_file some.yaml --num_machines 2 "
@@ -88,22 +105,27 @@ def test_several_nodes_have_one_launcher_each(script):
     ]
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
-    ("warned", "code", "requeued"),
-    [("", 0, False), ("", 1, False), ("yes", 75, True), ("yes", 1, False)],
+    ("sent", "code", "requeued"),
+    [("", 0, False), ("", 1, False), ("USR1", 75, True), ("USR1", 1, False), ("TERM", 75, False)],
 )
-def test_a_driver_in_an_allocation_has_a_cluster_and_is_requeued_once_it_has_saved(
-    script, warned, code, requeued
-):
-    done, asked = script("ray.sh", "s.yaml", "--gpu", "H100", CODE=str(code), WARNED=warned)
-    run = "python -m sweeps run s.yaml --gpu H100 --engine ray --address first:20123"
-    wait_until(lambda: run in asked())
-    if warned:
-        second = "ray start --address first:20123 --block"
-        wait_until(lambda: "token the-token" in asked() and second in asked())
-        done.send_signal(signal.SIGTERM)
-    assert done.wait(30) == code, done.stderr.read()
-    lines = asked()
+def test_a_warned_job_is_requeued_once_its_driver_has_saved(tmp_path, nodes, sent, code, requeued):
+    sbatch = Sbatch(tmp_path, {**TOOLS, "python": DRIVER}, CODE=str(code), SIGNAL=sent)
+    job = sbatch.start("sweep.sh", "s.yaml", "--preset", "laptop", nodes=nodes)
+    where = "local" if nodes == 1 else "ray --address first:20123"
+    wait_until(lambda: (tmp_path / "log.runs").exists())
+    if sent == "USR1":
+        sbatch.warn(job)
+    elif sent:
+        job.send_signal(signal.SIGTERM)
+    assert job.wait(60) == code, job.stderr.read()
+    lines = sbatch.asked()
+    assert f"python -m sweeps run s.yaml --preset laptop --engine {where}" in lines
+    assert sbatch.is_requeued() == requeued
+    if nodes == 1:
+        assert not any(line.startswith(("srun", "ray")) for line in lines)
+        return
     assert (
         "srun --nodes=1 --ntasks=1 --nodelist=first --cpus-per-task=32 --ntasks-per-node=1 "
         "ray start --head --port=20123 --block" in lines
@@ -111,34 +133,39 @@ def test_a_driver_in_an_allocation_has_a_cluster_and_is_requeued_once_it_has_sav
     others = "srun --nodes=1 --ntasks=1 --exclude=first --cpus-per-task=32 --ntasks-per-node=1 sh"
     assert any(line.startswith(others) for line in lines)
     assert "ray start --address first:20123 --block" in lines  # the second node's
+    assert "token the-token" in lines
     assert not any("the-token" in line for line in lines if not line.startswith("token "))
-    assert ("scontrol requeue 123" in lines) == requeued
 
 
-@pytest.mark.parametrize(("restarts", "resume"), [(None, "never"), ("0", "never"), ("2", "auto")])
-def test_a_job_that_was_requeued_keeps_what_it_has_trained(tmp_path, monkeypatch, restarts, resume):
-    """Its runs are to start anew once, not each time that the job does."""
-    configs = []
+def test_a_sweep_is_warned_saves_is_requeued_and_ends_as_an_undisturbed_one(
+    toy, tmp_path, pause, monkeypatch
+):
+    """The true driver and its runs, on one node."""
+    (tmp_path / "base.yaml").write_text(
+        "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
+        "training: {steps: 6, batch_size: 4, log_every: 1}\n"
+    )
+    (tmp_path / "s.yaml").write_text(
+        f"experiment: {toy}\nconfig: base.yaml\ncurves: {{a: {{}}}}\nseeds: [0, 1, 2]\n"
+    )
+    tools = {"scontrol": TOOLS["scontrol"]}
+    sbatch = Sbatch(tmp_path, tools, PYTHONPATH=os.environ["PYTHONPATH"])
 
-    class Pool:
-        def __init__(self, options):
-            pass
+    def started(results):
+        return sbatch.start("sweep.sh", "s.yaml", "--results", results, nodes=1)
 
-        def submit(self, job, needs):
-            configs.append(job.config)
-            future = Future()
-            future.set_result({"status": "finished"})
-            return future
+    def table(results):
+        text = (tmp_path / results / toy / "s/results.csv").read_text()
+        return re.sub(r"\b[0-9a-f]{40}(\+changes)?", "", text)  # the commit
 
-        def shutdown(self):
-            pass
-
-    monkeypatch.setattr(slurm_job, "LocalPool", Pool)
-    monkeypatch.setattr(slurm_job, "_Asked", lambda: SimpleNamespace(received=[]))
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    if restarts is not None:
-        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-    job = Job("run", "toy", {"checkpoint": {"every": 1, "resume": "never"}}, tmp_path / "run")
-    work = slurm_job.Runs((job,), Needs(), (), tmp_path)
-    work()
-    assert configs == [{"checkpoint": {"every": 1, "resume": resume}}] and not work.jobs
+    assert started("whole").wait(300) == 0
+    pause(HOLD)
+    job, folder = started("warned"), tmp_path / "warned" / toy / "s"
+    wait_until(lambda: list(folder.glob("*/checkpoints/step*/state.json")))
+    sbatch.warn(job)
+    assert job.wait(300) == 75 and sbatch.is_requeued()
+    pause(0)
+    assert started("warned").wait(300) == 0
+    resumed = [json.loads(p.read_text())["resumed_from"] for p in folder.glob("*/summary.json")]
+    assert sorted(map(len, resumed)) == [0, 0, 1]
+    assert table("warned") == table("whole")

@@ -3,7 +3,7 @@
 import pytest
 
 from sweeps import tables
-from sweeps.progress import Estimate, duration
+from sweeps.progress import Estimate, duration, on_a_core
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import RunError, UserError
@@ -222,90 +222,26 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
     assert run(toy, path) == (rows, [])
 
 
+EXTEND_LR = "curves: {a: {grid: {width: [1], lr: [1]}}}\nextend: {key: lr}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
-        (
-            "grid: {width: [1]}\nadjust: [{where: {width: [1]}, set: {seed: 1}}]\ncurves: {a: {}}",
-            "seed goes into seeds",
-        ),
-        (
-            "grid: {inner: [{gain: 1}, {gain: 2}]}\ncurves: {a: {}}",
-            "grid.inner: expected numbers or words",
-        ),
-        ("curves: {a: {grid: {inner: [[1]]}}}", "curves.a.grid.inner: expected numbers or words"),
-        (
-            "curves: {a: {set: {inner: {gain: 1}, inner.gain: 2}}}",
-            "curves.a.set: expected every key once, inner.gain stands there twice",
-        ),
-        ("curves: {a: {set: {lr.x: 2}}}", "s.yaml: lr.x: 'lr' is a value, not a section"),
-        (
-            "grid: {training.steps: [5]}\ncurves: {a: {horizon: {tokens_per_parameter: 1}}}",
-            "curve 'a': its horizon decides training.steps; take that out of set or grid",
-        ),
-        (
-            "curves: {a: {set: {schedule.warmup_steps: 2}, horizon: {tokens_per_parameter: 1, "
-            "warmup_fraction: 0.1}}}",
-            "curve 'a': its horizon decides schedule.warmup_steps",
-        ),
-        (
-            "grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
-            "transfer: {source: {lr: 1}, target: {width: 1}}",
-            "transfer.source: lr is what extend",
-        ),
-        (
-            "grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
-            "transfer: {source: {width: 1}, target: {width: 1}}",
-            "source and target are the same",
-        ),
-        ("set: {seed: 1}\ncurves: {a: {}}", "seed goes into seeds"),
-        ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
-        ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
-            "more_seeds.where: 'wdth' is in no curve's grid",
-        ),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
-            "lr 2 is in no curve's grid",
-        ),
-        (
-            "curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
-            "transfer: {source: {width: 1}, target: {width: 2}}",
-            "transfer.target: width 2",
-        ),
-        ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
-        ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
-        ("curves: {}", "curves"),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
-            "where {'lr': [1]}: changes nothing; say `set` or `needs` there",
-        ),
-        ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
-        ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
-        ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
-        ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
-        (
-            "grid: {lr: [1]}\ncurves: {a: {}}\nseeds: [0, 1]\nextend: {key: lr, seeds: [2, 1]}",
-            "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it",
-        ),
-        (
-            "grid: {lr: [1]}\ncurves: {a: {}}\nextend: {key: lr, seeds: [2]}\n"
-            "more_seeds: [{where: {lr: [1]}, seeds: [2]}]",
-            "extend.seeds: 2 is a seed of the grid",
-        ),
         ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
+        ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
+        ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
+        ("curves: {}", "curves"),
         ("curves: {a: {}}\nseeds: 3", "seeds: expected a list, got 3"),
         ("curves: {../../escape: {}}", "curves: '../../escape' names folders; expected letters"),
-        ("curves: {/absolute: {}}", "curves: '/absolute' names folders"),
+        ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("curves: {a: {set: {lr.x: 2}}}", "s.yaml: lr.x: 'lr' is a value, not a section"),
+        ("curves: {a: {grid: {inner: [{gain: 1}]}}}", "grid.inner: expected numbers or words"),
+        ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
+        ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
+        ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
         ("curves: {a: {grid: {lr: {log2: [-5000, 1]}}}}", "log2.0: expected"),
         ("curves: {a: {grid: {lr: {log2: [-500, 1], step: 1.0e-300}}}}", "step: expected"),
-        (
-            "curves: {a: {grid: {lr: {log2: [-999, 999], step: 0.01}, width: {log2: [0, 9], step: "
-            "0.01}}}}",
-            "grid: more than 10,000 combinations of lr, width; give fewer values",
-        ),
         (
             f"curves: {{a: {{grid: {{{', '.join(f'k{i}: [0, 1]' for i in range(1100))}}}}}}}",
             "grid: more than 10,000 combinations of k0, k1,",
@@ -315,29 +251,50 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
             f"seeds: {[*range(11)]}",
             "more than 10,000 runs; give fewer values or seeds",
         ),
+        (
+            "curves: {a: {grid: {training.steps: [5]}, horizon: {tokens_per_parameter: 1}}}",
+            "curve 'a': its horizon decides training.steps; take that out of set or grid",
+        ),
         ("set: {lr: 2}\ngrid: {lr: [1]}\ncurves: {a: {}}", "s.yaml: set: lr is a key of the grid"),
-        ("grid: {lr: [1]}\ncurves: {a: {}, b: {set: {lr: 2}}}", "curves.b.set: lr is a key of the"),
         (
             "curves: {a: {grid: {inner.gain: [1]}, set: {inner: {gain: 2}}}}",
-            "curves.a.set: inner.gain is a key of the grid, too; take it out of one of them",
+            "curves.a.set: inner.gain is a key of the grid, too; take it out of one",
         ),
         (
-            "grid: {width: [1, 2], lr: [1]}\ncurves: {a: {}}\n"
-            "adjust: [{where: {width: [2]}, set: {lr: 2}}]",
-            "adjust.set, curve 'a': lr is a key of",
+            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}, set: {lr: 2}}]",
+            "adjust.set: lr is a key of the grid",
         ),
         (
-            "grid: {width: [1], training.data_workers: [0, 2]}\ncurves: {a: {}}",
-            "s.yaml, curve 'a': "
-            "grid: training.data_workers=0 and training.data_workers=2 are the same run; keep one",
+            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
+            "where {'lr': [1]}: changes nothing; say `set` or `gpus` there",
+        ),
+        (
+            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
+            "more_seeds.where: lr 2 is in no curve's grid",
         ),
         (
             "curves: {a: {grid: {optimizer.eps: [null, 1.0e-9]}}}",
             "grid: optimizer.eps=None and optimizer.eps=1e-09 are the same run",
         ),
+        ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
+        ("curves: {a: {}}\nextend: {key: lr}", "the rule's key 'lr' is not in the grid of 'a'"),
+        (EXTEND_LR.replace("lr: [1]", "lr: [0]"), "lr 0 in a grid: a rule follows numbers above 0"),
         (
-            "curves: {a: {grid: {inner.gain: [0, 0.9]}}}\nextend: {key: inner.gain}",
-            "extend.key: inner.gain 0 in a grid: expected numbers above 0",
+            EXTEND_LR + "confirm: {keys: [lr], neighbours: [[1]]}",
+            "confirm and extend both follow an optimum",
+        ),
+        ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
+        (
+            EXTEND_LR + "transfer: {source: {lr: 1}, target: {width: 1}}",
+            "transfer.source: lr is what extend",
+        ),
+        (
+            EXTEND_LR + "transfer: {source: {width: 1}, target: {width: 2}}",
+            "transfer.target: width 2",
+        ),
+        (
+            EXTEND_LR.replace("lr}", "lr, seeds: [2, 1]}") + "seeds: [0, 1]\n",
+            "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it",
         ),
     ],
 )
@@ -386,12 +343,14 @@ def test_an_unknown_experiment_is_one_line(tmp_path, name):
         load_sweep(path)
 
 
-def test_the_estimate_follows_flops_and_steps():
+def test_the_time_left_begins_with_the_plan_and_follows_what_runs_have_taken():
+    """The first run of a worker is not counted: it started a process and read the data."""
     estimate = Estimate()
-    assert estimate.seconds(1.0, 1) is None
-    estimate.add(100.0, 10, 1 * 100 + 2 * 10)
-    estimate.add(400.0, 10, 1 * 400 + 2 * 10)
-    assert estimate.seconds(250.0, 15) == pytest.approx(250 + 30)
+    assert estimate.seconds(1e11, 100) == on_a_core(1e11, 100) == 2 + 1
+    estimate.add(1e11, 100, 6.0)
+    estimate.add(1e11, 100, 12.0)
+    assert estimate.seconds(2e11, 200) == pytest.approx(18)
+    assert estimate.seconds(-1e-9, 0) == 0  # what a sum of floats leaves
 
 
 @pytest.mark.parametrize(

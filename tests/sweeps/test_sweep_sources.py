@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from sweeps import __main__ as command
-from sweeps.reuse import take_over
-from sweeps.sources import Around, Missing, Sources
+from sweeps.request import Around, Missing, Sources
+from sweeps.sweep import take_over
 from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
@@ -198,7 +198,7 @@ def test_rates_may_come_from_another_preset_than_the_sweep_s_own(tmp_path):
     sources = Sources(tmp_path / "t.yaml", tmp_path / "results", "large")
     around = Around(sweep="s.yaml", match=["kind"], preset="small")
     assert sources.best(around, {"kind": "k"}, "lr") == 0.5
-    with pytest.raises(Missing, match="s_large/results.csv does not exist; first run .* large$"):
+    with pytest.raises(Missing, match="s_large/results.csv has no runs yet; first run .* large$"):
         sources.best(around.model_copy(update={"preset": None}), {"kind": "k"}, "lr")
 
 
@@ -251,7 +251,6 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
     assert {p.config.lr for p in draft.points if p.curve == "own"} == {0.25, 0.5}  # base: 0.5
     assumed = draft.sources.assumed
     assert len(assumed) == 2 and "counted around lr 0.5" in assumed[0]
-    assert assumed[0] in work_of(toy, toy / "s.yaml", draft=True).dry_run()
     with pytest.raises(UserError, match="unknown key 'lrr'; did you mean 'lr'"):
         load(toy, write(toy, "s.yaml", USER.replace("lr: {around", "lrr: {around")), draft=True)
 
@@ -317,9 +316,6 @@ def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
     folder = toy.parent / "results" / toy.name / "search"
     (folder / "constants.yaml").write_text(yaml.safe_dump({"constants": [entry]}))
     with pytest.raises(UserError, match="no constants for inner.kind fancy"):
-        load(toy, path)
-    (folder / "constants.yaml").write_text("constants: [3]\n")
-    with pytest.raises(UserError, match="no list of constants with where and set"):
         load(toy, path)
 
 
@@ -433,9 +429,8 @@ def test_runs_of_another_commit_are_not_taken_over(toy):
 def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeypatch, capsys):
     words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
     made = drive(work_of(toy, Path(words[1])))
-    for commit, path in zip(
-        ("b" * 40 + "+changes", None), made.folder.glob("*/summary.json"), strict=True
-    ):
+    two = list(made.folder.glob("*/summary.json"))[:2]
+    for commit, path in zip(("b" * 40 + "+changes", None), two, strict=True):
         changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
         path.write_text(json.dumps(changed))
     before = len(calls(toy))
@@ -452,19 +447,22 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
     assert len(calls(toy)) == before
 
 
-def test_runs_of_one_config_that_read_different_data_are_told(toy, capsys):
-    words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
-    paths = sorted(drive(work_of(toy, Path(words[1]))).folder.glob("*/summary.json"))
-    for checksums, said in ((["a"] * 10, False), (["a"] * 9 + [None], False), ("abbbbbbbbb", True)):
-        for path, checksum in zip(paths, checksums, strict=True):
-            summary = {**json.loads(path.read_text()), "data_checksum": checksum}
-            path.write_text(json.dumps(summary))
-        command.main(words)
-        told = "have read different ones, so that their losses do not compare: "
-        error = capsys.readouterr().err
-        assert (told in error) == said
-    counted = error.partition(told)[2].partition(";")[0]
-    assert f"1 such as {paths[0].parent.name}" in counted and "9 such as " in counted
+def test_copied_results_are_on_the_disk_before_they_have_their_name(toy, monkeypatch):
+    """After a power cut a summary must not outlive the logs that it sums up."""
+    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
+    run = next(source.folder.glob("*/summary.json")).parent
+    (run / "metrics.jsonl").write_text("{}\n")
+    (run / "checkpoints").mkdir()
+    target, noted = toy / "again" / run.name, set()
+
+    def note(path):
+        assert not target.exists()
+        noted.add(path.name)
+
+    monkeypatch.setattr("sweeps.sweep.sync", note)
+    assert take_over(run, target)
+    assert {"summary.json", "metrics.jsonl"} < noted and (target / "summary.json").exists()
+    assert not (target / "checkpoints").exists()
 
 
 def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):

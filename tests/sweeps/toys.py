@@ -11,7 +11,7 @@ from pathlib import Path
 from sweeps import __main__ as command
 from sweeps.driver import Driver
 from sweeps.pool import Needs, RunFailed
-from sweeps.search_file import load_search
+from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
 from training.config import read_yaml, validate
 from training.errors import UserError
@@ -28,7 +28,7 @@ class Toy(Experiment):
 COSTS = ("flops", "parameters", "tokens_per_step")
 EXPERIMENT = Toy(
     name="toy", description="", config=Config, result=str, build_task=None, build_plan=None,
-    memory=None, **{name: globals().get(name) for name in COSTS},
+    **{name: globals().get(name) for name in COSTS},
 )
 """
 
@@ -109,7 +109,7 @@ def write_file(package, text, name="s.yaml"):
 def work_of(package, path, **options):
     """What is left of a toy's sweep or search."""
     load = load_search if "search" in read_yaml(path) else load_sweep
-    return command.work_of(load(path, package.parent / "results", **options), None, looks=False)
+    return command.work_of(load(path, package.parent / "results", **options), looks=False)
 
 
 def calls(package):
@@ -175,6 +175,9 @@ class FakePool:
                 job, future = self.waiting.pop(self.random.randrange(len(self.waiting)))
             try:
                 summary = {"status": "stopped"} if self.stops else self.perform(job)
+                if summary["status"] == "finished":  # as every run that has taken a step
+                    job.run_dir.mkdir(parents=True, exist_ok=True)
+                    (job.run_dir / "metrics.jsonl").touch()
             except (UserError, Lost, RunFailed) as error:
                 future.set_exception(error)
             except Exception as error:

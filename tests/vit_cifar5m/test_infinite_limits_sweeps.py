@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps import tables
 from sweeps.sweep_file import load_sweep
 from training import task as tasks
 from training.config import load
@@ -198,7 +197,10 @@ def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp
         assert settings.eval_per_octave or 0 < settings.eval_every * 10 <= settings.steps
     assert sweep.config.metrics and sweep.config.observations
     sizes = {f"model.{size}" for size in ("heads", "head_dim", "layers")}
-    assert {*sizes, "prescription.alpha_attention"} <= set(tables.columns(sweep))
+    assert {*sizes, "prescription.alpha_attention"} <= {
+        *sweep.config.set,
+        *(key for grid in sweep.config.grids.values() for key in grid),
+    }
     assert len(sweep.config.seeds) > 1
     if preset:
         assert sum(sweep.experiment.flops(point.config) for point in sweep.points) < 3e13

@@ -1,0 +1,455 @@
+"""What a command asks for: a file with overrides and conditions, and what it takes from others.
+
+A sweep starts around the best rate of a cell of another one, or takes constants that a search has
+found. Tables are found by the sweep file that makes them, under the same preset, so a figure's file
+says where each of its numbers comes from.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import itertools
+import json
+import math
+import operator
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from sweeps.pool import NODE, Needs
+from training import runs
+from training.config import (
+    Count,
+    PositiveInt,
+    Section,
+    apply_preset,
+    leaves,
+    parse_overrides,
+    parse_yaml,
+    read_yaml,
+    set_keys,
+    validate,
+)
+from training.errors import UserError, nearest
+from training.experiment import Experiment, load_experiment
+
+FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
+T = TypeVar("T")
+# A section in `set` stands for its keys, so that what it does not name stays as it is.
+Keys = Annotated[dict[str, Any], AfterValidator(lambda data: dict(runs.flat(data)))]
+
+
+class Missing(UserError):
+    """What another sweep or search shall give is not there yet."""
+
+
+def cached(parse: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Reads a file again only when it has changed: every point of a sweep asks for the same ones.
+
+    What it returns is shared, and not to be changed. Only the newest version of a file is kept.
+    """
+    known: dict[Path, tuple[tuple[int, ...], T]] = {}
+
+    @functools.wraps(parse)
+    def read(path: Path) -> T:
+        try:
+            found = path.stat()
+        except OSError:
+            return parse(path)  # whose own error it is
+        stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        if path not in known or known[path][0] != stamp:
+            known[path] = stamp, parse(path)
+        return known[path][1]
+
+    return read
+
+
+read_file = cached(read_yaml)
+read_long = cached(functools.partial(read_yaml, own=True))  # what a search wrote has any length
+
+
+@cached
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV table, all of them text; OSError or ValueError where there is none."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@cached
+def read_manifest(path: Path) -> list[dict[str, Any]]:
+    """The runs of a sweep as far as it was asked for; none where there is no whole manifest."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+
+
+def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
+    """What a sweep or search file says under a preset."""
+    return apply_preset(read_file(file), preset, str(file))
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is key=value, and neither an option nor a file."""
+    return "=" in word and not word.startswith("-") and not os.path.exists(word)
+
+
+def folder_of(file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()) -> Path:
+    """Where results are: results/<experiment>/<stem>[_<preset>][+<overrides>]."""
+    name = file.stem if preset is None else f"{file.stem}_{preset}"
+    if overrides:
+        changes = "+".join(sorted(overrides))
+        if not re.fullmatch(r"[\w.=+-]{1,80}", changes):
+            changes = hashlib.blake2b(changes.encode(), digest_size=5).hexdigest()
+        name += f"+{changes}"
+    return results / str(preset_of(file, preset).get("experiment")) / name
+
+
+class Around(Section):
+    """The best value that another sweep found for the same kind of run."""
+
+    sweep: str
+    """File of that sweep, relative to this one."""
+    match: Annotated[list[str], Field(min_length=1)]
+    """Columns in which its runs must agree with this point. One curve at one set of its other grid
+    values must be left, at any seeds."""
+    where: dict[str, Any] = {}
+    """Columns of its runs that must have these values."""
+    at: dict[str, Any] = {}
+    """Values to look for in place of the point's own, such as {model.width: 1024}."""
+    preset: str | None = None
+    """Preset of that sweep; by default this sweep's own. Another one with other seeds, so that a
+    rate is chosen on some seeds and judged on others."""
+
+
+@dataclass
+class Sources:
+    """Everything that the sweep or search in `file` takes from other ones.
+
+    A draft does without what they have not found yet, and says so in `assumed`.
+    """
+
+    file: Path
+    results: Path
+    preset: str | None
+    draft: bool = False
+    assumed: list[str] = field(default_factory=list)
+
+    def assume(self, missing: Missing, instead: str) -> None:
+        """Notes what a draft does without; raises `missing` otherwise."""
+        if not self.draft:
+            raise missing
+        line = f"{missing}; until then {instead}"
+        self.assumed += [] if line in self.assumed else [line]
+
+    def best(self, around: Around, settings: Mapping[str, Any], key: str) -> float:
+        """The value of `key` with the lowest mean final evaluation loss over seeds.
+
+        `settings` are the point's own keys and values. Raises Missing when that sweep has no such
+        run yet, or runs to come in the same cell; UserError when its table has no such column or
+        when runs of several curves or cells fit, whose rates mean different things.
+        """
+        table, command = self._place("results.csv", around.sweep, "run", around.preset)
+        if "curve" in around.where:
+            command += f" --curves {around.where['curve']}"
+        rows = read_table(table) if table.exists() else []
+        if not rows:
+            raise Missing(f"{table} has no runs yet; first run {command}")
+        matched = {k: around.at.get(k, settings.get(k)) for k in (*around.match, *around.at)}
+        wanted = {**around.where, **matched}
+        for name, value in matched.items():
+            if value is None:
+                raise UserError(
+                    f"{self.file}: around.match: {name!r} has no value in this sweep; set it"
+                )
+        for column in (key, *wanted):
+            if column not in rows[0]:
+                raise UserError(f"{self.file}: around: {table} has no column {column!r}")
+        fitting = [row for row in rows if all(_same(row[c], value) for c, value in wanted.items())]
+        data = preset_of(self.file.parent / around.sweep, around.preset or self.preset)
+        parts = [data, *data.get("curves", {}).values()]
+        crossed = itertools.chain(*(part.get("grid", ()) for part in parts if part))
+        for column in {"curve": None, **dict.fromkeys(crossed)}:
+            cells = {_plain(row.get(column, "")): row.get(column, "") for row in fitting}
+            if len(cells) > 1 and column != key and column.rpartition(".")[2] != "seed":
+                raise UserError(
+                    f"{self.file}: around: runs of {table} that fit differ in {column} "
+                    f"({', '.join(cells.values())}); name {column} in match, where or at"
+                )
+        to_come = _to_come(table, fitting, {row.get("run", "") for row in rows}, key)
+        if to_come:  # the best may be among them
+            raise Missing(
+                f"{table}: not complete, {len(to_come)} of the runs that this sweep starts around "
+                f"are to come ({to_come[0]}); finish {command}"
+            )
+        losses: dict[float, list[float]] = {}
+        for row in fitting:
+            if row["status"] != "failed" and row.get(FRESH) != "True":
+                loss = float(row["final_eval_loss"] or math.inf)
+                losses.setdefault(float(row[key]), []).append(loss)
+        means = {value: sum(seeds) / len(seeds) for value, seeds in losses.items()}
+        chosen = min(means, key=lambda value: (means[value], value), default=None)
+        if chosen is None or math.isinf(means[chosen]):
+            raise Missing(
+                f"{table}: no run with {_words(wanted)} that ended well; finish {command}"
+            )
+        return chosen
+
+    def constants(self, search: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config keys and values that a search found for runs like `config` (dotted keys).
+
+        `search` is the search file relative to this one. Raises Missing when the search has not got
+        there yet, UserError when more than one of its entries fits.
+        """
+        path, command = self._place("constants.yaml", search, "search")
+        if not path.exists():
+            raise Missing(f"{path} does not exist; first run {command}")
+        entries = read_long(path).get("constants") or []
+        fitting = [e for e in entries if all(config.get(k) == v for k, v in e["where"].items())]
+        if not fitting:
+            keys = dict.fromkeys(key for entry in entries for key in entry["where"])
+            wanted = _words({key: config.get(key) for key in keys}) or "these runs"
+            raise Missing(f"{path}: no constants for {wanted}; finish {command}")
+        if len(fitting) > 1:
+            where = _words(fitting[0]["where"])
+            raise UserError(f"{path}: {len(fitting)} entries fit {where}; keep one")
+        return fitting[0]["set"]
+
+    def _place(
+        self, name: str, source: str, command: str, preset: str | None = None
+    ) -> tuple[Path, str]:
+        """A file among another sweep's results, and the command that makes it."""
+        file, preset = self.file.parent / source, preset or self.preset
+        path = folder_of(file, self.results, preset) / name
+        option = f" --preset {preset}" if preset else ""
+        return path, f"python -m sweeps {command} {file}{option}"
+
+
+def _to_come(table: Path, rows: Sequence[Mapping[str, str]], done: set[str], key: str) -> list[str]:
+    """The runs to come in the cells of some rows: those that differ in `key` and seed at most.
+
+    A sweep notes in its manifest what a result asks for before the result is in its table.
+    """
+    return [
+        entry["run"]
+        for entry in read_manifest(table.parent / "manifest.json")
+        if entry["run"] not in done and not entry.get(FRESH)
+        if any(
+            row["curve"] == entry["curve"]
+            and all(_same(row.get(k, ""), v) for k, v in entry["values"].items() if k != key)
+            for row in rows
+        )
+    ]
+
+
+def _same(cell: str, value: Any) -> bool:
+    """Whether a table's text stands for a config's value."""
+    if isinstance(value, bool) or value is None or not isinstance(value, (int, float)):
+        return cell == ("" if value is None else str(value))
+    return _plain(cell) == float(value)
+
+
+def _plain(cell: str) -> float | str:
+    """A table's text as the number that it stands for, if any."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _words(wanted: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in wanted.items())
+
+
+SIGNS = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+}
+CONDITION = re.compile(rf"([\w.]+)\s*({'|'.join(SIGNS)})\s*([^<>=\s].*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Where:
+    """A condition on the config of a run, such as model.width<=256."""
+
+    key: str
+    sign: str
+    value: Any
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        """The condition in a word of the command line; UserError if it is none."""
+        parts = CONDITION.fullmatch(text.strip())
+        if parts is None:
+            raise UserError(
+                f"--where {text!r}: expected a key, one of {' '.join(SIGNS)} and a value, such as "
+                "'model.width<=256'"
+            )
+        return cls(parts[1], parts[2], parse_yaml(parts[3], f"--where {text}"), text)
+
+    def holds(self, config: Section) -> bool:
+        """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
+        keys = [key for key, _ in leaves(type(config))]
+        if self.key not in keys:
+            raise UserError(
+                f"--where {self.text}: unknown key {self.key!r}{nearest(self.key, keys)}"
+            )
+        value = functools.reduce(getattr, self.key.split("."), config)
+        if value is None and self.sign in ("<", "<=", ">", ">="):
+            return False
+        try:
+            return bool(SIGNS[self.sign](value, self.value))
+        except TypeError:
+            raise UserError(
+                f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "
+                f"than {self.value!r}; compare it by == or !="
+            ) from None
+
+
+class FileConfig(Section):
+    """What every file of many runs says."""
+
+    experiment: str
+    """Experiment folder: a package with a `train` module."""
+    config: str
+    """Base config, relative to this file."""
+    set: Keys = {}
+    """Config keys of all runs."""
+    gpus: PositiveInt = 1
+    """GPUs of every run. Above 1 it is sharded over them (FSDP2) unless --launch says otherwise;
+    above 8 these are whole machines."""
+    processes: PositiveInt | None = None
+    """Processes of every run; by default one for each of its GPUs."""
+    retries: Count = 1
+    """How often a run that fails for a reason of its own is tried again."""
+
+
+@dataclass
+class LoadedFile:
+    """A sweep or search file as a command means it, with its experiment."""
+
+    path: Path
+    config: Any
+    experiment: Experiment
+    base: dict[str, Any]
+    """The config that all runs start from."""
+    folder: Path
+    sources: Sources
+    where: tuple[Where, ...]
+    overrides: Sequence[str]
+
+    def validated(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """The config with dotted keys set; UserError, naming the curve or study, for a bad one."""
+        where = f"{self.path}, {name}"
+        return validate(self.experiment.config, self._data(settings), where)
+
+    def keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All dotted keys of the base config, some of them set."""
+        return dict(runs.flat(self._data(settings)))
+
+    def _data(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return set_keys(self.base, settings)
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
+
+    def needs(self, values: Mapping[str, Any]) -> Needs:
+        """What a run at some grid values needs: what the last part of the file that speaks of it
+        says, a process per GPU unless it says otherwise; UserError for what no machines have."""
+        gpus, processes = 1, None
+        for part in (self.config, *self._adjustments(values)):
+            gpus = part.gpus or gpus
+            processes = part.processes or (processes if part.gpus is None else None)
+        needs = Needs(gpus, processes or gpus)
+        if (gpus > NODE and gpus % NODE) or needs.processes % needs.nodes:
+            raise UserError(
+                f"{self.path}: gpus {gpus}, processes {needs.processes}: above {NODE} GPUs a run "
+                "has those of whole machines, and as many processes on each"
+            )
+        return needs
+
+    def _adjustments(self, values: Mapping[str, Any]) -> Sequence[Any]:
+        """The parts of the file that say something else of runs at some grid values."""
+        return ()
+
+    def is_meant(self, config: Section) -> bool:
+        """Whether --where leaves a run with this config in."""
+        return all(condition.holds(config) for condition in self.where)
+
+    def refuse_missing_data(self, configs: Iterable[Any]) -> None:
+        """Raises UserError if data that one of these runs reads are not on this machine."""
+        unlike = {repr(getattr(config, "data", None)): config for config in configs}
+        for config in unlike.values():
+            try:
+                self.experiment.check_data(config)
+            except (OSError, UserError) as error:
+                raise UserError(f"{self.path}: {error}") from None
+
+    def refuse_overrides(self, keys: Iterable[str], place: str) -> None:
+        """Raises UserError for an override of a key to which the file gives values of its own."""
+        for word, key in itertools.product(self.overrides, keys):
+            given = word.partition("=")[0]
+            if f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}."):
+                raise UserError(
+                    f"{word}: {self.path} sets {key} itself, in {place}; choose runs by --where or "
+                    "change the file"
+                )
+
+
+def open_file(
+    kind: type[FileConfig],
+    path: Path,
+    results: Path,
+    preset: str | None,
+    *,
+    draft: bool = False,
+    overrides: Sequence[str] = (),
+    where: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The members of a `LoadedFile` for a file of class `kind`; UserError for what is wrong there.
+
+    With `draft`, what other sweeps and searches have not found yet is assumed, so that this one can
+    be counted before anything has run. `overrides` are key=value words for the config of every run,
+    `where` conditions on it.
+    """
+    data = preset_of(path, preset)
+    if "experiment" not in data and {"optimizer", "training"} & data.keys():
+        folder = path.absolute().parent.parent.name
+        raise UserError(
+            f"{path}: this is the config of one run, not a sweep: python -m {folder}.train {path} "
+            "trains it; a sweep file names it under `config`"
+        )
+    config = validate(kind, data, str(path))
+    if overrides:
+        changes = json.loads(json.dumps(parse_overrides(overrides)))  # all keys are text
+        config = config.model_copy(update={"set": config.set | dict(runs.flat(changes))})
+    experiment = load_experiment(config.experiment, path)
+    free = getattr(experiment.config, "without_effect", ())  # keys that are no part of a run's name
+    named = [
+        word
+        for word in overrides
+        if not any(f"{word.partition('=')[0]}.".startswith(f"{key}.") for key in free)
+    ]
+    return {
+        "path": path,
+        "config": config,
+        "experiment": experiment,
+        "base": read_file(path.parent / config.config),
+        "folder": folder_of(path, results, preset, named),
+        "sources": Sources(path, results, preset, draft),
+        "where": tuple(map(Where.parse, where)),
+        "overrides": overrides,
+    }
