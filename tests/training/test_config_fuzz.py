@@ -1,4 +1,4 @@
-"""Any text is a config or one line: a few of the inputs of benchmarks/config_fuzz.py."""
+"""Any text is a config, or it is refused in one line."""
 
 import resource
 import tempfile
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from benchmarks.config_fuzz import inputs, read
 from nanolm_c4.config import Config
 from sweeps.sweep_file import SweepConfig
+from tests.training.config_texts import inputs, read
 from training.config import load, parse_yaml, read_yaml, validate
 from training.errors import UserError
 from training.experiment import load_experiment
@@ -30,7 +30,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 )
 @given(inputs())
 def test_any_text_is_a_config_or_one_line_with_exit_code_2(example):
-    what, _, text, overrides = example
+    what, text, overrides = example
     with tempfile.TemporaryDirectory() as folder:
         assert read(what, text, overrides, Path(folder)) in ("read", "refused")
 
