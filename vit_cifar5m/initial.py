@@ -304,7 +304,7 @@ def _density(entries: torch.Tensor, unit: float) -> Rows:
     counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist.tolist()
     return [
         {"low": low * unit, "high": high * unit, "count": int(count)}
-        for low, high, count in zip(EDGES, EDGES[1:], counts, strict=True)
+        for (low, high), count in zip(itertools.pairwise(EDGES), counts, strict=True)
     ]
 
 

@@ -225,8 +225,8 @@ def test_every_source_gives_the_same_samples(tmp_path, name):
         assert equal(images.train[place], expected)
 
 
-def test_unreadable_rows_of_parquet_are_named_by_shard_and_row(tmp_path, capfd):
-    """A missing image too: counted and replaced."""
+def test_unreadable_rows_are_named_and_replaced(tmp_path, capfd):
+    """A missing image too."""
     root = write_parquet(tmp_path / "images", features=False)
     shard = root / "train-00001.parquet"
     table = parquet.read_table(shard)
@@ -239,17 +239,12 @@ def test_unreadable_rows_of_parquet_are_named_by_shard_and_row(tmp_path, capfd):
     samples = [sample for batch in one_epoch(images, list, 4) for sample in batch]
     assert len(samples) == 12 and None not in samples
     assert sorted(line.split(" (")[0] for line in capfd.readouterr().err.splitlines()) == [
-        f"not used: {shard}, row 1: cannot be read",
-        f"not used: {shard}, row 4: cannot be read",
+        f"not used: row {row} of {root}: shards of train: cannot be read" for row in (10, 7)
     ]
-
-
-def test_rows_name_their_file_too_where_they_know_it(tmp_path):
-    mapped = opened(write_parquet(tmp_path / "images"), "shards").train.source
-    shard = tmp_path / "images" / "train-00001.parquet"
-    assert mapped[7].name == f"bee_3.JPEG ({shard}, row 1)"
+    named = opened(write_parquet(tmp_path / "whole"), "shards").train.source[7].name
+    assert named == f"bee_3.JPEG (row 7 of {tmp_path / 'whole'}: shards of train)"
     tar = opened(write_tar(tmp_path / "tars"), "shards").train.source
-    assert tar[7].name == f"bee_3 in {tmp_path / 'tars' / 'train-1.tar'}"
+    assert tar[7].name == f"bee_3.jpg (bee_3 in {tmp_path / 'tars' / 'train-1.tar'})"
 
 
 @pytest.mark.parametrize("folder", [".", "data"])
@@ -281,7 +276,7 @@ def test_shards_in_data_are_left_alone_where_the_folder_has_some(tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("train-0.tar", "data/train-1.tar", "data/val-0.tar"):
         (tmp_path / name).touch()
-    assert open_shards(str(tmp_path), "train").paths == [tmp_path / "train-0.tar"]
+    assert open_shards(str(tmp_path), "train") == ([tmp_path / "train-0.tar"], "tar")
     with pytest.raises(UserError, match="holds no shard of val"):
         open_shards(str(tmp_path), "val")
 
@@ -370,12 +365,12 @@ def test_shards_that_are_missing_mixed_damaged_or_lack_a_column_are_one_line(tmp
     (root / "train-x.tar").write_bytes(b"")
     assert f"{root} holds both train-00000.parquet and train-x.tar" in message()
     (root / "train-x.tar").unlink()
-    bad = root / "train-00001.parquet"
-    table = parquet.read_table(bad)
-    parquet.write_table(table.drop_columns("label"), bad)
-    assert f"{bad}: no label in columns image; expected image and label" in message()
+    for bad in sorted(root.glob("train-*")):
+        table = parquet.read_table(bad)
+        parquet.write_table(table.drop_columns("label"), bad)
+    assert "train: no label in columns image; expected image and label" in message()
     bad.write_bytes(b"PAR1 nothing")
-    assert f"{bad}: not a parquet file (" in message()
+    assert f"{bad}: cannot be read as parquet (" in message()
 
 
 @pytest.mark.parametrize("label", [3, -1, None])
