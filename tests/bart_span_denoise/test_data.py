@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from bart_span_denoise import corpora, data, fairseq_library
+from bart_span_denoise import corpora, data, fairseq_interop
 from bart_span_denoise.bpe import BOS, EOS, PAD, Bpe
 from tests.bart_span_denoise.texts import (
     LIMIT,
@@ -68,7 +68,7 @@ def test_collate_to_a_multiple(corpus):
 
 def test_decoder_ids_are_fairseqs(corpus):
     """fairseq's own collater, of the same samples: the decoder's input and the padding."""
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     samples = [corpus.validation[i] for i in range(7)]
     items = [{"id": i, "source": s, "target": t} for i, (s, t, _) in enumerate(samples)]
     theirs = fairseq.data.denoising_dataset.collate(
@@ -107,7 +107,7 @@ def test_sentences_tokenise_as_running_text(corpus):
 
 def test_fairseq_loads_the_cache(corpus):
     """The cache is itself a folder of fairseq-preprocess."""
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     for split, stem in data.STEMS.items():
         theirs = fairseq.data.indexed_dataset.MMapIndexedDataset(str(corpus.cache.folder / stem))
         lines = [theirs[i] for i in range(len(theirs))]
@@ -175,7 +175,7 @@ def test_packing_keeps_every_sentence(monkeypatch, seed, window):
 def test_packing_is_fairseqs_complete_mode():
     """Without empty lines, behind which fairseq's blocks lose tokens, and without long ones."""
     sizes = [min(size, 20) for size in random_sizes(9) if size]
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     tokens = line_tokens(sizes)
     lines = torch.from_numpy(tokens.astype(np.int64)).split([size + 1 for size in sizes])
     blocks = fairseq.data.TokenBlockDataset(
@@ -335,16 +335,16 @@ def test_noise_out_of_range_is_refused_by_the_config(tmp_path, key, value):
 def test_bpe_files_that_do_not_work_are_named_and_leave_nothing(tmp_path, gpt2, key):
     file = tmp_path / "file"
     line = error_line(lambda: prepare(tmp_path, **{**gpt2, key: str(file)}))
-    assert line.startswith(f"data.{key}: {file} does not exist; expected ")
+    assert line.startswith(f"data.{key}: {file} cannot be read (FileNotFoundError")
     file.write_text("{")
     line = error_line(lambda: prepare(tmp_path, **{**gpt2, key: str(file)}))
-    assert line.startswith(f"data.{key}: {file} is not ")
+    assert f"data.{key}" in line and str(file) in line
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_too_short_samples_are_refused(tmp_path):
-    line = error_line(lambda: prepare(tmp_path, positions="fairseq", tokens_per_sample=2))
-    assert line.startswith("data.tokens_per_sample: 2 given, but with model.positions fairseq")
+    with pytest.raises(ValueError, match="data.tokens_per_sample: with model.positions fairseq"):
+        prepare(tmp_path, positions="fairseq", tokens_per_sample=2)
     assert len(prepare(tmp_path, positions="fairseq", tokens_per_sample=3).train) > 1000
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from bart_span_denoise import fairseq_library
+from bart_span_denoise import fairseq_interop
 from bart_span_denoise.noise import MASKED, Noise, generator, permute_sentences
 from training.errors import UserError
 
@@ -226,7 +226,7 @@ class Texts:
 @pytest.fixture(scope="module")
 def fairseq():
     """Makes fairseq's DenoisingDataset over samples, in the setting that `noise` is compared to."""
-    library = fairseq_library.load()
+    library = fairseq_interop.fairseq()
     vocab = library.data.Dictionary()
     for number in range(VOCABULARY - 1 - len(vocab)):
         vocab.add_symbol(str(number))

@@ -144,7 +144,10 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
         (["prescription.s=0.5"], "prescription.s goes with strategy meta_principled"),
         (["data.path=somewhere"], "data.path: source embedded takes no path"),
         (["data.source=text"], "data.path: source text needs data.path"),
-        (["data.bpe_vocab=a"], "data.bpe_encoder and data.bpe_vocab go together"),
+        (
+            ["data.bpe_vocab=a"],
+            "data.bpe_*: source embedded takes bpe_encoder, bpe_vocab and bpe_dictionary",
+        ),
         (["optimizer.name=adafactor"], "optimizer.name adafactor: Dinan et al. prescribe"),
     ],
 )
