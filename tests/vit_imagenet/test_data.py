@@ -310,30 +310,19 @@ MISTAKES = {
         lambda root: (aside(root), root.write_bytes(b"")),
         "data.path: {root} is a file; expected a folder with train/ and val/",
     ),
-    "no split": (
-        lambda root: (root / "val").rename(root / "validation"),
-        "{root} has no folder val/; expected val/CLASS",
-    ),
+    "no split": (lambda root: (root / "val").rename(root / "validation"), "{root}/val"),
     "no classes": (
         lambda root: ((root / "train").rename(root / "old"), (root / "train").mkdir()),
-        "{root}/train: no class folder in it; expected train/CLASS",
+        "find any class folder in {root}/train.; expected train/CLASS/*.JPEG and val/CLASS/*.JPEG",
     ),
-    "flat": (
-        flatten,
-        "{root}/val: no class folder in it; expected val/CLASS/*.JPEG: sort its images into the "
-        "class folders of train/ (the 1,000 of ImageNet, ",
-    ),
+    "flat": (flatten, "find any class folder in {root}/val.; expected train/CLASS/*.JPEG and val"),
     "empty class": (
         lambda root: [f.rename(f.with_suffix(".txt")) for f in (root / "train/bee").iterdir()],
-        "{root}/train/bee: no image in this class's folder; expected files that end in .jpg",
+        "Found no valid file for the classes bee. Supported extensions are: .jpg",
     ),
     "extra in val": (
         lambda root: (root / "val/wasp").mkdir(),
-        "{root}: class wasp is in val/ but not in train/; both need",
-    ),
-    "extra in train": (
-        lambda root: (root / "train/wasp").mkdir(),
-        "{root}: class wasp is in train/ but not in val/; both need",
+        "{root}: class wasp is in only one of train/ and val/",
     ),
 }
 
