@@ -166,7 +166,12 @@ def measure_widths(
     config.check_measurement()
     for width in config.measure.widths:
         _check_components(config, width)
-    jobs = _jobs(config)
+    jobs = [  # width and seeds, the longest first
+        (width, range(start, min(start + CHUNK, seeds)))
+        for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True)
+        for start in range(0, seeds, CHUNK)
+    ]
+    jobs.sort(key=lambda job: (-(job[0] ** 2) * len(job[1]), job[1].start))
     total = sum(len(seeds) for _, seeds in jobs)
     parts: dict[tuple[int, range], Measured] = {}
     with contextlib.closing(_run_jobs(config, jobs, processes, directions or {})) as results:
@@ -290,15 +295,6 @@ def _check_components(config: Config, width: int) -> None:
         )
 
 
-def _jobs(config: Config) -> list[tuple[int, range]]:
-    """Width and seeds of every job, the longest first."""
-    jobs = []
-    for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True):
-        starts = range(0, seeds, CHUNK)
-        jobs += [(width, range(start, min(start + CHUNK, seeds))) for start in starts]
-    return sorted(jobs, key=lambda job: (-(job[0] ** 2) * len(job[1]), job[1].start))
-
-
 def _run_jobs(
     config: Config, jobs: list[tuple[int, range]], processes: int, directions: Directions
 ) -> Iterator[tuple[tuple[int, range], Measured]]:
@@ -307,47 +303,34 @@ def _run_jobs(
     if processes == 1:
         yield from ((job, measure(config, *job, x, directions)) for job in jobs)
         return
-    pool = ProcessPoolExecutor(
-        min(processes, len(jobs)), multiprocessing.get_context("spawn"), _prepare_process
-    )
+    spawn = multiprocessing.get_context("spawn")
     try:
-        given = pickle.dumps((x, directions))
-        futures = {pool.submit(_job, config, *job, given): job for job in jobs}
-        for future in as_completed(futures):
-            yield futures[future], pickle.loads(future.result())
+        with ProcessPoolExecutor(min(processes, len(jobs)), spawn, _prepare_process) as pool:
+            given = pickle.dumps((x, directions))
+            futures = {pool.submit(_job, config, *job, given): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], pickle.loads(future.result())
+            except BaseException:  # ends the processes at once, their jobs unfinished
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
     except BrokenProcessPool:
-        _end(pool)
         raise UserError(
             "a process of the measurement was killed, often for want of memory; use fewer "
             "processes or lower measure.widths"
         ) from None
-    except BaseException:
-        _end(pool)
-        raise
-    pool.shutdown()
 
 
 def _prepare_process() -> None:
     """Ctrl-C is for the process that waits for the results; the others end when it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     torch.set_num_threads(1)
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 def _job(config: Config, width: int, seeds: range, given: bytes) -> bytes:
     """`measure` with pickles in place of tensors, which would be sent as shared memory."""
     x, directions = pickle.loads(given)
     return pickle.dumps(measure(config, width, seeds, x, directions))
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    """Ends the processes at once, their jobs unfinished."""
-    processes = list((pool._processes or {}).values())  # no public way before Python 3.14
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 from effective_theory import predict
-from effective_theory.config import Config
-from effective_theory.inputs import inputs
-from effective_theory.kernels import contact_terms, forward
 
 _DRAWS = 1024
 
@@ -74,19 +71,6 @@ def test_huge_words_are_printed(capsys, tmp_path):
     text = "model:\n  stem: language\n  pooling: false\n"
     out = json.loads(_run(capsys, tmp_path, "--json", "init.stem=1e200", text=text))
     assert np.max(out["contact"]["leading"]) == pytest.approx(512 * 1e200)
-
-
-def test_contact_terms_are_printed_by_letter(capsys, tmp_path):
-    out = _run(capsys, tmp_path, text="model:\n  stem: language\n  pooling: false\n")
-    line = out.splitlines()[-1]
-    config = Config(
-        model={"stem": "language", "pooling": False, "depth": 1},
-        theory={"attention_draws": _DRAWS},
-    )
-    contact = contact_terms(config, inputs(config), forward(config, inputs(config)))
-    for output, leading in zip(contact.outputs, contact.leading, strict=True):
-        letter = " abcdefghijklmnopqrstuvwxyz"[output].replace(" ", "space")
-        assert f"{letter} {float(leading.diagonal().max()):.4g}" in line
 
 
 @pytest.mark.parametrize(
