@@ -137,7 +137,6 @@ def measure(
     of products with them are `KernelMeans.rests`, with the error of the networks' own sums.
     """
     seeds = tuple(seeds)
-    _check_components(config, width)
     if not seeds:
         raise ValueError("measure needs at least one seed")
     encoder = Encoder(config, width).requires_grad_(False)
@@ -164,8 +163,6 @@ def measure_widths(
     UserError if a process is killed, and for what cannot be measured as configured.
     """
     config.check_measurement()
-    for width in config.measure.widths:
-        _check_components(config, width)
     jobs = [  # width and seeds, the longest first
         (width, range(start, min(start + CHUNK, seeds)))
         for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True)
@@ -285,14 +282,6 @@ def _named(values: Values) -> KernelMeans:
             target = target.setdefault(name, {})
         target[names[-1]] = value
     return kernels
-
-
-def _check_components(config: Config, width: int) -> None:
-    if config.measure.outputs > width:
-        raise UserError(
-            f"measure.outputs {config.measure.outputs} asks for more components than the width "
-            f"{width} of measure.widths has; lower it"
-        )
 
 
 def _run_jobs(

@@ -21,7 +21,6 @@ import io
 import math
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         configs = _configs(args.words)
         if args.workers < 1:
             raise UserError(f"--workers {args.workers}: expected at least 1")
-        _prepare("--out", args.out)
+        args.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
         if args.ship:
-            _prepare("--ship", args.ship)
+            args.ship.mkdir(parents=True, exist_ok=True)
             if args.ship.samefile(args.out):
                 raise UserError(
                     f"--ship {args.ship}: is the folder of --out, too, whose files it "
@@ -135,7 +134,6 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     for row in rows:  # NaN is what does not equal itself
         writer.writerow({k: "" if isinstance(v, float) and v != v else v for k, v in row.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text.getvalue())
 
 
@@ -148,18 +146,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
-
-
-def _prepare(option: str, folder: Path) -> None:
-    """Finds out before minutes of work whether results can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{option} {folder}: cannot write results there ({error.strerror}); name another folder"
-        ) from None
 
 
 def _progress(name: str) -> Callable[[int, int], None] | None:

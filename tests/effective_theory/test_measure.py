@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from effective_theory.config import ALPHABET, Config, block_names
-from effective_theory.inputs import inputs, one_hot
+from effective_theory.inputs import inputs
 from effective_theory.measure import (
     Measured,
     combine,
@@ -191,7 +191,11 @@ def test_the_stem_is_the_papers_in_expectation(stem):
     settings = config(stem, rates=rates, init=init, depth=0, norm_eps=0.3)
     x = inputs(settings)
     measured = measure(settings, 64, range(120), x)
-    rows = one_hot(x, 40).flatten(0, 1) if stem == "language" else x.flatten(0, 1) / 16**0.5
+    rows = (
+        torch.nn.functional.one_hot(x, 40).double().flatten(0, 1)
+        if stem == "language"
+        else x.flatten(0, 1) / 16**0.5
+    )
     before = rows @ rows.T  # G^(0), (1.40) or (1.44)
     same = torch.eye(4, dtype=torch.float64).repeat(2, 2)
     error = measured.mean.G["stem"] - (0.7 * before + 0.4 * same)  # (1.41)
