@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ _SPANNED = 1e-9
 _NUMBERS_AT_ONCE = 2**17  # entries of one vector over the networks of a batch: 1 MiB
 
 Sizes = dict[str, Tensor]
+Name = TypeVar("Name")  # of a size, and the step that it belongs to
 
 
 class BigramConfig(Section):
@@ -183,11 +184,11 @@ class Sum:
 
     def times(self, right: Tensor) -> Tensor:
         """The sum times v."""
-        return sum(term.times(right) for term in self.terms)
+        return sum((term.times(right) for term in self.terms), torch.zeros(()))
 
     def transposed_times(self, left: Tensor) -> Tensor:
         """The transposed sum times u."""
-        return sum(term.transposed_times(left) for term in self.terms)
+        return sum((term.transposed_times(left) for term in self.terms), torch.zeros(()))
 
     def plus(self, term: Matrix) -> Sum:
         """The sum with one more term."""
@@ -313,8 +314,8 @@ def batches(width: int, config: BigramConfig) -> Iterator[tuple[int, torch.Gener
 
 
 def over_widths(
-    config: BigramConfig, measure: Callable[[int, int, torch.Generator], Sizes]
-) -> dict[str, np.ndarray]:
+    config: BigramConfig, measure: Callable[[int, int, torch.Generator], dict[Name, Tensor]]
+) -> dict[Name, np.ndarray]:
     """What `measure(width, networks, generator)` finds: name -> (widths, networks)."""
     found = []
     for width in config.widths:

@@ -19,8 +19,8 @@ from torch import Tensor
 from effective_theory import kernels, measure, tangent
 from effective_theory.config import Config
 from effective_theory.inputs import inputs
+from effective_theory.observation import Directions
 
-INFINITE = math.inf
 # What the two numbers are called; a kernel of one entry has no rest.
 DIAGONAL, REST = "diagonal", "rest"
 # Relative tolerances at widths >= 512 and >= 300 networks, for mean diagonals: the corrections of
@@ -129,7 +129,7 @@ def compare(
     return Result(config, theory, derived, measured, limit, rows)
 
 
-def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> measure.Directions:
+def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> Directions:
     """Unit matrices along the predicted off-diagonal entries, by kernel; none where they are 0."""
     found = {
         (quantity, block, part): kernel
@@ -166,9 +166,9 @@ def _rows(
     """Theory and networks at one width, or at infinite width: two rows per kernel, one per
     gradient; none for what has no limit at infinite width."""
     mean, se = found.mean, found.se
-    width = found.width if isinstance(found, measure.Measured) else INFINITE
+    width = found.width if isinstance(found, measure.Measured) else math.inf
 
-    def row(quantity: str, block: str, part: str, entry: str, *numbers: float) -> Comparison:
+    def row(quantity: str, block: str, part: str, entry: str, *numbers: Any) -> Comparison:
         where = (config.model.stem, width, config.model.heads, networks)
         return Comparison(*where, quantity, block, part, entry, *map(float, numbers))
 

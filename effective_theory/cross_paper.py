@@ -17,6 +17,7 @@ from fractions import Fraction
 
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role
+from param_groups.__main__ import STRATOS_NAMES
 from param_groups.check.theory import power
 from param_groups.exponents import (
     FULL_ALIGNMENT,
@@ -28,7 +29,6 @@ from param_groups.exponents import (
     shift,
     solve,
 )
-from param_groups.__main__ import STRATOS_NAMES
 
 OPTIMIZERS = ("sgd", "adam")
 # One role stands for each layer type; the tests check that the others of its type agree.
@@ -85,7 +85,8 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
     ]
     ratio = _WIDTHS[1] / _WIDTHS[0]
     pairs = [[getattr(one, key) for one in given] for key in ("multiplier", "init_std", "lr")]
-    return Scaling(*(-power(small, large, ratio) for small, large in pairs))
+    found = [power(small, large, ratio) for small, large in pairs]
+    return Scaling(*(-one for one in found if one is not None))
 
 
 def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:

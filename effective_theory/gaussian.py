@@ -211,7 +211,7 @@ def attention_means(
         for z in _products(f[replicate], tokens, variance, draws, chunk, seed):
             mean, slope = _accumulate(_softmax(z, causal), *own)
             mixed[replicate] += mean / draws
-            if jacobian is not None:
+            if jacobian is not None and slope is not None:
                 jacobian[replicate] += slope / draws
     return AttentionMeans(mixed, jacobian)
 

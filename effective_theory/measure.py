@@ -7,6 +7,7 @@ values of a single one); `limit` extrapolates several widths to infinite width.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import multiprocessing
 import os
@@ -14,11 +15,11 @@ import pickle
 import signal
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,10 +184,7 @@ def measure_widths(
 
 def combine(parts: Sequence[Measured]) -> Measured:
     """One result from several at one width; ValueError if they share a seed."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = _combine_two(total, part)
-    return total
+    return functools.reduce(_combine_two, parts)
 
 
 def extrapolate(
@@ -276,17 +274,16 @@ def _named(values: Values) -> KernelMeans:
     kernels = KernelMeans()
     for (kind, *names), value in values.items():
         target = getattr(kernels, kind)
-        if kind in ("diagonals", "rests"):
-            names = [tuple(names)]
-        for name in names[:-1]:
+        path: list[Any] = [tuple(names)] if kind in ("diagonals", "rests") else names
+        for name in path[:-1]:
             target = target.setdefault(name, {})
-        target[names[-1]] = value
+        target[path[-1]] = value
     return kernels
 
 
 def _run_jobs(
     config: Config, jobs: list[tuple[int, range]], processes: int, directions: Directions
-) -> Iterator[tuple[tuple[int, range], Measured]]:
+) -> Generator[tuple[tuple[int, range], Measured], None, None]:
     """Jobs with their results as they come."""
     x = inputs(config)
     if processes == 1:
@@ -314,9 +311,14 @@ def _run_jobs(
 def _prepare_process() -> None:
     """Ctrl-C is for the process that waits for the results; the others end when it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
 
 
 def _job(config: Config, width: int, seeds: range, given: bytes) -> bytes:

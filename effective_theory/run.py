@@ -22,7 +22,8 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     raise SystemExit(1 if missed else 0)
 
 
-def run(
-    configs: Mapping[str, Config | BigramConfig], out: Path, workers: int, ship: Path | None
-) -> list[str]:
+def run(configs: Mapping[str, Any], out: Path, workers: int, ship: Path | None) -> list[str]:
     """Computes and writes; returns a line per number that misses its tolerance.
 
     Every table is written as soon as its last row is there; `ship` is where it is kept, too.
@@ -97,7 +96,8 @@ def run(
     encoders, rows = [name for name in configs if name != BIGRAM], []
     for name in encoders:
         begun = time.perf_counter()
-        result = compare.compare(configs[name], workers, _progress(name))
+        progress = partial(_show_progress, name) if sys.stderr.isatty() else None
+        result = compare.compare(configs[name], workers, progress)
         print(compare.table(result.rows))
         entries(name, time.perf_counter() - begun, compare.as_json(result))
         rows += result.rows
@@ -148,28 +148,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _progress(name: str) -> Callable[[int, int], None] | None:
+def _show_progress(name: str, done: int, total: int) -> None:
     """Networks done, on one line of a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        print(
-            f"\r{name}: {done} of {total} networks",
-            end="\n" if done == total else "",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return show
+    end = "\n" if done == total else ""
+    print(f"\r{name}: {done} of {total} networks", end=end, file=sys.stderr, flush=True)
 
 
 def _configs(words: Sequence[str]) -> dict[str, Config | BigramConfig]:
     """Configs by the name that their results get, with the overrides."""
     names = [word for word in words if "=" not in word] or list(NAMES)
-    overrides = [word for word in words if "=" in word]
-    bigrams = [word.removeprefix("bigram.") for word in overrides if word.startswith("bigram.")]
-    others = [word for word in overrides if not word.startswith("bigram.")]
+    bigrams = [word[7:] for word in words if "=" in word and word.startswith("bigram.")]
+    others = [word for word in words if "=" in word and not word.startswith("bigram.")]
     configs: dict[str, Config | BigramConfig] = {}
     stems: dict[str, str] = {}
     for name in names:
