@@ -231,14 +231,6 @@ def test_broken_binarised_corpora_are_named(tmp_path, binarised, case):
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
 
 
-def test_another_format_says_what_is_read(tmp_path, binarised):
-    folder = binarised["cached"]
-    line = error_line(lambda: prepare_binarised(tmp_path, folder, noise={"unit": "token"}))
-    assert line.startswith(
-        f"data.path: {folder / 'train.idx'} is not fairseq's mmap index; expected"
-    )
-
-
 def test_a_bpe_of_another_corpus_is_refused(tmp_path, binarised, gpt2):
     other = tmp_path / "other"
     other.mkdir()

@@ -211,15 +211,6 @@ def test_training_gives_the_same_files_in_any_process(folder, tmp_path):
     assert [*map(digest, paths(tmp_path))] == [*map(digest, paths(folder))]
 
 
-def test_training_leaves_the_environment_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYON_NUM_THREADS", "3")
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    before = dict(os.environ)
-    bpe.train(TEXTS, 300, tmp_path)
-    Bpe(*paths(tmp_path)).encode_batch(["a", "b"], num_threads=2)
-    assert dict(os.environ) == before
-
-
 def test_too_little_text_says_how_much_it_supports(tmp_path):
     line = error_line(lambda: bpe.train(TEXTS[:1], 1000, tmp_path))
     assert line.startswith("data.trained_vocab_size: 1000 is more than this text supports")

@@ -400,31 +400,10 @@ def test_many_networks_are_drawn_in_batches(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("table", "known"),
-    [
-        (bigram_exponents.table_2, "it has 1, 2, 3, 4, 5, 6"),
-        (bigram_training.table_1, "it has sp, ntk, mup, mf"),
-        (bigram_training.table_3, "it has SP (Condition A.2), SP (31)"),
-        (bigram_training.alignment, "it has sp, ntk, mup, mf"),
-    ],
-)
-def test_unknown_rows_are_named(table, known):
-    with pytest.raises(UserError, match="no row 'seven'") as caught:
-        table(SMALL, ["seven"])
-    assert known in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("widths", [64], "widths [64]: expected at least two different widths"),
         ("widths", [64, 64], "widths [64, 64]: expected at least two different widths"),
-        ("widths", [64, -128], "widths.1: expected greater than 0"),
-        ("widths", [64, 0], "widths.1: expected greater than 0"),
-        ("seeds", 1, "seeds: expected greater than or equal to 2"),
-        ("vocabulary", 1, "vocabulary: expected greater than or equal to 2"),
-        ("learning_rate", 0, "learning_rate: expected greater than 0"),
-        ("small_learning_rate", 0, "small_learning_rate: expected greater than 0"),
         ("width", [64, 128], "unknown key 'width'; did you mean 'widths'?"),
     ],
 )

@@ -86,11 +86,6 @@ def test_mlp_adds_its_activation_kernel():
     _close(result.G["mlp.0"], result.G["attention.0"] + 1.7 * values)
 
 
-def test_a_single_token_attends_to_itself():
-    result = forward(_config(init={"value": 0.9, "attention_output": 0.5}), _x(3, 1))
-    _close(result.G["attention.0"], result.G["stem"] + 0.45 * result.F["stem"])
-
-
 def test_width_heads_ratio_and_outputs_change_nothing_and_s_only_the_head():
     x = _x()
     base = forward(_config(width=24, heads=2), x)
@@ -197,17 +192,6 @@ def test_contact_terms_agree_with_a_tied_network():
         # Without the output in the input the kernel alone
         apart = np.abs(found - result.G["head"].numpy())[neither]
         assert error[neither].max() < 0.02 and (apart < 4 * error[neither] + 1 / n).all()
-
-
-def test_an_untied_head_has_no_contact_terms():
-    vision = _config(depth=0)
-    assert contact_terms(vision, _x(), forward(vision, _x())) is None
-
-
-def test_a_signal_of_zero_with_a_regularised_norm_is_no_problem():
-    result = forward(_config(init={"stem": 0.0, "position": 0.0}, draws=256), _x())
-    assert all(bool(torch.isfinite(kernel).all()) for kernel in result.G.values())
-    assert result.G["attention.0"].abs().max() == 0
 
 
 def test_a_signal_that_is_zero_is_refused():

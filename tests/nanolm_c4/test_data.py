@@ -131,13 +131,6 @@ def test_c4_stops_reading_files_too(tmp_path, t5, monkeypatch):
     assert "c4-train.00001" in error_line(lambda: prepare(tmp_path, **settings))
 
 
-def test_c4_needs_t5s_tokeniser(tmp_path):
-    path = as_c4(tmp_path / "c4", DOCUMENTS)
-    line = error_line(lambda: prepare(tmp_path, source="c4", path=str(path)))
-    assert line.startswith("data.tokenizer: source c4 needs T5's SentencePiece model")
-    assert "spiece.model" in line
-
-
 # Tokeniser
 
 
@@ -155,13 +148,6 @@ def test_training_reads_a_bounded_amount(tmp_path, monkeypatch):
     many = (read.append(i) or DOCUMENTS[i % 60] for i in range(600))
     data.train_tokenizer(many, 64, tmp_path / "a.model")
     assert len(read) < 60
-
-
-def test_special_ids_of_a_trained_tokeniser(corpus):
-    tokenizer = corpus.tokenizer
-    ids = [tokenizer.pad, tokenizer.eos, tokenizer.unk, tokenizer.bos]
-    assert ids == [0, 1, 2, 3]
-    assert tokenizer.vocab_size == corpus.vocab_size == 64
 
 
 def test_round_trip_and_threads(corpus):
@@ -283,15 +269,6 @@ def test_train_rows_are_the_documents_end_to_end(corpus, context):
     assert corpus.offsets("train")[len(texts) + 1 :].size <= context
 
 
-def test_train_targets_are_the_next_inputs(corpus):
-    inputs_NxT, targets_NxT = data.collate(list(data.PackedRows(corpus, 16, "train")))
-    assert inputs_NxT.dtype == targets_NxT.dtype == torch.int64
-    assert inputs_NxT.shape == targets_NxT.shape
-    assert torch.equal(targets_NxT[:, :-1], inputs_NxT[:, 1:])
-    assert (targets_NxT[:, -1] == data.IGNORE).all()
-    assert (targets_NxT[:, :-1] >= 0).all()
-
-
 @pytest.mark.parametrize("context", [8, 40, 400])
 def test_validation_rows_hold_one_document_each(corpus, context):
     rows = data.ValidationRows(corpus, context)
@@ -332,13 +309,6 @@ def test_batch_fetch_equals_single_fetches(corpus, split):
     single = data.collate([rows[i] for i in ids])
     assert all(torch.equal(a, b) for a, b in zip(batch, single, strict=True))
     assert all(tensor.shape == (4, 16) for tensor in batch)
-
-
-def test_rows_outside_are_refused(corpus):
-    rows = data.PackedRows(corpus, 16, "train")
-    for index in (-1, len(rows)):
-        with pytest.raises(IndexError):
-            rows[index]
 
 
 def test_context_errors(corpus):

@@ -118,13 +118,6 @@ def test_parts_are_unpacked_once_for_a_content(tmp_path, capfd):
     np.testing.assert_array_equal(image, changed["X"][2].transpose(2, 0, 1))
 
 
-def test_only_the_parts_that_are_used_need_to_be_there(tmp_path):
-    folder = write_parts(tmp_path / "c5m", numbers=(0, 1, 5))
-    assert len(load("cifar5m", folder, tmp_path, train_images=5).train) == 5
-    message = refused("cifar5m", folder, tmp_path, train_images=8)
-    assert "cifar5m_part2.npz" in message and "data.train_images=7" in message
-
-
 def test_workers_read_the_same_images(tmp_path):
     images = load("cifar5m", write_parts(tmp_path / "c5m"), tmp_path)
     order = [[17, 0, 4], [3, 6, 11]]
@@ -195,16 +188,6 @@ def test_a_cache_that_cannot_be_written_is_not_the_files_fault(tmp_path):
     folder = write_parts(tmp_path / "c5m")
     (tmp_path / "cache").write_text("a file")
     assert refused("cifar5m", folder, tmp_path).startswith("data.cache_dir: ")
-
-
-def test_missing_files_and_folders_are_named(tmp_path):
-    folder = tmp_path / "c5m"
-    assert f"data.path: {folder} is not a folder" in refused("cifar5m", folder, tmp_path)
-    folder.mkdir()
-    message = refused("cifar5m", folder, tmp_path)
-    assert "cifar5m_part5.npz" in message and "part5.npz" in message
-    write_parts(folder, numbers=(5,))
-    assert "cifar5m_part0.npz" in refused("cifar5m", folder, tmp_path)
 
 
 # CIFAR-10

@@ -181,11 +181,6 @@ def test_drawn_images_are_those_of_the_generator_split_by_class_for_all_seeds():
     assert first.train[Place(0, 0, 0)][0].shape == (3, SIZE, SIZE)
 
 
-def test_a_wrong_number_of_classes_is_refused():
-    with pytest.raises(UserError, match="model.classes is 7, but .* has 10 .*set model.classes=10"):
-        load(classes=7)
-
-
 # Folders and shards
 
 
@@ -270,23 +265,6 @@ def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     for split in ("train", "val"):
         expected = [root / name for name in names[split]]
         assert open_shards(str(tmp_path), split) == (expected, "tar")
-
-
-def test_shards_in_data_are_left_alone_where_the_folder_has_some(tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("train-0.tar", "data/train-1.tar", "data/val-0.tar"):
-        (tmp_path / name).touch()
-    assert open_shards(str(tmp_path), "train") == ([tmp_path / "train-0.tar"], "tar")
-    with pytest.raises(UserError, match="holds no shard of val"):
-        open_shards(str(tmp_path), "val")
-
-
-def test_names_of_a_folder_are_kept_in_one_string(folder):
-    files = opened(folder).train.source
-    names = [files[i].name for i in range(len(files))]
-    assert names == sorted(str(file) for file in folder.glob("train/*/*.JPEG"))
-    (folder / "train" / "ant" / "über 1.jpg").write_bytes(jpeg(1))
-    assert opened(folder).train.source[4].name.endswith("ant/über 1.jpg")
 
 
 def aside(root):
@@ -454,14 +432,6 @@ def test_workers_and_both_splits_share_one_count(folder, capfd):
     spoil(folder / "val" / "cat" / "cat_1.JPEG", "text")
     with pytest.raises(UserError, match="3 images cannot be read.*val/cat/cat_1"):
         images.validation[5]
-
-
-def test_nothing_readable_is_an_error(folder):
-    for file in folder.glob("train/*/*.JPEG"):
-        spoil(file, "empty")
-    images = opened(folder, max_unreadable=100)
-    with pytest.raises(UserError, match="none of the 12 training images can be read"):
-        images.train[Place(0, 0, 5)]
 
 
 def test_unusual_but_sound_images_are_converted(folder):
