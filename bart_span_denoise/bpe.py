@@ -14,12 +14,15 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from training.errors import UserError, reason
 from training.files import write_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # fairseq's Dictionary begins with these
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -52,28 +55,29 @@ class Bpe:
         whole: bool = True,
         dictionary_key: str = "data.bpe_dictionary",
     ) -> None:
-        from tokenizers import Tokenizer, models
         from tokenizers.pre_tokenizers import ByteLevel
 
-        numbers = _read_encoder(encoder)
-        merges = _read_merges(vocab, encoder, numbers)
-        known = load_dictionary(dictionary, dictionary_key)
-        self.symbols, self.mask, self.vocab_size = known, known.index(MASK), len(known)
-        where = f"{dictionary_key}: {dictionary}"
-        self._tokens = _tokens(self.symbols, numbers, f"{where} has", encoder)
+        self._tokenizer, numbers = _load(encoder, vocab)
+        self._tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        self.symbols = load_dictionary(dictionary, dictionary_key)
+        self.mask, self.vocab_size = self.symbols.index(MASK), len(self.symbols)
+        by_number = {str(number): token for token, number in numbers.items()}
+        self._tokens = [by_number.get(symbol) for symbol in self.symbols]
         self._ids = np.full(max(numbers.values()) + 1, UNK, dtype=np.int64)
         for index, symbol in enumerate(self.symbols):
             if self._tokens[index] is not None:
                 self._ids[int(symbol)] = index
-        lacking = [numbers[t] for t in _makeable(merges) if self._ids[numbers[t]] == UNK]
-        if whole and lacking:
+        lacking = sorted(n for t, n in numbers.items() if self._ids[n] == UNK and not _special(t))
+        odd = [
+            s for s, t in zip(self.symbols, self._tokens, strict=True) if not t and s.isdecimal()
+        ]
+        if odd or (lacking and whole) or not any(self._tokens):
+            lacks = f"lacks {len(lacking)} of the BPE's tokens, the first {min(lacking, default=0)}"
+            problem = f"has {odd[0]}" if odd else lacks
             raise UserError(
-                f"{where} lacks {len(lacking)} of the BPE's tokens, the first {min(lacking)}; "
-                "expected one for every token, as in fairseq's dict.txt for GPT-2"
+                f"{dictionary_key}: {dictionary} {problem}; expected the numbers of "
+                f"data.bpe_encoder {encoder}, as in fairseq's dict.txt for GPT-2"
             )
-        # GPT-2's BPE in `tokenizers`, which gives the numbers of fairseq's own, faster.
-        self._tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=merges))
-        self._tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids [length] (int64), without start and end token."""
@@ -120,14 +124,14 @@ def load_dictionary(path: str | Path, key: str) -> list[str]:
     Read here rather than by fairseq's Dictionary, which takes seconds to import in every run. A
     line is a symbol and its count. UserError names the config key.
     """
-    *lines, rest = _text(path, key).split("\n")
     symbols = dict.fromkeys(SPECIAL_SYMBOLS)
-    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+    lines = _bytes(path, key).decode("utf-8", "replace").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], start=1):
         symbol, _, count = line.rstrip().rpartition(" ")
         if not symbol or not count.isdecimal() or symbol in symbols:
-            problem = "a symbol for the second time" if symbol in symbols else "no symbol and count"
             raise UserError(
-                f"{key}: {path} is not fairseq's dict.txt (line {number} has {problem}: {line!r})"
+                f"{key}: {path} is not fairseq's dict.txt (line {number}: {line!r}); expected a "
+                "symbol and its count, each symbol once"
             )
         symbols[symbol] = None
     return [*(symbols | {MASK: None})]
@@ -168,20 +172,16 @@ def train(texts: Iterable[str], size: int, folder: Path) -> None:
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
     """Lets `tokenizers` use this many threads, however the process is set up otherwise."""
-    wanted = {
-        "TOKENIZERS_PARALLELISM": "true" if count > 1 else "false",
-        "RAYON_NUM_THREADS": str(count),
-    }
-    before = {name: os.environ.get(name) for name in wanted}
+    parallel = "true" if count > 1 else "false"
+    wanted = {"TOKENIZERS_PARALLELISM": parallel, "RAYON_NUM_THREADS": str(count)}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # Files
@@ -195,106 +195,40 @@ def checksum(path: str | Path, key: str) -> str:
 def _bytes(path: str | Path, key: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{key}: {path} does not exist; expected {_expected(key)}") from None
     except OSError as error:
+        expected = EXPECTED.get(key, "fairseq's dict.txt")
         raise UserError(
-            f"{key}: {path} cannot be read ({reason(error)}); expected {_expected(key)}"
+            f"{key}: {path} cannot be read ({reason(error)}); expected {expected}"
         ) from error
 
 
-def _text(path: str | Path, key: str) -> str:
-    try:
-        return _bytes(path, key).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{key}: {path} is not UTF-8 text ({reason(error)}); expected {_expected(key)}"
-        ) from error
+def _load(encoder: str | Path, vocab: str | Path) -> tuple[Tokenizer, dict[str, int]]:
+    """GPT-2's BPE in `tokenizers`, which gives the numbers of fairseq's own, faster.
 
-
-def _expected(key: str) -> str:
-    return EXPECTED.get(key, "fairseq's dict.txt")
-
-
-def _read_encoder(path: str | Path) -> dict[str, int]:
-    """GPT-2's number of each token."""
+    Text becomes bytes and what they are merged to: these have to be the encoder's tokens.
+    """
+    from tokenizers import Tokenizer, models
     from tokenizers.pre_tokenizers import ByteLevel
 
-    key = "data.bpe_encoder"
-    text, expected = _text(path, key), _expected(key)
+    where = f"data.bpe_encoder, data.bpe_vocab: {encoder} and {vocab}"
     try:
-        numbers = json.loads(text)
-    except ValueError as error:
+        files = (str(Path(file).expanduser()) for file in (encoder, vocab))
+        tokenizer = Tokenizer(models.BPE.from_file(*files))
+    except Exception as error:  # of tokenizers, which has no kind of its own
         raise UserError(
-            f"{key}: {path} is not JSON ({reason(error)}); expected {expected}"
+            f"{where} cannot be read ({reason(error)}); expected {' and '.join(EXPECTED.values())}"
         ) from error
-    if not _numbers_tokens(numbers):
+    model = json.loads(tokenizer.to_str())["model"]
+    made = {*ByteLevel.alphabet(), *("".join(pair) for pair in model["merges"])}
+    odd = sorted(token for token in made ^ set(model["vocab"]) if not _special(token))
+    if odd:
         raise UserError(
-            f"{key}: {path} is not {expected}; expected an object of tokens and their numbers"
+            f"{where} are not of one BPE: {odd[0]!r}, one of {len(odd)} such tokens, is in one of "
+            "them alone"
         )
-    missing = sorted(set(ByteLevel.alphabet()) - set(numbers))
-    if missing:
-        raise UserError(
-            f"{key}: {path} has no token {missing[0]!r}; expected one for each of the 256 bytes, "
-            f"as in {expected}"
-        )
-    return numbers
+    return tokenizer, model["vocab"]
 
 
-def _numbers_tokens(numbers: Any) -> bool:
-    """Whether this maps tokens to distinct numbers from 0."""
-    if not isinstance(numbers, dict) or not all(type(n) is int for n in numbers.values()):
-        return False
-    return len(set(numbers.values())) == len(numbers) and min(numbers.values(), default=0) >= 0
-
-
-def _read_merges(
-    path: str | Path, encoder: str | Path, numbers: dict[str, int]
-) -> list[tuple[str, str]]:
-    """The merges in order; UserError unless they make the encoder's tokens and no others."""
-    key = "data.bpe_vocab"
-    header, *lines = _text(path, key).split("\n")
-    merges = [tuple(line.split()) for line in lines if line]
-    if not header.startswith("#version") or lines[-1:] != [""] or {*map(len, merges)} - {2}:
-        raise UserError(
-            f"{key}: {path} is not {_expected(key)}; expected a line #version, then two tokens a "
-            "line, each line ended"
-        )
-    other = f"are data.bpe_encoder {encoder} and data.bpe_vocab {path} of one BPE?"
-    for left, right in merges:
-        for token in (left, right, left + right):
-            if token not in numbers:
-                raise UserError(
-                    f"{key}: the merge {left!r} {right!r} needs {token!r}, which the encoder "
-                    f"lacks; {other}"
-                )
-    special = {token for token in numbers if re.fullmatch(r"<.*>", token)}
-    unmade = sorted(set(numbers) - _makeable(merges) - special)
-    if unmade:
-        raise UserError(
-            f"{key}: no merge makes {unmade[0]!r}, one of {len(unmade)} such tokens of the "
-            f"encoder; {other}"
-        )
-    return merges
-
-
-def _makeable(merges: list[tuple[str, str]]) -> set[str]:
-    """The tokens that text can become: bytes and what they are merged to."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return {*ByteLevel.alphabet(), *(left + right for left, right in merges)}
-
-
-def _tokens(
-    symbols: list[str], numbers: dict[str, int], where: str, encoder: str | Path
-) -> list[str | None]:
-    """GPT-2's token of each symbol, None for one that is not a number."""
-    by_number = {str(number): token for token, number in numbers.items()}
-    tokens = [by_number.get(symbol) for symbol in symbols]
-    odd = [s for s, token in zip(symbols, tokens, strict=True) if token is None and s.isdecimal()]
-    if odd or not any(tokens):
-        found = f"{where} {odd[0]}" if odd else f"{where} no number"
-        raise UserError(
-            f"{found}, expected numbers of data.bpe_encoder {encoder}; is it over another BPE?"
-        )
-    return tokens
+def _special(token: str) -> bool:
+    """Whether no text becomes this token, as GPT-2's <|endoftext|>."""
+    return token.startswith("<") and token.endswith(">") and len(token) > 2

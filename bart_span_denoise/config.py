@@ -108,9 +108,17 @@ class DataConfig(Section):
         if (self.source == "embedded") is not (self.path is None):
             needs = "takes no path" if self.source == "embedded" else "needs data.path"
             raise ValueError(f"data.path: source {self.source} {needs}")
-        given = [self.bpe_encoder, self.bpe_vocab]
-        if any(given) and not all(given):
-            raise ValueError("data.bpe_encoder and data.bpe_vocab go together; give both or none")
+        files = (self.bpe_encoder, self.bpe_vocab, self.bpe_dictionary)
+        binarised, given = self.source == "binarised", tuple(file is not None for file in files)
+        if any(given) and given != (True, True, not binarised):
+            wanted = "bpe_encoder and bpe_vocab (its dict.txt is in the folder)"
+            wanted = wanted if binarised else "bpe_encoder, bpe_vocab and bpe_dictionary"
+            raise ValueError(f"data.bpe_*: source {self.source} takes {wanted}, or none of them")
+        if binarised and self.noise.unit == "word" and not any(given):
+            raise ValueError(
+                "data.noise.unit: word needs data.bpe_encoder and data.bpe_vocab, GPT-2's files "
+                "with which the corpus was encoded; give both, or set data.noise.unit=token"
+            )
         return self
 
 
@@ -132,5 +140,10 @@ class Config(StrategyRunConfig):
             raise ValueError(
                 f"model.width {self.model.width} is not a multiple of model.head_dim "
                 f"{self.model.head_dim}"
+            )
+        if self.model.positions == "fairseq" and self.data.tokens_per_sample < 3:
+            raise ValueError(
+                "data.tokens_per_sample: with model.positions fairseq two are start and end; "
+                "expected at least 3"
             )
         return self

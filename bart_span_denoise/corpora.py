@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,76 +51,60 @@ def write(prefix: Path, lines: Iterable[np.ndarray], vocab_size: int) -> None:
 
 
 def read(prefix: Path) -> np.ndarray:
-    """All tokens of a split (a memmap), after a look at its index.
+    """All tokens of a split (a memmap), after a look at its index; UserError as `_open`."""
+    return _open(prefix)[0]
 
-    Raises UserError naming the file when it is missing, of another format, or cut short.
+
+def _open(prefix: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and sizes of the lines, as memmaps.
+
+    Raises UserError naming the file when one is missing, of another format, or cut short.
     """
     tokens, index = prefix.with_suffix(".bin"), prefix.with_suffix(".idx")
-    for file in (tokens, index):
-        if not file.is_file():
-            raise UserError(
-                f"data.path: {file} does not exist; expected train and valid, .bin and .idx, as "
-                "fairseq-preprocess --only-source --dataset-impl mmap writes them"
+    problem = next((f"{file} does not exist" for file in (tokens, index) if not file.is_file()), "")
+    if not problem:
+        with open(index, "rb") as file:
+            head = file.read(HEADER.size).ljust(HEADER.size, b"\0")
+        magic, version, code, count = HEADER.unpack(head)
+        if (magic, version) != (MAGIC, VERSION) or code not in TYPES:
+            problem = f"{index} is not fairseq's mmap index"
+        elif index.stat().st_size != HEADER.size + 12 * count or count == 0:
+            problem = f"{index} does not hold {count} lines as it says"
+        else:
+            sizes, dtype = (
+                np.memmap(index, "<i4", "r", HEADER.size, (count,)),
+                np.dtype(TYPES[code]),
             )
-    sizes, dtype = _read_index(index)
-    expected, found = int(sizes.sum(dtype=np.int64)) * dtype.itemsize, tokens.stat().st_size
-    if found != expected or found == 0:
-        raise UserError(
-            f"data.path: {tokens} has {found} bytes where {index.name} says {expected}; make both "
-            "again"
-        )
-    return np.memmap(tokens, dtype, mode="r")
-
-
-def _read_index(path: Path) -> tuple[np.ndarray, np.dtype]:
-    """Sizes of the lines and type of the tokens."""
-    with open(path, "rb") as file:
-        head = file.read(HEADER.size).ljust(HEADER.size, b"\0")
-    magic, version, code, count = HEADER.unpack(head)
-    if (magic, version) != (MAGIC, VERSION) or code not in TYPES:
-        raise UserError(
-            f"data.path: {path} is not fairseq's mmap index; make it with fairseq-preprocess "
-            "--dataset-impl mmap"
-        )
-    if path.stat().st_size != HEADER.size + 12 * count:
-        raise UserError(f"data.path: {path} does not hold {count} lines as it says; make it again")
-    if count == 0:
-        return np.empty(0, np.int32), np.dtype(TYPES[code])
-    return np.memmap(path, "<i4", "r", HEADER.size, shape=(count,)), np.dtype(TYPES[code])
+            expected = int(sizes.sum(dtype=np.int64)) * dtype.itemsize
+            if (found := tokens.stat().st_size) == expected > 0:
+                return np.memmap(tokens, dtype, mode="r"), sizes
+            problem = f"{tokens} has {found} bytes where {index.name} says {expected}"
+    raise UserError(
+        f"data.path: {problem}; expected train and valid, .bin and .idx, as fairseq-preprocess "
+        "--only-source --dataset-impl mmap writes them"
+    )
 
 
 def check(prefix: Path, vocab_size: int) -> int:
     """Raises UserError for tokens that no sample can be made of; returns the number of <unk>."""
-    tokens, (sizes, _) = read(prefix), _read_index(prefix.with_suffix(".idx"))
-    file, unknown = prefix.with_suffix(".bin"), 0
+    (tokens, sizes), unknown, end = _open(prefix), 0, 0
+
+    def refuse(problem: str) -> None:
+        raise UserError(f"data.path: {prefix.with_suffix('.bin')} {problem}")
+
     for first in range(0, len(tokens), WINDOW):
         part = tokens[first : first + WINDOW]
-        _check_ids(part, vocab_size, file)
+        for wrong in part[(part < 0) | (part >= vocab_size)][:1]:
+            refuse(f"holds token id {wrong}, but its dictionary has {vocab_size} symbols")
+        if np.isin(part, (BOS, PAD)).any():
+            refuse("holds <s> or <pad>, which samples get later; binarise text without")
         unknown += int(np.count_nonzero(part == UNK))
-    end = 0
     for first in range(0, len(sizes), ONCE):
         ends = end + np.cumsum(sizes[first : first + ONCE], dtype=np.int64)
-        open_lines = np.flatnonzero(tokens[ends - 1] != EOS)
-        if len(open_lines):
-            raise UserError(
-                f"data.path: {file}: line {first + open_lines[0] + 1} does not end with </s>, as "
-                "fairseq-preprocess makes it"
-            )
+        for line in np.flatnonzero(tokens[ends - 1] != EOS)[:1]:
+            refuse(f"has a line without </s> at its end, number {first + line + 1}")
         end = ends[-1]
     return unknown
-
-
-def _check_ids(tokens: np.ndarray, vocab_size: int, file: Path) -> None:
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        raise UserError(
-            f"data.path: {file} holds token id {low if low < 0 else high}, but the dictionary has "
-            f"{vocab_size} symbols; are they of one folder?"
-        )
-    if low < EOS and np.isin(tokens, (BOS, PAD)).any():
-        raise UserError(
-            f"data.path: {file} holds <s> or <pad>, which samples get later; binarise text without"
-        )
 
 
 # Sentences and samples
@@ -176,52 +160,26 @@ def pack(tokens: np.ndarray, limit: int, stops: Stops | None = None) -> Packed:
     tokens begins a sample and is split after every `limit` tokens; what is left of it is followed
     by the next sentence. Every token is in exactly one sample, and every sample has content.
     """
-    packing = _Packing(limit)
-    for part, is_last in _windows(tokens, packing):
-        is_content = part != EOS
-        ends = np.flatnonzero(sentence_ends(part, stops)) + 1
-        packing.add(np.cumsum(is_content, dtype=np.int64), ends, is_last)
-    bounds = np.frombuffer(packing.bounds, dtype=np.int64)
-    return Packed(bounds, packing.tokens, packing.sentences, packing.over_long)
-
-
-def _windows(tokens: np.ndarray, packing: _Packing) -> Iterator[tuple[np.ndarray, bool]]:
-    """Tokens from the last bound on, WINDOW at a time or more, and whether they are the last."""
-    size, is_last = WINDOW, False
-    while not is_last:
-        start = packing.bounds[-1]
+    bounds, total, sentences, over_long = array("q", [0]), 0, 0, 0
+    size, is_last, within = WINDOW, False, False  # within: the last bound is within a sentence
+    while not is_last:  # from the last bound on, WINDOW tokens at a time or more
+        start = bounds[-1]
         is_last = start + size >= len(tokens)
-        yield np.asarray(tokens[start : start + size]), is_last
-        size = WINDOW if packing.bounds[-1] > start else 2 * size
-
-
-class _Packing:
-    """Bounds found so far, and counts."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.bounds = array("q", [0])
-        self.tokens = self.sentences = self.over_long = 0
-        self.within = False  # whether the last bound is within a sentence
-
-    def add(self, content: np.ndarray, ends: np.ndarray, is_last: bool) -> None:
-        """Continues from the last bound; content [length] counts the content up to each token.
-
-        `ends` are the places behind the sentences' ends. Without is_last the tokens are followed
-        by others, and nothing is done that those could change.
-        """
-        start, done, place = self.bounds[-1], 0, 0
-        at_end = content[ends - 1]
-        while done < content[-1] and (is_last or done + self.limit < content[-1]):
-            fits = int(np.searchsorted(at_end, done + self.limit, side="right"))
-            whole = fits > 0 and at_end[fits - 1] > done
-            if whole:
+        part = np.asarray(tokens[start : start + size])
+        content = np.cumsum(part != EOS, dtype=np.int64)  # up to each token
+        ends = np.flatnonzero(sentence_ends(part, stops)) + 1
+        at_end, done, place = content[ends - 1], 0, 0
+        # Nothing is done that tokens behind the window could change.
+        while done < content[-1] and (is_last or done + limit < content[-1]):
+            fits = int(np.searchsorted(at_end, done + limit, side="right"))
+            if whole := fits > 0 and at_end[fits - 1] > done:
                 place = int(ends[fits - 1])
             else:
-                place = int(np.searchsorted(content, done + self.limit)) + 1
-                self.over_long += not self.within
-            self.within = not whole
-            done = int(content[place - 1])
-            self.bounds.append(start + place)
-        self.tokens += done
-        self.sentences += len(np.unique(at_end[(at_end > 0) & (ends <= place)]))
+                place = int(np.searchsorted(content, done + limit)) + 1
+                over_long += not within
+            within, done = not whole, int(content[place - 1])
+            bounds.append(start + place)
+        total += done
+        sentences += len(np.unique(at_end[(at_end > 0) & (ends <= place)]))
+        size = WINDOW if bounds[-1] > start else 2 * size
+    return Packed(np.frombuffer(bounds, dtype=np.int64), total, sentences, over_long)

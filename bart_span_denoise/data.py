@@ -49,6 +49,7 @@ ENCODE_DOCUMENTS = 256  # documents tokenised together
 # and no run's training reaches this epoch.
 VALIDATION_SEED, VALIDATION_EPOCH = 0, 2**64 - 1
 STEMS = {"train": "train", "validation": "valid"}  # fairseq's names of the splits
+ENDS = (".bin", ".idx")
 BPE_KEYS = ("bpe_encoder", "bpe_vocab", "bpe_dictionary")
 
 Sample = tuple["torch.Tensor", "torch.Tensor"]
@@ -113,7 +114,7 @@ class Samples:
     def __len__(self) -> int:
         return self.cache.meta[self.split]["samples"]
 
-    def describe(self) -> list[str]:
+    def describe(self) -> str:
         """The split's numbers, as one line."""
         found, limit, samples = self.cache.meta[self.split], self.cache.meta["limit"], len(self)
         line = (
@@ -124,7 +125,7 @@ class Samples:
             line += f"; {found['over_long']:,} sentences of more than {limit} tokens were split"
         if found["unknown"]:
             line += f"; {found['unknown']:,} tokens are <unk>"
-        return [line]
+        return line
 
     def clean(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids [L] of a sample from start to end token, and its sentence ends [S]."""
@@ -196,7 +197,7 @@ class Corpus:
 
     def describe(self) -> list[str]:
         """The samples' numbers, a line for each split."""
-        return [*self.train.describe(), *self.validation.describe()]
+        return [self.train.describe(), self.validation.describe()]
 
 
 def from_config(config: Config, num_threads: int = 1) -> Corpus:
@@ -207,50 +208,22 @@ def from_config(config: Config, num_threads: int = 1) -> Corpus:
     UserError for every mistake in the config's data section or in the files that it names.
     """
     data = config.data
-    limit = _limit(data.tokens_per_sample, config.model.positions)
-    _check_bpe_keys(data)
+    # Tokens of content that a sample has at most: fairseq's positions count start and end, too.
+    limit = data.tokens_per_sample - (2 if config.model.positions == "fairseq" else 0)
     recipe = _Binarised(data) if data.source == "binarised" else _Text(data, num_threads)
-    cache = _prepare(recipe, limit, Path(data.cache_dir).expanduser().resolve())
+    identity = {**recipe.identity(), "limit": limit, "code_version": CODE_VERSION}
+    name = f"bart-{data.source}-{token_cache.digest(identity)}"
+    folder = Path(data.cache_dir).expanduser().resolve() / name
+
+    def build(folder: Path) -> dict[str, Any]:
+        meta = identity | recipe.build(folder)
+        return meta | _pack(folder, meta, limit)
+
+    token_cache.prepare(folder, build, ("numpy", "tokenizers", "datasets"))
+    cache = Cache(folder)
     known = (cache.meta["mask"], cache.meta["vocab_size"], cache.word_starts)
     noise = Noise(*known, **data.noise.model_dump())
     return Corpus(cache, TrainSamples(cache, noise, config.seed), ValidationSamples(cache, noise))
-
-
-def _limit(tokens_per_sample: int, positions: str) -> int:
-    """Tokens of content that a sample has at most; fairseq's positions hold two fewer."""
-    limit = tokens_per_sample - (2 if positions == "fairseq" else 0)
-    if limit < 1:
-        raise UserError(
-            f"data.tokens_per_sample: {tokens_per_sample} given, but with model.positions fairseq "
-            "two of them are the start and the end token; expected at least 3"
-        )
-    return limit
-
-
-def _check_bpe_keys(data: DataConfig) -> None:
-    """Which of the BPE's files go with which source."""
-    given = data.bpe_encoder is not None
-    if data.source == "binarised":
-        if data.bpe_dictionary is not None:
-            raise UserError(
-                f"data.bpe_dictionary: {data.bpe_dictionary} given, but a binarised folder has its "
-                "own dict.txt; leave the key out"
-            )
-        if data.noise.unit == "word" and not given:
-            raise UserError(
-                "data.noise.unit: word needs data.bpe_encoder and data.bpe_vocab, GPT-2's files "
-                "with which the corpus was encoded; give both, or set data.noise.unit=token"
-            )
-    elif given and data.bpe_dictionary is None:
-        raise UserError(
-            "data.bpe_dictionary: missing; expected fairseq's dict.txt over the BPE of "
-            f"data.bpe_encoder {data.bpe_encoder}"
-        )
-    elif not given and data.bpe_dictionary is not None:
-        raise UserError(
-            f"data.bpe_dictionary: {data.bpe_dictionary} given without data.bpe_encoder and "
-            "data.bpe_vocab; give all three, or none to have a BPE trained"
-        )
 
 
 # Cache
@@ -261,8 +234,8 @@ class Cache(TokenCache):
 
     @property
     def checksum(self) -> str:
-        """Of the cache's files and a binarised corpus'; earlier caches have noted none of those."""
-        if "corpus_sha256" not in self.meta:
+        """Of the cache's files, and of those of a binarised corpus, which stay where they are."""
+        if not self.meta["corpus"]:
             return super().checksum
         return token_cache.digest([self.meta["sha256"], self.meta["corpus_sha256"]])
 
@@ -296,19 +269,6 @@ class Cache(TokenCache):
         return self.opened("bpe", lambda: Bpe(*files, whole=not self.meta["corpus"]))
 
 
-def _prepare(recipe: _Text | _Binarised, limit: int, cache_dir: Path) -> Cache:
-    """The cache of a recipe, made if there is none without damage."""
-    identity = {**recipe.identity(), "limit": limit, "code_version": CODE_VERSION}
-    folder = cache_dir / f"bart-{recipe.data.source}-{token_cache.digest(identity)}"
-
-    def build(folder: Path) -> dict[str, Any]:
-        meta = identity | recipe.build(folder)
-        return meta | _pack(folder, meta, limit)
-
-    token_cache.prepare(folder, build, ("numpy", "tokenizers", "datasets"))
-    return Cache(folder)
-
-
 def _pack(folder: Path, meta: dict[str, Any], limit: int) -> dict[str, dict[str, int]]:
     """Writes each split's samples; returns their counts with those that `meta` has."""
     stops, counts = None, {}
@@ -331,8 +291,10 @@ def _pack(folder: Path, meta: dict[str, Any], limit: int) -> dict[str, dict[str,
     return counts
 
 
-def _write_bpe(folder: Path, loaded: Bpe) -> dict[str, Any]:
-    """Writes what samples need of a BPE; returns its share of meta.json."""
+def _write_bpe(folder: Path, loaded: Bpe, files: Iterable[str | Path] = ()) -> dict[str, Any]:
+    """Writes what samples need of a BPE, and a given one's files; its share of meta.json."""
+    for file, name in zip(files, bpe.FILES, strict=False):
+        shutil.copyfile(Path(file).expanduser(), folder / name)
     np.save(folder / "word_starts.npy", loaded.word_starts)
     np.save(folder / "sentence_stops.npy", loaded.sentence_stops)
     return {"vocab_size": loaded.vocab_size, "mask": loaded.mask, "has_bpe": True}
@@ -354,18 +316,11 @@ def _checksums(data: DataConfig) -> dict[str, str]:
     return {key: bpe.checksum(path, key) for key, path in given.items() if path is not None}
 
 
-def _copy(files: Iterable[str | Path], folder: Path) -> None:
-    """Copies a BPE's files into the folder."""
-    for file, name in zip(files, bpe.FILES, strict=True):
-        shutil.copyfile(Path(file).expanduser(), folder / name)
-
-
 class _Binarised:
     """A folder of fairseq-preprocess: dict.txt, and .bin and .idx of train and valid."""
 
     def __init__(self, data: DataConfig) -> None:
-        self.data = data
-        self.root = Path(data.path).expanduser().resolve()
+        self.data, self.root = data, Path(data.path).expanduser().resolve()
         if not self.root.is_dir():
             raise UserError(
                 f"data.path: {self.root} is not a folder; expected one made by fairseq-preprocess, "
@@ -373,37 +328,34 @@ class _Binarised:
             )
         for stem in STEMS.values():
             corpora.read(self.root / stem)
+        self.files = [self.root / f"{stem}{end}" for stem in STEMS.values() for end in ENDS]
+        self.dictionary = self.root / "dict.txt"
 
     def identity(self) -> dict[str, Any]:
         """All that decides the samples, but for their length."""
-        names = [f"{stem}{end}" for stem in STEMS.values() for end in (".bin", ".idx")]
-        stats = [(name, (self.root / name).stat()) for name in names]
+        stats = [(file.name, file.stat()) for file in self.files]
         return {
             "source": "binarised",
             "corpus": str(self.root),
             "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
-            "dictionary": bpe.checksum(self.root / "dict.txt", "data.path"),
+            "dictionary": bpe.checksum(self.dictionary, "data.path"),
             "bpe": _checksums(self.data),
         }
 
     def build(self, folder: Path) -> dict[str, Any]:
         """Writes the folder's files; returns their share of meta.json."""
-        data, dictionary = self.data, self.root / "dict.txt"
-        has_bpe = data.bpe_encoder is not None
-        if has_bpe:
-            files = (data.bpe_encoder, data.bpe_vocab, dictionary)
+        if has_bpe := self.data.bpe_encoder is not None:
+            files = (self.data.bpe_encoder, self.data.bpe_vocab, self.dictionary)
             loaded = Bpe(*files, whole=False, dictionary_key="data.path")
-            _copy(files, folder)
-            meta = _write_bpe(folder, loaded)
+            meta = _write_bpe(folder, loaded, files)
         else:
-            known = bpe.load_dictionary(dictionary, "data.path")
+            known = bpe.load_dictionary(self.dictionary, "data.path")
             meta = {"vocab_size": len(known), "mask": known.index(bpe.MASK), "has_bpe": False}
         unknown = {
             split: {"unknown": corpora.check(self.root / stem, meta["vocab_size"])}
             for split, stem in STEMS.items()
         }
-        names = [f"{stem}{end}" for stem in STEMS.values() for end in (".bin", ".idx")]
-        sums = {name: sha256(self.root / name) for name in names}
+        sums = {file.name: sha256(file) for file in self.files}
         return {**meta, "stops": has_bpe, "corpus_sha256": sums, **unknown}
 
 
@@ -425,26 +377,22 @@ class _Text:
         return {**self.source.fingerprint, "bpe": known, "limits": self.limits}
 
     def build(self, folder: Path) -> dict[str, Any]:
-        """Writes the folder's files; returns their share of meta.json."""
-        loaded = self._bpe(folder)
+        """Writes the folder's files, and a BPE's: the given one or a trained one; returns their
+        share of meta.json."""
+        files: list[str | Path] = []
+        if self.data.bpe_encoder is not None:
+            files = [getattr(self.data, key) for key in BPE_KEYS]
+        else:
+            size = self.data.trained_vocab_size
+            self.source.documents("validation")  # an empty one is refused before the training
+            token_cache.print_line(f"training a BPE of {size} symbols on {self.source.label}")
+            bpe.train(_training_texts(self.source.documents("train")), size, folder)
+        loaded = Bpe(*(files or (folder / name for name in bpe.FILES)))
         counts = {split: Counter(documents=0, characters=0, unknown=0) for split in SPLITS}
         for split in SPLITS:
             lines = self._lines(split, loaded, counts[split])
             corpora.write(folder / STEMS[split], lines, loaded.vocab_size)
-        return {**_write_bpe(folder, loaded), "corpus": None, "stops": False, **counts}
-
-    def _bpe(self, folder: Path) -> Bpe:
-        """The given BPE or a trained one, its files put into the folder."""
-        if self.data.bpe_encoder is not None:
-            files = [getattr(self.data, key) for key in BPE_KEYS]
-            loaded = Bpe(*files)
-            _copy(files, folder)
-            return loaded
-        size = self.data.trained_vocab_size
-        self.source.documents("validation")  # an empty one is refused before the training
-        token_cache.print_line(f"training a BPE of {size} symbols on {self.source.label}")
-        bpe.train(_training_texts(self.source.documents("train")), size, folder)
-        return Bpe(*(folder / name for name in bpe.FILES))
+        return {**_write_bpe(folder, loaded, files), "corpus": None, "stops": False, **counts}
 
     def _lines(self, split: str, loaded: Bpe, counts: Counter) -> Iterator[np.ndarray]:
         """The ids of each sentence, and of an empty line behind each document, with </s>."""
@@ -452,12 +400,15 @@ class _Text:
         documents = self.source.documents(split)
         progress = Progress(split, token_cache.print_line)
         while batch := list(islice(documents, ENCODE_DOCUMENTS)):
-            for document, ids in zip(batch, _encoded(batch, loaded, self.num_threads), strict=True):
-                yield from (np.append(line, EOS) for line in ids)
+            sentences = [_sentences(document) for document in batch]
+            ids = iter(loaded.encode_batch([*chain.from_iterable(sentences)], self.num_threads))
+            for document, of_document in zip(batch, sentences, strict=True):
+                encoded = list(islice(ids, len(of_document)))
+                yield from (np.append(line, EOS) for line in encoded)
                 yield np.array([EOS])
                 counts["documents"] += 1
                 counts["characters"] += len(document)
-                tokens += sum(map(len, ids))
+                tokens += sum(map(len, encoded))
                 if limit is not None and tokens >= limit:
                     return
             progress(counts["documents"], tokens)
@@ -467,13 +418,6 @@ def _sentences(document: str) -> list[str]:
     """Sentences as they stand in running text: those behind the first begin with a space."""
     first, *others = split_sentences(document.strip())
     return [first, *(f" {other}" for other in others)]
-
-
-def _encoded(documents: list[str], loaded: Bpe, num_threads: int) -> Iterator[list[np.ndarray]]:
-    """The ids of every sentence of each document."""
-    sentences = [_sentences(document) for document in documents]
-    ids = iter(loaded.encode_batch(list(chain.from_iterable(sentences)), num_threads))
-    return (list(islice(ids, len(found))) for found in sentences)
 
 
 def _training_texts(documents: Iterator[str]) -> Iterator[str]:

@@ -11,21 +11,37 @@ table; to that of a "paper" model the rows that no token uses are added, as zero
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import logging
 import math
+import multiprocessing
 import pickle
+import random
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from zipfile import BadZipFile
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bart_span_denoise import fairseq_library
 from bart_span_denoise.model import Attention, Bart
 from training.errors import UserError
 
+# What is used of fairseq anywhere; once these are imported, its own modules find the rest loaded.
+_PARTS = (
+    "checkpoint_utils",
+    "data",
+    "data.denoising_dataset",
+    "data.encoders.gpt2_bpe",
+    "models.bart",
+    "tasks.denoising",
+)
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _MLP = {"up": "fc1", "down": "fc2"}
 _POSITIONS = {
@@ -39,6 +55,46 @@ _WORDS = (
 )
 _VERSIONS = ("encoder.version", "decoder.version")
 _OUTPUT_SCALE = "decoder.layer_norm.weight"
+_STEM_NORMS = ("layernorm_embedding", "layer_norm")
+
+
+@functools.cache
+def fairseq() -> ModuleType:
+    """The package `fairseq` with _PARTS, imported here alone; UserError if it is not installed."""
+    try:
+        with process_as_it_was():
+            package = importlib.import_module("fairseq")
+            for name in _PARTS:
+                importlib.import_module(f"fairseq.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"fairseq cannot be imported, because {error.name or str(error)!r} is not installed: "
+            "pip install -r requirements.txt (the package is ve-fairseq)"
+        ) from None
+    return package
+
+
+@contextlib.contextmanager
+def process_as_it_was() -> Iterator[None]:
+    """Undoes what importing fairseq does: it gives the root logger a handler and a level, fixes the
+    start method of processes and draws random numbers."""
+    root = logging.getLogger()
+    level, handlers, disabled = root.level, list(root.handlers), root.manager.disable
+    start_method = multiprocessing.get_start_method(allow_none=True)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.INFO)  # its modules log while they are imported
+            yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers
+        multiprocessing.set_start_method(start_method, force=True)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 @torch.no_grad()
@@ -50,15 +106,14 @@ def to_fairseq(model: Bart) -> dict[str, Tensor]:
     """
     _check_factors(model)
     ours = {name: tensor.detach().cpu() for name, tensor in model.named_parameters()}
-    state = {name: torch.tensor([3.0]) for name in _VERSIONS}
-    state |= dict.fromkeys(_WORDS, ours["word_embedding.weight"].clone())
+    words = ours["word_embedding.weight"].clone()
+    state = {name: torch.tensor([3.0]) for name in _VERSIONS} | dict.fromkeys(_WORDS, words)
     for name, theirs in _POSITIONS.items():
-        unused = ours[name].new_zeros(_unused_rows(model), ours[name].shape[1])
+        unused = ours[name].new_zeros(_unused_rows(model), words.shape[1])
         state[theirs] = torch.cat([unused, ours[name]])
     state |= {theirs: ours[name].clone() for name, theirs in _matrices(model)}
-    dtype = ours["word_embedding.weight"].dtype
-    for name, (size, value) in _constants(model).items():
-        state[name] = torch.full((size,), value, dtype=dtype)
+    for name, (shape, value) in _constants(model).items():
+        state[name] = torch.full(shape, value, dtype=words.dtype)
     return state
 
 
@@ -73,25 +128,37 @@ def from_fairseq(state: Mapping[str, Tensor], model: Bart) -> None:
     that fairseq has no place for.
     """
     _check_factors(model)
-    known = {*_WORDS, *_VERSIONS, *_POSITIONS.values(), *_constants(model)}
-    known |= {theirs for _, theirs in _matrices(model)}
-    odd = sorted(set(state) - known)
-    if odd:
+    constants, shapes = _constants(model), {}
+    ours = dict.fromkeys(_WORDS, "word_embedding.weight") | {b: a for a, b in _matrices(model)}
+    for theirs, name in (ours | {theirs: name for name, theirs in _POSITIONS.items()}).items():
+        rows, columns = model.get_parameter(name).shape
+        shapes[theirs] = (rows + _unused_rows(model) * (name in _POSITIONS), columns)
+    shapes |= {name: shape for name, (shape, _) in constants.items()}
+    if odd := sorted(set(state) - set(shapes) - set(_VERSIONS)):
         raise UserError(f"fairseq's state has {odd[0]!r}, which a model of this shape has not")
-    _check_constants(state, model)
-    words = [_tensor(state, name, _shape(model, "word_embedding.weight")) for name in _WORDS]
-    for name, table in zip(_WORDS[1:], words[1:], strict=True):
-        if not torch.equal(table, words[0]):
+    for name, shape in shapes.items():
+        value = constants.get(name, (shape, None))[1]
+        if name not in state:
+            if name in constants and (name != _OUTPUT_SCALE or value == 1):
+                continue
+            raise UserError(f"fairseq's state has no {name!r}; expected one of shape {shape}")
+        if state[name].shape != shape:
+            raise UserError(f"{name!r} has shape {tuple(state[name].shape)}; expected {shape}")
+        if value is not None and not torch.equal(state[name], torch.full_like(state[name], value)):
+            raise UserError(
+                f"{name!r} is not {value:g} throughout: this model has neither biases nor norms "
+                "with parameters of their own"
+            )
+    for name in _WORDS:
+        if not torch.equal(state[name], state[_WORDS[0]]):
             raise UserError(
                 f"{name!r} is not {_WORDS[0]!r}: expected one word embedding for encoder, decoder "
                 "and output (fairseq's --share-all-embeddings)"
             )
-    values = {"word_embedding.weight": words[0]}
-    values |= {name: _positions(state, name, model) for name in _POSITIONS}
-    for name, theirs in _matrices(model):
-        values[name] = _tensor(state, theirs, _shape(model, name))
-    for name, value in values.items():
-        model.get_parameter(name).copy_(value)
+    for theirs, name in ours.items():
+        model.get_parameter(name).copy_(state[theirs])
+    for name, theirs in _POSITIONS.items():
+        model.get_parameter(name).copy_(state[theirs][_unused_rows(model) :])
 
 
 def save(model: Bart, path: str | Path) -> None:
@@ -124,16 +191,18 @@ def build(model: Bart, dictionary=None):
     `dictionary` is a fairseq Dictionary of as many symbols as the model has rows; by default one
     of made-up symbols.
     """
-    fairseq = fairseq_library.load()
     rows = model.word_embedding.num_embeddings
-    dictionary = _made_up_dictionary(fairseq, rows) if dictionary is None else dictionary
+    if dictionary is None:
+        dictionary = fairseq().data.Dictionary()
+        for index in range(rows - len(dictionary)):
+            dictionary.add_symbol(f"symbol{index}")
     if (len(dictionary), dictionary.pad()) != (rows, model.padding):
         raise UserError(
             f"the dictionary has {len(dictionary)} symbols and [pad] at {dictionary.pad()}; "
             f"expected {rows} and {model.padding}, as the model has"
         )
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return fairseq.models.bart.BARTModel.build_model(arguments(model), task)
+    return fairseq().models.bart.BARTModel.build_model(arguments(model), task)
 
 
 def arguments(model: Bart) -> Namespace:
@@ -158,7 +227,7 @@ def arguments(model: Bart) -> Namespace:
         attention_dropout=block.attention.dropout,
         activation_fn="gelu",
     )
-    fairseq_library.load().models.bart.model.bart_large_architecture(args)
+    fairseq().models.bart.model.bart_large_architecture(args)
     return args
 
 
@@ -187,85 +256,31 @@ def _unused_rows(model: Bart) -> int:
 def _matrices(model: Bart) -> Iterator[tuple[str, str]]:
     """Names of the blocks' matrices, here and in fairseq."""
     for side in ("encoder", "decoder"):
+        attentions = {"attention": "self_attn", "cross_attention": "encoder_attn"}
         for index in range(len(model.get_submodule(f"{side}_blocks"))):
-            ours, theirs = f"{side}_blocks.{index}.", f"{side}.layers.{index}."
-            yield from _attention(f"{ours}attention.", f"{theirs}self_attn.")
-            if side == "decoder":
-                yield from _attention(f"{ours}cross_attention.", f"{theirs}encoder_attn.")
-            for mine, other in _MLP.items():
-                yield f"{ours}mlp.{mine}.weight", f"{theirs}{other}.weight"
+            ours, theirs = f"{side}_blocks.{index}", f"{side}.layers.{index}"
+            for mine, other in list(attentions.items())[: 1 + (side == "decoder")]:
+                for name, called in _ATTENTION.items():
+                    yield f"{ours}.{mine}.{name}.weight", f"{theirs}.{other}.{called}.weight"
+            for name, called in _MLP.items():
+                yield f"{ours}.mlp.{name}.weight", f"{theirs}.{called}.weight"
 
 
-def _attention(ours: str, theirs: str) -> Iterator[tuple[str, str]]:
-    for mine, other in _ATTENTION.items():
-        yield f"{ours}{mine}.weight", f"{theirs}{other}.weight"
-
-
-def _constants(model: Bart) -> dict[str, tuple[int, float]]:
-    """Size and value of fairseq's tensors that are no parameters here."""
-    found = {}
+def _constants(model: Bart) -> dict[str, tuple[tuple[int], float]]:
+    """Shape and value of fairseq's tensors that are no parameters here: biases and norms."""
+    found, norms = {}, []
     for name, theirs in _matrices(model):
         layer = model.get_submodule(name.removesuffix(".weight"))
-        found[theirs.removesuffix("weight") + "bias"] = (layer.out_features, 0.0)
-    for prefix in _norms(model):
-        found[f"{prefix}.weight"] = (model.word_embedding.embedding_dim, 1.0)
-        found[f"{prefix}.bias"] = (model.word_embedding.embedding_dim, 0.0)
-    found[_OUTPUT_SCALE] = (model.word_embedding.embedding_dim, model.logit_multiplier)
-    return found
-
-
-def _norms(model: Bart) -> Iterator[str]:
-    """fairseq's names of all norms."""
-    for side in ("encoder", "decoder"):
-        yield f"{side}.layernorm_embedding"
-        for index in range(len(model.get_submodule(f"{side}_blocks"))):
-            yield f"{side}.layers.{index}.self_attn_layer_norm"
-            if side == "decoder":
-                yield f"{side}.layers.{index}.encoder_attn_layer_norm"
-            yield f"{side}.layers.{index}.final_layer_norm"
-        yield f"{side}.layer_norm"
-
-
-def _check_constants(state: Mapping[str, Tensor], model: Bart) -> None:
-    for name, (size, value) in _constants(model).items():
-        missing = name not in state
-        if missing and (name != _OUTPUT_SCALE or value == 1):
-            continue
-        wanted = f"{value:g}, N_rescale," if name == _OUTPUT_SCALE else f"{value:g}"
-        if missing:
-            raise UserError(f"fairseq's state has no {name!r}; expected {wanted} throughout")
-        tensor = _tensor(state, name, (size,))
-        if not torch.equal(tensor, torch.full_like(tensor, value)):
-            raise UserError(
-                f"{name!r} is not {wanted} throughout: this model has neither biases nor norms "
-                "with parameters of their own"
-            )
-
-
-def _positions(state: Mapping[str, Tensor], name: str, model: Bart) -> Tensor:
-    rows, width = _shape(model, name)
-    unused = _unused_rows(model)
-    found = state.get(_POSITIONS[name])
-    if found is not None and found.ndim == 2 and len(found) != rows + unused:
-        offset = model.padding + 1
-        raise UserError(
-            f"{_POSITIONS[name]!r} has {len(found)} rows; expected {rows + unused} for positions: "
-            f"{model.positions} (position_rows {rows}; fairseq's tables begin with {offset} rows "
-            "that no token uses, which positions: paper leaves out)"
-        )
-    return _tensor(state, _POSITIONS[name], (rows + unused, width))[unused:]
-
-
-def _shape(model: Bart, name: str) -> tuple[int, ...]:
-    return tuple(model.get_parameter(name).shape)
-
-
-def _tensor(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    if name not in state:
-        raise UserError(f"fairseq's state has no {name!r}; expected one of shape {shape}")
-    if tuple(state[name].shape) != shape:
-        raise UserError(f"{name!r} has shape {tuple(state[name].shape)}; expected {shape}")
-    return state[name]
+        found[theirs.removesuffix("weight") + "bias"] = ((layer.out_features,), 0.0)
+        if theirs.endswith("attn.q_proj.weight"):
+            norms.append(theirs.removesuffix(".q_proj.weight") + "_layer_norm")
+        if theirs.endswith("fc1.weight"):
+            norms.append(theirs.removesuffix("fc1.weight") + "final_layer_norm")
+    norms += [f"{side}.{end}" for side in ("encoder", "decoder") for end in _STEM_NORMS]
+    width = (model.word_embedding.embedding_dim,)
+    for norm in norms:
+        found |= {f"{norm}.weight": (width, 1.0), f"{norm}.bias": (width, 0.0)}
+    return found | {_OUTPUT_SCALE: (width, model.logit_multiplier)}
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -283,10 +298,3 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UserError("expected a state dict, or a checkpoint with one under 'model'")
     return state
-
-
-def _made_up_dictionary(fairseq: ModuleType, rows: int):
-    dictionary = fairseq.data.Dictionary()
-    for index in range(rows - len(dictionary)):
-        dictionary.add_symbol(f"symbol{index}")
-    return dictionary

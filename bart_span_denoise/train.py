@@ -146,8 +146,8 @@ def arithmetic(task) -> list[str]:
     settings, optimizer, noise = config.training, config.optimizer, config.data.noise
     per_epoch = max(1, samples // settings.batch_size)
     return [
-        *task.train_data.describe(),
-        *task.eval_data.describe(),
+        task.train_data.describe(),
+        task.eval_data.describe(),
         f"noise {noise.fraction:g} of {noise.unit}s, {noise.fraction_mode}, spans Poisson("
         f"{noise.poisson_lambda:g}), sentences {'permuted' if noise.permute else 'in order'}",
         f"length {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",

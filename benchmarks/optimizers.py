@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
+from nanolm_c4.model import Decoder
 from param_groups import Everett, Plan, plan
 from param_groups.roles import DECODER_RULES
 from training import allocator, optimizers
@@ -93,7 +94,15 @@ def build(groups: list[dict[str, Any]], name: str) -> dict[str, torch.optim.Opti
 
 def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One rule at one width."""
-    model = harness.paper_decoder(width, 64)
+    model = Decoder(
+        vocab_size=32_101,
+        context=512,
+        layers=8,
+        heads=width // 64,
+        head_dim=64,
+        mlp_ratio=4,
+        attention_scale=64**-0.5,
+    )
     plan_ms: dict[str, float] = {}
 
     def paid(part: str, action: Callable[[], Any]) -> Any:

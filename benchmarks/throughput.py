@@ -15,11 +15,9 @@ GPT in plain_gpt.py, in four modes and three settings of the C allocator:
 Every case has its own process, and all cases are repeated in turn, so that a drift of the
 machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
 for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix weight and token,
-6 per query-key pair and width, pairs counted causally. Two sizes of memory: `tensors_mb`, the
-largest sum of live tensors in one step after the timed ones, weights and optimiser state included,
-from torch's own record of every allocation (on a GPU its allocator's peak); and `peak_mb`, the
-process's resident set over the timed steps, which also holds libraries, what compilation leaves
-and what malloc keeps; `start_mb` of it was there before the model was built.
+6 per query-key pair and width, pairs counted causally. Memory is the largest sum of live tensors
+in one step after the timed ones, weights and optimiser state included, from torch's own record of
+every allocation; on a GPU it is its allocator's peak over the timed steps.
 """
 
 from __future__ import annotations
@@ -96,36 +94,26 @@ class Stopwatch:
         """Enough steps were timed."""
 
     def __init__(self, case: harness.Case) -> None:
-        self.case, self.times = case, []
-        self.start_mb = harness.resident_mb()
+        self.case, self.times, self.on_gpu = case, [], case["device"] == "cuda"
 
     def tick(self) -> None:
         """Marks the beginning of a step and the end of the one before."""
         import torch
 
-        if self.case["device"] == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
-        if len(self.times) == self.case["warmup"] + 1:
-            harness.reset_peak(self.case["device"])
-        if len(self.times) == self.case["warmup"] + self.case["steps"] + 1:
-            self.peak_mb = harness.peak_mb(self.case["device"])
-            self.tensors = _TensorPeak()
-        if len(self.times) == self.case["warmup"] + self.case["steps"] + 2:
-            self.tensors_mb = self.tensors.stop()
+        timed = len(self.times) - self.case["warmup"] - 1
+        if timed == 0 and self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        if timed == self.case["steps"]:
+            self.tensors = None if self.on_gpu else _TensorPeak()
+        if timed == self.case["steps"] + 1:
+            peak = torch.cuda.max_memory_allocated() / 2**20 if self.on_gpu else self.tensors.stop()
+            times = self.times[self.case["warmup"] : -1]
+            steps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
+            self.result = {"ms": steps, "tensors_mb": peak}
             raise self.Done
-
-    def result(self) -> dict[str, Any]:
-        """Milliseconds of the timed steps, and memory."""
-        times = self.times[self.case["warmup"] : -1]
-        steps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
-        on_gpu = self.case["device"] == "cuda"
-        return {
-            "ms": steps,
-            "peak_mb": self.peak_mb,
-            "start_mb": 0.0 if on_gpu else self.start_mb,
-            "tensors_mb": self.peak_mb if on_gpu else self.tensors_mb,
-        }
 
 
 class _TensorPeak:
@@ -191,21 +179,40 @@ def measure_nanolm(case: harness.Case) -> dict[str, Any]:
         try:
             loop.train(task, Path(folder))
         except Stopwatch.Done:
-            return watch.result()
+            return watch.result
     raise RuntimeError("the run ended before enough steps were timed")
 
 
 def _config(case: harness.Case) -> Any:
-    return harness.decoder_config(
-        case,
-        steps=case["warmup"] + case["steps"] + 2,
-        divergence_factor=1e9,  # random tokens have nothing to learn, and a diverging run would end
-        **MODES[case["mode"]],
-    )
+    """nanolm_c4's config for a case: muP and Adam."""
+    from nanolm_c4.config import Config
+    from training.config import validate
+
+    shape = {key: case[key] for key in ("width", "layers", "head_dim", "context")}
+    fields = {
+        "model": {**shape, "vocab_size": case["vocab"]},
+        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
+        "optimizer": {"name": "adam", "lr": 2**-9},
+        "schedule": {"name": "constant"},
+        "training": {
+            "steps": case["warmup"] + case["steps"] + 2,
+            "batch_size": case["batch"],
+            "divergence_factor": 1e9,  # random tokens teach nothing; a diverging run would end
+            **MODES[case["mode"]],
+        },
+        "data": {},
+    }
+    return validate(Config, fields, "benchmark")
 
 
 def _random_rows(case: harness.Case) -> list[Any]:
-    return [(row[:-1], row[1:]) for row in harness.random_rows(case, 8 * case["batch"])]
+    """Inputs and targets, (context,) each, of eight batches."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (8 * case["batch"], case["context"] + 1)
+    rows = torch.randint(case["vocab"], shape, generator=generator)
+    return [(row[:-1], row[1:]) for row in rows]
 
 
 def measure_plain(case: harness.Case) -> dict[str, Any]:
@@ -238,7 +245,7 @@ def measure_plain(case: harness.Case) -> dict[str, Any]:
             device=case["device"],
         )
     except Stopwatch.Done:
-        return watch.result()
+        return watch.result
     raise RuntimeError("unreachable: the batches never end")
 
 
@@ -294,8 +301,6 @@ def summarise(
     flops = train.flops(config) / config.training.steps
     rate = flops / median * 1e3
     low, _, high = statistics.quantiles(steps, n=4)
-    peak = statistics.median(result["peak_mb"] for result in results)
-    start = statistics.median(result["start_mb"] for result in results)
     return {
         **{key: case[key] for key in KEYS},
         "n": len(steps),
@@ -304,9 +309,6 @@ def summarise(
         "ms_iqr": high - low,
         "ms_process_medians": [statistics.median(result["ms"]) for result in results],
         "tokens_per_second": tokens / median * 1e3,
-        "peak_mb": peak,
-        "start_mb": start,
-        "peak_above_start_mb": peak - start,
         "tensors_mb": max(result["tensors_mb"] for result in results),
         "flops_per_step": flops,
         "utilisation": rate / ceiling[MODES[case["mode"]]["precision"]],
@@ -336,9 +338,6 @@ def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "speed_all_steps": plain["ms_per_step"] / ours["ms_per_step"],
                 "speed_target": 1.0 if allocator == "default" else 1.1,
                 "peak": ours["tensors_mb"] / plain["tensors_mb"],
-                "peak_resident_above_start": ours["peak_above_start_mb"]
-                / plain["peak_above_start_mb"],
-                "peak_resident": ours["peak_mb"] / plain["peak_mb"],
                 "peak_target": 0.7,
             }
         )
@@ -355,7 +354,9 @@ def main() -> None:
         for case, results in measured:
             results.append(launch(case))
             ms = results[-1].get("ms")
-            shown = f"{statistics.median(ms):.1f} ms, {results[-1]['peak_mb']:.0f} MB" if ms else ""
+            shown = (
+                f"{statistics.median(ms):.1f} ms, {results[-1]['tensors_mb']:.0f} MB" if ms else ""
+            )
             label = " ".join(str(case[key]) for key in KEYS if key in case) or "matmul"
             print(f"{repeat + 1}/{args.repeats} {label} {shown}", file=sys.stderr)
     (_, matmul), *training = measured

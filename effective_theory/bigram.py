@@ -17,25 +17,24 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from param_groups.exponents import Layer, Parameterization
 from training.config import Count, PositiveFloat, PositiveInt, Section
-from training.errors import UserError
 
 WORD = 0  # the target y; words are exchangeable at initialization, so any would do
 # A vector whose part outside of a span is smaller than this, relatively, counts as inside: it
 # lies far above the rounding of the changes of activations that are asked for, and far below 1.
 _SPANNED = 1e-9
 _NUMBERS_AT_ONCE = 2**17  # entries of one vector over the networks of a batch: 1 MiB
-_MEMORY = 4 * 2**30  # bytes that a config may ask for
 
 Sizes = dict[str, Tensor]
+Name = TypeVar("Name")  # of a size, and the step that it belongs to
 
 
 class BigramConfig(Section):
@@ -70,33 +69,6 @@ class BigramConfig(Section):
                 "an exponent is the slope of a line"
             )
         return tuple(sorted(widths))
-
-    @model_validator(mode="after")
-    def _fits_into_memory(self) -> BigramConfig:
-        if self.memory > _MEMORY:
-            fields = type(self).model_fields
-            asked = {key: getattr(self, key) for key in fields if key in _OF_MEMORY}
-            usual = {key: fields[key].default for key in asked}
-            key = max(asked, key=lambda name: np.max(asked[name]) / np.max(usual[name]))
-            value = list(asked[key]) if key == "widths" else asked[key]
-            raise ValueError(
-                f"{key} {value}: it would take {self.memory / 2**30:,.0f} GiB of memory, expected "
-                f"at most {_MEMORY / 2**30:.0f}; lower {key}"
-            )
-        return self
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the vectors of a batch of networks in training, and of the sizes of all."""
-        longest = max(*self.widths, self.vocabulary)
-        passes, matrices = self.steps + 1, self.hidden_layers + 2
-        # A pass asks a matrix for two products, and keeps vector and answer of each.
-        vectors = 4 * passes * matrices * max(longest, _NUMBERS_AT_ONCE)
-        sizes = 7 * passes * matrices * self.seeds * len(self.widths)
-        return 8 * (vectors + sizes)
-
-
-_OF_MEMORY = ("vocabulary", "hidden_layers", "widths", "seeds", "steps")
 
 
 class Matrix(Protocol):
@@ -212,11 +184,11 @@ class Sum:
 
     def times(self, right: Tensor) -> Tensor:
         """The sum times v."""
-        return sum(term.times(right) for term in self.terms)
+        return sum((term.times(right) for term in self.terms), torch.zeros(()))
 
     def transposed_times(self, left: Tensor) -> Tensor:
         """The transposed sum times u."""
-        return sum(term.transposed_times(left) for term in self.terms)
+        return sum((term.transposed_times(left) for term in self.terms), torch.zeros(()))
 
     def plus(self, term: Matrix) -> Sum:
         """The sum with one more term."""
@@ -317,9 +289,7 @@ def sample(
     *,
     normalized: bool = False,
 ) -> Model:
-    """Random networks of one width. UserError unless the width is positive."""
-    if width < 1:
-        raise UserError(f"width {width}: expected a positive number; give the width d")
+    """Random networks of one width."""
     exponents = layers(parameterization, config.hidden_layers)
     dims = [1, *[width] * (config.hidden_layers + 1), config.vocabulary]
     weights = [
@@ -344,8 +314,8 @@ def batches(width: int, config: BigramConfig) -> Iterator[tuple[int, torch.Gener
 
 
 def over_widths(
-    config: BigramConfig, measure: Callable[[int, int, torch.Generator], Sizes]
-) -> dict[str, np.ndarray]:
+    config: BigramConfig, measure: Callable[[int, int, torch.Generator], dict[Name, Tensor]]
+) -> dict[Name, np.ndarray]:
     """What `measure(width, networks, generator)` finds: name -> (widths, networks)."""
     found = []
     for width in config.widths:

@@ -70,7 +70,7 @@ class Member:
     """A member of the family: the exponents a, b and c of the embedding, hidden and readout."""
 
     parameterization: Parameterization
-    c: tuple[Fraction, Fraction, Fraction]
+    c: tuple[Fraction, ...]
 
     @property
     def logits_grow(self) -> bool:
@@ -170,18 +170,20 @@ def _ratio(product: torch.Tensor, matrix: RankOne, vector: torch.Tensor) -> torc
 
 
 _MOVED = "moved"
+Found = dict[tuple[str, int], torch.Tensor]
 
 
 @lru_cache(maxsize=8)
 def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.ndarray]:
     """(name, step) -> mean squares, (widths, networks); Tables 1, 3 and the alignments share it."""
 
-    def measure(width: int, networks: int, generator: torch.Generator) -> dict:
+    def measure(width: int, networks: int, generator: torch.Generator) -> Found:
         model = sample(item.parameterization, width, networks, config, generator)
         exponents = layers(item.parameterization, config.hidden_layers)
         variances = [power(width, -2 * layer.b) for layer in exponents]
         steps = sign_steps(model, item.rates(width, config), config.steps, networks)
-        found, start = {}, None
+        found: Found = {}
+        start = None
         for number, step in enumerate(steps, 1):
             start = start or step.before
             both = step_sizes(step) | alignment_sizes(step, variances)
@@ -310,7 +312,7 @@ def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[F
     the readout. UserError for an unknown row.
     """
     last = config.hidden_layers + 1
-    predictions = {}
+    predictions: dict[str, Fraction] = {}
     for l in range(1, last + 1):
         alpha, omega, u = TENSOR_PROGRAMS.at(kind(l, config.hidden_layers))
         predictions |= {f"alpha_{l}": alpha, f"omega_{l}": omega, f"u_{l}": u}

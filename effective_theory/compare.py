@@ -19,8 +19,8 @@ from torch import Tensor
 from effective_theory import kernels, measure, tangent
 from effective_theory.config import Config
 from effective_theory.inputs import inputs
+from effective_theory.observation import Directions
 
-INFINITE = math.inf
 # What the two numbers are called; a kernel of one entry has no rest.
 DIAGONAL, REST = "diagonal", "rest"
 # Relative tolerances at widths >= 512 and >= 300 networks, for mean diagonals: the corrections of
@@ -116,33 +116,20 @@ def compare(
     derived = tangent.tangent(config, x, theory)
     along = directions(theory, derived)
     measured = measure.measure_widths(config, processes, progress, along)
-    rows = [row for part in measured for row in _at_width(config, theory, derived, part)]
+    rows: list[Comparison] = []
+    for part in measured:
+        width = {"width": part.width}
+        own = config.model_copy(update={"model": config.model.model_copy(update=width)})
+        scaled = kernels.at_width(config, theory, part.width)
+        rows += _rows(own, scaled, tangent.at_width(config, derived, part.width), part, part.count)
     largest = sorted(measured, key=lambda part: part.width)[-3:]
     limit = measure.limit(largest, config.model.s) if len(largest) > 1 else None
     if limit is not None:
-        networks = sum(part.count for part in largest)
-        case = _Case(config, INFINITE, networks, limit.mean, limit.se)
-        rows += _kernel_rows(case, theory, derived)
+        rows += _rows(config, theory, derived, limit, sum(part.count for part in largest))
     return Result(config, theory, derived, measured, limit, rows)
 
 
-@dataclass(frozen=True)
-class _Case:
-    """Where rows come from."""
-
-    config: Config
-    width: float
-    networks: int
-    mean: measure.KernelMeans
-    se: measure.KernelMeans
-
-    def row(self, quantity: str, block: str, part: str, entry: str, *numbers: float) -> Comparison:
-        model = self.config.model
-        where = (model.stem, self.width, model.heads, self.networks)
-        return Comparison(*where, quantity, block, part, entry, *map(float, numbers))
-
-
-def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> measure.Directions:
+def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> Directions:
     """Unit matrices along the predicted off-diagonal entries, by kernel; none where they are 0."""
     found = {
         (quantity, block, part): kernel
@@ -169,55 +156,36 @@ def _predictions(
             yield "theta", block, group, kernel, None
 
 
-def _at_width(
+def _rows(
     config: Config,
     theory: kernels.Kernels,
     derived: tangent.Tangent,
-    part: measure.Measured,
+    found: measure.Measured | measure.Limit,
+    networks: int,
 ) -> Iterator[Comparison]:
-    """Theory and networks at one width."""
-    theory = kernels.at_width(config, theory, part.width)
-    derived = tangent.at_width(config, derived, part.width)
-    model = config.model.model_copy(update={"width": part.width})
-    config = config.model_copy(update={"model": model})
-    case = _Case(config, part.width, part.count, part.mean, part.se)
-    yield from _kernel_rows(case, theory, derived)
-    for tensor, predicted in tangent.magnitudes(config, derived).items():
-        numbers = predicted, math.nan, case.mean.magnitudes[tensor], case.se.magnitudes[tensor]
-        yield case.row("gradient", "head", tensor, DIAGONAL, *numbers)
+    """Theory and networks at one width, or at infinite width: two rows per kernel, one per
+    gradient; none for what has no limit at infinite width."""
+    mean, se = found.mean, found.se
+    width = found.width if isinstance(found, measure.Measured) else math.inf
 
+    def row(quantity: str, block: str, part: str, entry: str, *numbers: Any) -> Comparison:
+        where = (config.model.stem, width, config.model.heads, networks)
+        return Comparison(*where, quantity, block, part, entry, *map(float, numbers))
 
-def _kernel_rows(
-    case: _Case, theory: kernels.Kernels, derived: tangent.Tangent
-) -> Iterator[Comparison]:
-    """Two rows per kernel; none for what has no limit at infinite width."""
     for quantity, block, part, kernel, error in _predictions(theory, derived):
-        key = (quantity, block, part) if part else (quantity, block)
-        if key not in case.mean.diagonals:
-            continue
+        key, name = (quantity, block, part) if part else (quantity, block), (quantity, block, part)
         unknown = torch.full_like(kernel, math.nan) if error is None else error
-        yield case.row(
-            quantity,
-            block,
-            part,
-            DIAGONAL,
-            kernel.diagonal().mean(),
-            unknown.diagonal().max(),
-            case.mean.diagonals[key],
-            case.se.diagonals[key],
-        )
-        if key in case.mean.rests:
+        if key in mean.diagonals:
+            predicted = kernel.diagonal().mean(), unknown.diagonal().max()
+            yield row(*name, DIAGONAL, *predicted, mean.diagonals[key], se.diagonals[key])
+        if key in mean.diagonals and key in mean.rests:
             apart = ~torch.eye(len(kernel), dtype=torch.bool)
-            yield case.row(
-                quantity,
-                block,
-                part,
-                REST,
-                kernel[apart].norm(),
-                unknown[apart].norm(),
-                case.mean.rests[key],
-                case.se.rests[key],
-            )
+            predicted = kernel[apart].norm(), unknown[apart].norm()
+            yield row(*name, REST, *predicted, mean.rests[key], se.rests[key])
+    if mean.magnitudes:  # which go as powers of the width
+        for tensor, size in tangent.magnitudes(config, derived).items():
+            measured = mean.magnitudes[tensor], se.magnitudes[tensor]
+            yield row("gradient", "head", tensor, DIAGONAL, size, math.nan, *measured)
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -227,9 +195,16 @@ def as_json(result: Result) -> dict[str, Any]:
     for theta and groups, tensor or group. The theory is that of model.width, which matters at s > 0
     only: there the head's G goes as n^-s and Theta before the head as n^s.
     """
-    measured = {
-        str(part.width): {"networks": part.count, **_both(part)} for part in result.measured
-    }
+
+    def lists(value: Any) -> Any:
+        if isinstance(value, dict):
+            named = {k if isinstance(k, str) else "/".join(k): v for k, v in value.items()}
+            return {key: lists(item) for key, item in named.items()}
+        return value.tolist()
+
+    def both(found: measure.Measured | measure.Limit) -> dict[str, Any]:
+        return {"mean": lists(vars(found.mean)), "error": lists(vars(found.se))}
+
     theory = {
         "width": torch.tensor(result.config.model.width),
         "G": result.theory.G,
@@ -241,24 +216,10 @@ def as_json(result: Result) -> dict[str, Any]:
     }
     return {
         "rows": [row.to_dict() for row in result.rows],
-        "theory": _lists(theory),
-        "measured": measured,
-        "limit": None if result.limit is None else _both(result.limit),
+        "theory": lists(theory),
+        "measured": {str(p.width): {"networks": p.count, **both(p)} for p in result.measured},
+        "limit": None if result.limit is None else both(result.limit),
     }
-
-
-def _both(found: measure.Measured | measure.Limit) -> dict[str, Any]:
-    return {"mean": _lists(vars(found.mean)), "error": _lists(vars(found.se))}
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_name(key): _lists(item) for key, item in value.items()}
-    return value.tolist()
-
-
-def _name(key: str | tuple[str, ...]) -> str:
-    return key if isinstance(key, str) else "/".join(key)
 
 
 def table(rows: Sequence[Comparison]) -> str:
@@ -267,19 +228,15 @@ def table(rows: Sequence[Comparison]) -> str:
         f"{'stem':<9}{'n':>6}{'networks':>9}  {'quantity':<26}{'predicted':>11}{'measured':>11}"
         f"{'error':>10}{'ratio':>8}{'z':>7}  tolerance"
     ]
-    return "\n".join(lines + [_line(row) for row in rows if _shown(row)])
-
-
-def _shown(row: Comparison) -> bool:
-    head = row.quantity == "theta" and row.block == "head"
-    return row.entry == DIAGONAL and (row.quantity == "G" or head)
-
-
-def _line(row: Comparison) -> str:
-    name = f"G {row.block}" if row.quantity == "G" else f"Theta {row.part}"
-    width = f"{row.width:g}"
-    verdict = "" if row.met is None else f"{row.tolerance:.0%} {'met' if row.met else 'MISSED'}"
-    return (
-        f"{row.stem:<9}{width:>6}{row.networks:>9}  {name:<26}{row.predicted:>11.5f}"
-        f"{row.measured:>11.5f}{row.error:>10.5f}{row.ratio:>8.4f}{row.z:>7.1f}  {verdict}"
-    ).rstrip()
+    for row in rows:
+        head = row.quantity == "theta" and row.block == "head"
+        if row.entry != DIAGONAL or not (row.quantity == "G" or head):
+            continue
+        name = f"G {row.block}" if row.quantity == "G" else f"Theta {row.part}"
+        met = "" if row.met is None else f"{row.tolerance:.0%} {'met' if row.met else 'MISSED'}"
+        line = (
+            f"{row.stem:<9}{f'{row.width:g}':>6}{row.networks:>9}  {name:<26}{row.predicted:>11.5f}"
+            f"{row.measured:>11.5f}{row.error:>10.5f}{row.ratio:>8.4f}{row.z:>7.1f}  {met}"
+        )
+        lines.append(line.rstrip())
+    return "\n".join(lines)

@@ -198,6 +198,11 @@ class Config(Section):
                 raise UserError(
                     f"measure.widths {width} is not a multiple of model.heads {model.heads}"
                 )
+            if measure.outputs > width:
+                raise UserError(
+                    f"measure.outputs {measure.outputs} asks for more components than the width "
+                    f"{width} of measure.widths has; lower it"
+                )
         if measure.outputs > self.free_outputs:
             which = f"model.outputs {model.outputs}"
             if model.stem == "language":

@@ -85,7 +85,8 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
     ]
     ratio = _WIDTHS[1] / _WIDTHS[0]
     pairs = [[getattr(one, key) for one in given] for key in ("multiplier", "init_std", "lr")]
-    return Scaling(*(-power(small, large, ratio) for small, large in pairs))
+    found = [power(small, large, ratio) for small, large in pairs]
+    return Scaling(*(-one for one in found if one is not None))
 
 
 def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:

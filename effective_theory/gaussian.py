@@ -6,8 +6,6 @@ out of every call.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +36,6 @@ _CHUNK_BYTES = 2**23  # a cache of some MB: bigger chunks take several times lon
 _TOLERANCE = 1e-9
 _LARGEST_VARIANCE = 1000.0
 _TERMS, _TERMS_AT_ONCE = 2**15, 64
-_SLOW_SECONDS = 60.0
 
 
 def activation_kernels(covariance: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -199,7 +196,7 @@ def attention_means(
     All three may have a leading dimension REPLICATES: one kernel per randomisation. Indices t1
     and t2 run over all samples, primed ones over the sample's own tokens. Neglected:
     O(1/C) = O(H/n). `stream` numbers independent draws under one seed. Memory is bounded by
-    taking the draws in chunks; a line on stderr announces what takes more than a minute.
+    taking the draws in chunks.
     """
     count, size = x.shape[-3], f.shape[-1]
     f, x = (one.expand(REPLICATES, *one.shape[-dims:]) for one, dims in ((f, 2), (x, 3)))
@@ -208,29 +205,15 @@ def attention_means(
     chunk = max(2, _CHUNK_BYTES // (64 * (count + 1) * size**2) // 2 * 2)
     mixed = torch.zeros(REPLICATES, count, size, size, dtype=torch.float64)
     jacobian = None if y is None else torch.zeros_like(mixed)
-    start = time.perf_counter()
     for replicate in range(REPLICATES):
         seed = int(np.random.SeedSequence((theory.seed, stream, replicate)).generate_state(1)[0])
         own = x[replicate], None if y is None else y[replicate]
         for z in _products(f[replicate], tokens, variance, draws, chunk, seed):
             mean, slope = _accumulate(_softmax(z, causal), *own)
             mixed[replicate] += mean / draws
-            if jacobian is not None:
+            if jacobian is not None and slope is not None:
                 jacobian[replicate] += slope / draws
-        if replicate == 0:
-            _announce(time.perf_counter() - start, draws, size, tokens)
     return AttentionMeans(mixed, jacobian)
-
-
-def _announce(seconds: float, draws: int, size: int, tokens: int) -> None:
-    """One line on stderr, from the first randomisation's time, if all will take long."""
-    if seconds * REPLICATES > _SLOW_SECONDS:
-        print(
-            f"attention over {tokens} tokens: {draws * REPLICATES} draws for {size} x {size} "
-            f"kernels take about {seconds * REPLICATES:.0f} s per block; fewer: "
-            "theory.attention_draws",
-            file=sys.stderr,
-        )
 
 
 def _products(

@@ -23,11 +23,6 @@ def inputs(config: Config) -> Tensor:
     return _digits(config) if config.model.stem == "vision" else _letters(config)
 
 
-def one_hot(ids: Tensor, size: int) -> Tensor:
-    """Ids (D, T) -> float64 (D, T, size), the x of (1.9)."""
-    return torch.nn.functional.one_hot(ids, size).double()
-
-
 def _digits(config: Config) -> Tensor:
     from sklearn.datasets import load_digits
 

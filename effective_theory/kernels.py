@@ -87,9 +87,7 @@ def at_width(config: Config, kernels: Kernels, width: int) -> Kernels:
 def input_kernel(config: Config, x: Tensor) -> Tensor:
     """G^(0), (1.40) or (1.44): (P, P)."""
     if config.model.stem == "language":
-        _check_rank(x, 2, "ids (samples, tokens)")
         return (x.reshape(-1, 1) == x.reshape(1, -1)).double()
-    _check_rank(x, 3, "patches (samples, tokens, pixels)")
     flat = x.double().flatten(0, 1)
     return flat @ flat.T / x.shape[-1]
 
@@ -204,8 +202,3 @@ def _residual(config: Config, tokens: int, block: str, stream: int, f: Tensor) -
     setting = attention_setting(config, tokens, block, stream)
     means = attention_means(f, f[:, None], None, **setting)
     return init.attention_output * init.value * means.mixed[:, 0]
-
-
-def _check_rank(x: Tensor, rank: int, meaning: str) -> None:
-    if x.ndim != rank:
-        raise UserError(f"inputs of shape {tuple(x.shape)}: expected {meaning}")

@@ -7,6 +7,7 @@ values of a single one); `limit` extrapolates several widths to infinite width.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import multiprocessing
 import os
@@ -14,11 +15,11 @@ import pickle
 import signal
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -137,7 +138,6 @@ def measure(
     of products with them are `KernelMeans.rests`, with the error of the networks' own sums.
     """
     seeds = tuple(seeds)
-    _check_components(config, width)
     if not seeds:
         raise ValueError("measure needs at least one seed")
     encoder = Encoder(config, width).requires_grad_(False)
@@ -164,9 +164,12 @@ def measure_widths(
     UserError if a process is killed, and for what cannot be measured as configured.
     """
     config.check_measurement()
-    for width in config.measure.widths:
-        _check_components(config, width)
-    jobs = _jobs(config)
+    jobs = [  # width and seeds, the longest first
+        (width, range(start, min(start + CHUNK, seeds)))
+        for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True)
+        for start in range(0, seeds, CHUNK)
+    ]
+    jobs.sort(key=lambda job: (-(job[0] ** 2) * len(job[1]), job[1].start))
     total = sum(len(seeds) for _, seeds in jobs)
     parts: dict[tuple[int, range], Measured] = {}
     with contextlib.closing(_run_jobs(config, jobs, processes, directions or {})) as results:
@@ -181,10 +184,7 @@ def measure_widths(
 
 def combine(parts: Sequence[Measured]) -> Measured:
     """One result from several at one width; ValueError if they share a seed."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = _combine_two(total, part)
-    return total
+    return functools.reduce(_combine_two, parts)
 
 
 def extrapolate(
@@ -274,57 +274,38 @@ def _named(values: Values) -> KernelMeans:
     kernels = KernelMeans()
     for (kind, *names), value in values.items():
         target = getattr(kernels, kind)
-        if kind in ("diagonals", "rests"):
-            names = [tuple(names)]
-        for name in names[:-1]:
+        path: list[Any] = [tuple(names)] if kind in ("diagonals", "rests") else names
+        for name in path[:-1]:
             target = target.setdefault(name, {})
-        target[names[-1]] = value
+        target[path[-1]] = value
     return kernels
-
-
-def _check_components(config: Config, width: int) -> None:
-    if config.measure.outputs > width:
-        raise UserError(
-            f"measure.outputs {config.measure.outputs} asks for more components than the width "
-            f"{width} of measure.widths has; lower it"
-        )
-
-
-def _jobs(config: Config) -> list[tuple[int, range]]:
-    """Width and seeds of every job, the longest first."""
-    jobs = []
-    for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True):
-        starts = range(0, seeds, CHUNK)
-        jobs += [(width, range(start, min(start + CHUNK, seeds))) for start in starts]
-    return sorted(jobs, key=lambda job: (-(job[0] ** 2) * len(job[1]), job[1].start))
 
 
 def _run_jobs(
     config: Config, jobs: list[tuple[int, range]], processes: int, directions: Directions
-) -> Iterator[tuple[tuple[int, range], Measured]]:
+) -> Generator[tuple[tuple[int, range], Measured], None, None]:
     """Jobs with their results as they come."""
     x = inputs(config)
     if processes == 1:
         yield from ((job, measure(config, *job, x, directions)) for job in jobs)
         return
-    pool = ProcessPoolExecutor(
-        min(processes, len(jobs)), multiprocessing.get_context("spawn"), _prepare_process
-    )
+    spawn = multiprocessing.get_context("spawn")
     try:
-        given = pickle.dumps((x, directions))
-        futures = {pool.submit(_job, config, *job, given): job for job in jobs}
-        for future in as_completed(futures):
-            yield futures[future], pickle.loads(future.result())
+        with ProcessPoolExecutor(min(processes, len(jobs)), spawn, _prepare_process) as pool:
+            given = pickle.dumps((x, directions))
+            futures = {pool.submit(_job, config, *job, given): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], pickle.loads(future.result())
+            except BaseException:  # ends the processes at once, their jobs unfinished
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
     except BrokenProcessPool:
-        _end(pool)
         raise UserError(
             "a process of the measurement was killed, often for want of memory; use fewer "
             "processes or lower measure.widths"
         ) from None
-    except BaseException:
-        _end(pool)
-        raise
-    pool.shutdown()
 
 
 def _prepare_process() -> None:
@@ -335,7 +316,8 @@ def _prepare_process() -> None:
 
 
 def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
+    if parent := multiprocessing.parent_process():
+        parent.join()
     os._exit(1)
 
 
@@ -343,11 +325,3 @@ def _job(config: Config, width: int, seeds: range, given: bytes) -> bytes:
     """`measure` with pickles in place of tensors, which would be sent as shared memory."""
     x, directions = pickle.loads(given)
     return pickle.dumps(measure(config, width, seeds, x, directions))
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    """Ends the processes at once, their jobs unfinished."""
-    processes = list((pool._processes or {}).values())  # no public way before Python 3.14
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()

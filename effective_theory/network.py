@@ -160,7 +160,7 @@ class Encoder(nn.Module):
     def _head(self, s: Tensor, trace: Trace) -> Tensor:
         """(1.22), pooled as (1.23), or (1.24) with the N_rescale of (1.34)."""
         z = _linear(self, "readout", s, trace)
-        if self.tied:
+        if self.readout_bias is None:  # a tied head
             return z * self.width ** (-(1 + self.config.model.s) / 2)
         z = z + self.readout_bias
         trace["readout_bias"] = Use(torch.ones_like(z[..., :1]), z)

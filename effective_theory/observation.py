@@ -79,7 +79,7 @@ def rate(encoder: Encoder, name: str) -> float:
 def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
     values: Values = {}
     scaled = {name: rate(encoder, name) * kernel for name, kernel in kernels.items()}
-    for name, kernel in (scaled | {"total": sum(scaled.values())}).items():
+    for name, kernel in (scaled | {"total": sum(scaled.values(), torch.zeros(()))}).items():
         values["theta", block, name] = kernel.diagonal().mean(-1)
     for name in scaled:
         key = "groups", block, group(name)

@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from effective_theory.config import Config
-from effective_theory.inputs import LETTERS, inputs
+from effective_theory.inputs import inputs
 from effective_theory.kernels import Kernels, contact_terms, forward
 from effective_theory.tangent import Tangent, adamw_factors, magnitudes, tangent
 from training.config import describe, load
@@ -32,7 +31,16 @@ from training.errors import one_line_errors
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the predictions for a config."""
-    args = _parser().parse_intermixed_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m effective_theory.predict",
+        description="Predicts kernels, neural tangent kernels and gradients at leading order.",
+        epilog="config keys, to set as key=value:\n" + describe(Config),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    parser.add_argument("--json", action="store_true", help="one JSON object, see the module")
+    args = parser.parse_intermixed_args(argv)
     with one_line_errors():
         config = load(Config, args.config, args.overrides)
         x = inputs(config)
@@ -44,43 +52,26 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(_as_text(config, x, kernels, derived))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m effective_theory.predict",
-        description="Predicts kernels, neural tangent kernels and gradients at leading order.",
-        epilog="config keys, to set as key=value:\n" + describe(Config),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
-    parser.add_argument("--json", action="store_true", help="one JSON object, see the module")
-    return parser
-
-
 def _as_json(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> dict[str, Any]:
+    def lists(tensors: dict[str, Tensor]) -> dict[str, list]:
+        return {name: tensor.tolist() for name, tensor in tensors.items()}
+
     result = {
         "config": config.model_dump(mode="json"),
         "blocks": list(kernels.blocks),
-        "G": _lists(kernels.G),
-        "G_se": _lists(kernels.G_se),
-        "F": _lists(kernels.F),
-        "theta": _lists(derived.theta),
-        "theta_se": _lists(derived.theta_se),
-        "groups": {block: _lists(derived.groups(block)) for block in kernels.blocks},
-        "parts": {block: _lists(derived.parts[block]) for block in kernels.blocks},
+        "G": lists(kernels.G),
+        "G_se": lists(kernels.G_se),
+        "F": lists(kernels.F),
+        "theta": lists(derived.theta),
+        "theta_se": lists(derived.theta_se),
+        "groups": {block: lists(derived.groups(block)) for block in kernels.blocks},
+        "parts": {block: lists(derived.parts[block]) for block in kernels.blocks},
         "tensors": _tensors(config, derived),
     }
     contact = contact_terms(config, x, kernels)
     if contact is not None:
-        result["contact"] = {
-            "outputs": contact.outputs,
-            "leading": contact.leading.tolist(),
-        }
+        result["contact"] = {"outputs": contact.outputs, "leading": contact.leading.tolist()}
     return result
-
-
-def _lists(tensors: dict[str, Tensor]) -> dict[str, list]:
-    return {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 def _tensors(config: Config, derived: Tangent) -> dict[str, dict[str, float]]:
@@ -104,13 +95,15 @@ def _as_text(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> s
         f"{model.stem}: {x.shape[0]} samples x {x.shape[1]} tokens, n = {model.width}, "
         f"H = {model.heads}, s = {model.s:g}",
         "",
-        "kernels and neural tangent kernels, means over the diagonal and over the rest",
-        f"{'block':14}{'G':>12}{'error':>10}{'G rest':>12}{'Theta':>14}{'error':>10}{'rest':>14}",
+        "kernels and neural tangent kernels, means over the diagonal and their errors",
+        f"{'block':14}{'G':>12}{'error':>10}{'Theta':>14}{'error':>10}",
     ]
-    lines += [_block_line(block, kernels, derived) for block in kernels.blocks]
-    lines += ["", "contributions to Theta at the head, means over the diagonal"]
-    for group, part in derived.groups("head").items():
-        lines.append(f"  {group:18}{float(part.diagonal().mean()):12.6f}")
+    for block in kernels.blocks:
+        g, theta = (
+            float(kernel.diagonal().mean()) for kernel in (kernels.G[block], derived.theta[block])
+        )
+        errors = [float(e[block].diagonal().max()) for e in (kernels.G_se, derived.theta_se)]
+        lines.append(f"{block:14}{g:12.6f}{errors[0]:10.1e}{theta:14.6f}{errors[1]:10.1e}")
     lines += [
         "",
         "gradients of one output and AdamW's factors, compared with (1.108)-(1.116)",
@@ -121,41 +114,7 @@ def _as_text(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> s
     lines.append(f"{'tensor':32}" + "".join(f"{name:>13}" for name in columns))
     for name, row in _tensors(config, derived).items():
         lines.append(f"{name:32}" + "".join(f"{value:13.5g}" for value in row.values()))
-    return "\n".join(lines + _contact_lines(config, x, kernels))
-
-
-def _block_line(block: str, kernels: Kernels, derived: Tangent) -> str:
-    g, theta = kernels.G[block], derived.theta[block]
-    g_error, theta_error = (
-        float(errors[block].diagonal().max()) for errors in (kernels.G_se, derived.theta_se)
-    )
-    return (
-        f"{block:14}{float(g.diagonal().mean()):12.6f}{g_error:10.1e}{_rest(g):>12}"
-        f"{float(theta.diagonal().mean()):14.6f}{theta_error:10.1e}{_rest(theta):>14}"
-    )
-
-
-def _rest(kernel: Tensor) -> str:
-    """Mean off the diagonal, which a single input does not have."""
-    apart = ~torch.eye(len(kernel), dtype=torch.bool)
-    return f"{float(kernel[apart].mean()):.6f}" if len(kernel) > 1 else "-"
-
-
-def _contact_lines(config: Config, x: Tensor, kernels: Kernels) -> list[str]:
-    contact = contact_terms(config, x, kernels)
-    if contact is None:
-        return []
-    largest = contact.leading.diagonal(dim1=1, dim2=2).amax(1)
-    terms = ", ".join(
-        f"{LETTERS[i].replace(' ', 'space')} {value:.4g}"
-        for i, value in zip(contact.outputs, largest, strict=True)
-    )
-    return [
-        "",
-        "contact terms (footnote 19): what G of the head has besides for the letters of the input,",
-        f"at n = {config.model.width} and at most, on the diagonal",
-        f"  {terms}",
-    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

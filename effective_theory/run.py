@@ -21,10 +21,9 @@ import io
 import math
 import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ import torch
 
 from effective_theory import bigram_training, compare
 from effective_theory.bigram import BigramConfig
-from effective_theory.bigram_exponents import FittedExponent
 from effective_theory.config import Config
 from training.config import describe, load
 from training.environment import describe as describe_environment
@@ -50,92 +48,82 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     with one_line_errors(OSError):
         args = _parser().parse_intermixed_args(argv)
-        job = _job(args)
-        _prepare("--out", job.out)
-        if job.ship:
-            _prepare("--ship", job.ship)
-            if job.ship.samefile(job.out):
+        configs = _configs(args.words)
+        if args.workers < 1:
+            raise UserError(f"--workers {args.workers}: expected at least 1")
+        args.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
+        if args.ship:
+            args.ship.mkdir(parents=True, exist_ok=True)
+            if args.ship.samefile(args.out):
                 raise UserError(
-                    f"--ship {job.ship}: is the folder of --out, too, whose files it "
+                    f"--ship {args.ship}: is the folder of --out, too, whose files it "
                     "would replace by others of their names; name another folder"
                 )
-        missed = run(job)
+        missed = run(configs, args.out, args.workers, args.ship)
     for line in missed:
         print(line, file=sys.stderr)
     raise SystemExit(1 if missed else 0)
 
 
-@dataclass(frozen=True)
-class Job:
-    """What one call does."""
-
-    kernels: Mapping[str, Config]
-    """Configs of encoders, by name."""
-    bigram: BigramConfig | None
-    out: Path
-    workers: int
-    ship: Path | None
-    """Folder of tables that are kept with the figures."""
-
-
-def run(job: Job) -> list[str]:
+def run(configs: Mapping[str, Any], out: Path, workers: int, ship: Path | None) -> list[str]:
     """Computes and writes; returns a line per number that misses its tolerance.
 
-    Every table is written as soon as its last row is there.
+    Every table is written as soon as its last row is there; `ship` is where it is kept, too.
     """
     start, missed = time.perf_counter(), []
-    if job.kernels:
-        rows = [row for name, config in job.kernels.items() for row in _encoder(job, name, config)]
-        _keep(job, "kernels", [row.to_dict() for row in rows], job.kernels, start)
-        missed += [_missed(row) for row in rows if row.met is False]
-    if job.bigram is not None:
-        begun = time.perf_counter()
-        rows = bigram_training.tables(job.bigram)
-        seconds = time.perf_counter() - begun
-        print(f"{BIGRAM}: {seconds:.0f} s", flush=True)
-        _write_entries(job, BIGRAM, job.bigram, seconds, {"rows": [row.to_dict() for row in rows]})
-        numbers = [row.to_dict() | {"predicted": float(row.predicted)} for row in rows]
-        _keep(job, BIGRAM, numbers, {BIGRAM: job.bigram}, begun)
-        missed += [_missed_exponent(row) for row in rows if row.met is False]
-    print(f"{time.perf_counter() - start:.0f} s; results: {job.out}")
-    return missed
-
-
-def _encoder(job: Job, name: str, config: Config) -> list[compare.Comparison]:
-    """One config's comparisons: printed, and written with every entry."""
-    start = time.perf_counter()
-    result = compare.compare(config, job.workers, _progress(name))
-    seconds = time.perf_counter() - start
-    print(compare.table(result.rows), f"{name}: {seconds:.0f} s\n", sep="\n", flush=True)
-    _write_entries(job, name, config, seconds, compare.as_json(result))
-    return result.rows
-
-
-def _write_entries(job: Job, name: str, config: Any, seconds: float, found: Mapping) -> None:
-    """NAME.json."""
-    job.out.mkdir(parents=True, exist_ok=True)
-    value = {"config": config.model_dump(mode="json"), "seconds": seconds, **found}
     environment = describe_environment(torch.device("cpu"))
-    write_json(job.out / f"{name}.json", {"environment": environment} | _finite(value))
 
+    def entries(name: str, seconds: float, found: Mapping) -> None:
+        print(f"{name}: {seconds:.0f} s\n", flush=True)
+        value = {"config": configs[name].model_dump(mode="json"), "seconds": seconds, **found}
+        write_json(out / f"{name}.json", {"environment": environment} | _finite(value))
 
-def _keep(
-    job: Job, name: str, rows: Sequence[Mapping], configs: Mapping[str, Any], start: float
-) -> None:
-    """Writes a table, says how to draw it and, when asked, ships it with what it was made of."""
-    table = job.out / f"{name}.csv"
-    write_table(table, rows)
-    if job.ship:
-        shutil.copyfile(table, job.ship / table.name)
-        origin = {
-            "environment": describe_environment(torch.device("cpu")),
-            "seconds": round(time.perf_counter() - start),
-            "workers": job.workers,
-            "configs": {key: config.model_dump(mode="json") for key, config in configs.items()},
-        }
-        write_json(job.ship / f"{name}.json", origin)
-    for figure in FIGURES[name]:
-        print(f"figure: python -m plots theory/{figure} {table}", flush=True)
+    def keep(table: str, rows: Sequence[Mapping], names: Sequence[str], begun: float) -> None:
+        path = out / f"{table}.csv"
+        write_table(path, rows)
+        if ship:
+            shutil.copyfile(path, ship / path.name)
+            origin = {
+                "environment": environment,
+                "seconds": round(time.perf_counter() - begun),
+                "workers": workers,
+                "configs": {name: configs[name].model_dump(mode="json") for name in names},
+            }
+            write_json(ship / f"{table}.json", origin)
+        for figure in FIGURES[table]:
+            print(f"figure: python -m plots theory/{figure} {path}", flush=True)
+
+    encoders, rows = [name for name in configs if name != BIGRAM], []
+    for name in encoders:
+        begun = time.perf_counter()
+        progress = partial(_show_progress, name) if sys.stderr.isatty() else None
+        result = compare.compare(configs[name], workers, progress)
+        print(compare.table(result.rows))
+        entries(name, time.perf_counter() - begun, compare.as_json(result))
+        rows += result.rows
+    if encoders:
+        keep("kernels", [row.to_dict() for row in rows], encoders, start)
+    missed = [
+        f"missed: {row.stem} n = {row.width:g} {row.quantity} {row.block} {row.part}: measured / "
+        f"predicted = {row.ratio:.4f}, z = {row.z:.1f}, tolerance {row.tolerance:.0%}"
+        for row in rows
+        if row.met is False
+    ]
+    if BIGRAM in configs:
+        begun = time.perf_counter()
+        fitted = bigram_training.tables(configs[BIGRAM])
+        found = {"rows": [row.to_dict() for row in fitted]}
+        entries(BIGRAM, time.perf_counter() - begun, found)
+        numbers = [row.to_dict() | {"predicted": float(row.predicted)} for row in fitted]
+        keep(BIGRAM, numbers, [BIGRAM], begun)
+        missed += [
+            f"missed: {row.table}, {row.row}, {row.column}, step {row.step}: {row.measured:.3f} ± "
+            f"{row.error:.3f}, predicted {row.predicted}"
+            for row in fitted
+            if row.met is False
+        ]
+    print(f"{time.perf_counter() - start:.0f} s; results: {out}")
+    return missed
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -144,8 +132,8 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for row in rows:  # NaN is what does not equal itself
+        writer.writerow({k: "" if isinstance(v, float) and v != v else v for k, v in row.items()})
     write_text(path, text.getvalue())
 
 
@@ -160,109 +148,43 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _cell(value: Any) -> Any:
-    unknown = value is None or (isinstance(value, float) and math.isnan(value))
-    return "" if unknown else value
-
-
-def _prepare(option: str, folder: Path) -> None:
-    """Finds out before minutes of work whether results can be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{option} {folder}: cannot write results there ({error.strerror}); name another folder"
-        ) from None
-
-
-def _missed(row: compare.Comparison) -> str:
-    return (
-        f"missed: {row.stem} n = {row.width:g} {row.quantity} {row.block} {row.part}: measured / "
-        f"predicted = {row.ratio:.4f}, z = {row.z:.1f}, tolerance {row.tolerance:.0%}"
-    )
-
-
-def _missed_exponent(row: FittedExponent) -> str:
-    return (
-        f"missed: {row.table}, {row.row}, {row.column}, step {row.step}: {row.measured:.3f} ± "
-        f"{row.error:.3f}, predicted {row.predicted}"
-    )
-
-
-def _progress(name: str) -> Callable[[int, int], None] | None:
+def _show_progress(name: str, done: int, total: int) -> None:
     """Networks done, on one line of a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, total: int) -> None:
-        print(
-            f"\r{name}: {done} of {total} networks",
-            end="\n" if done == total else "",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return show
+    end = "\n" if done == total else ""
+    print(f"\r{name}: {done} of {total} networks", end=end, file=sys.stderr, flush=True)
 
 
-def _job(args: argparse.Namespace) -> Job:
-    names = [word for word in args.words if "=" not in word] or list(NAMES)
-    overrides = [word for word in args.words if "=" in word]
-    own = [word.removeprefix("bigram.") for word in overrides if word.startswith("bigram.")]
-    others = [word for word in overrides if not word.startswith("bigram.")]
-    if args.workers < 1:
-        raise UserError(f"--workers {args.workers}: expected at least 1")
-    files = _files(names)
-    if others and set(files) == {BIGRAM}:
-        raise UserError(f"{others[0]}: keys of the bigram model are written bigram.key=value")
-    if own and BIGRAM not in files:
-        raise UserError(f"bigram.{own[0]}: the bigram model is not among {', '.join(files)}")
-    bigram = load(BigramConfig, files[BIGRAM], own) if BIGRAM in files else None
-    return Job(_encoders(files, others), bigram, args.out, args.workers, args.ship)
-
-
-def _encoders(files: Mapping[str, Path], overrides: list[str]) -> dict[str, Config]:
-    stems, configs = {}, {}
-    for name, path in files.items():
-        if name == BIGRAM:
-            continue
-        configs[name] = load(Config, path, overrides)
-        configs[name].check_measurement()
-        stem = configs[name].model.stem
-        if stem in stems:
-            raise UserError(
-                f"{path}: {stems[stem]} has stem {stem} too, and a figure shows one of each; "
-                "compare them in two calls, each with another --out"
-            )
-        stems[stem] = path
-    return configs
-
-
-def _files(names: Sequence[str]) -> dict[str, Path]:
-    """Config files by the name that their results get."""
-    files: dict[str, Path] = {}
+def _configs(words: Sequence[str]) -> dict[str, Config | BigramConfig]:
+    """Configs by the name that their results get, with the overrides."""
+    names = [word for word in words if "=" not in word] or list(NAMES)
+    bigrams = [word[7:] for word in words if "=" in word and word.startswith("bigram.")]
+    others = [word for word in words if "=" in word and not word.startswith("bigram.")]
+    configs: dict[str, Config | BigramConfig] = {}
+    stems: dict[str, str] = {}
     for name in names:
-        path = _file(name)
-        if path.stem in files:
+        path = CONFIGS / f"{name}.yaml" if name in NAMES else Path(name)
+        if path.suffix not in (".yaml", ".yml"):
             raise UserError(
-                f"{name}: {files[path.stem]} has the same name, and so would its results; rename it"
+                f"{name}: expected one of {', '.join(NAMES)}, the path of a YAML file or key=value"
             )
-        files[path.stem] = path
-    return files
-
-
-def _file(name: str) -> Path:
-    """The config of a name, or a path."""
-    if name in NAMES:
-        return CONFIGS / f"{name}.yaml"
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        raise UserError(
-            f"{name}: expected one of {', '.join(NAMES)}, the path of a YAML file or key=value"
-        )
-    return path
+        if path.stem in configs:
+            raise UserError(f"{name}: another config has the same name, {path.stem}; rename it")
+        if path.stem == BIGRAM:
+            configs[BIGRAM] = load(BigramConfig, path, bigrams)
+            continue
+        config = configs[path.stem] = load(Config, path, others)
+        config.check_measurement()
+        if config.model.stem in stems:
+            raise UserError(
+                f"{path}: {stems[config.model.stem]} has stem {config.model.stem} too, and a "
+                "figure shows one of each; compare them in two calls, each with another --out"
+            )
+        stems[config.model.stem] = name
+    if others and set(configs) == {BIGRAM}:
+        raise UserError(f"{others[0]}: keys of the bigram model are written bigram.key=value")
+    if bigrams and BIGRAM not in configs:
+        raise UserError(f"bigram.{bigrams[0]}: the bigram model is not among {', '.join(configs)}")
+    return configs
 
 
 def _parser() -> argparse.ArgumentParser:

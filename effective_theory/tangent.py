@@ -255,7 +255,8 @@ def _attention(step: _Step, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     b = step.hats(torch.stack(list(norms.values())))
     setting = attention_setting(step.config, step.x.shape[1], step.block, step.stream)
     means = attention_means(f, torch.cat([f[None], b]).transpose(0, 1), f, **setting)
-    mixed, xi = (found.unbind(1) for found in (means.mixed, means.jacobian))
+    assert means.jacobian is not None  # which f asks for
+    mixed, xi = means.mixed.unbind(1), means.jacobian.unbind(1)
     values = init.attention_output * init.value
     products = values * init.query * init.key
     residual = {

@@ -21,7 +21,6 @@ observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks,
 64 tokens), an observation 0.5 to 1.0 and 1.0 to 3.5. Memory: (4 L + 1) B T n numbers for each of
 the two states, a copy of the parameters while the initial state is there, and three times B H T^2
 for the logits of one block (causal ones twice).
-benchmarks/representations.py measures both.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class ModelConfig(Section):
     """Head dimension h (Bordelon et al.: N); must divide the width."""
     mlp_ratio: Size = 4
     """MLP width F as a multiple of D; bordelon has no default (the paper's is 1)."""
-    context: Size
+    context: Annotated[Size, Field(ge=2)]
     """Tokens per row T."""
     norms: bool = True
     """Normalise before attention, MLP and readout, as the papers do. Without norms (not with

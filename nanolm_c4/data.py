@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
-import re
 import shutil
 from array import array
 from collections import Counter
@@ -71,7 +70,10 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path)
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _vocabulary_error(error, vocab_size) from error
+        raise UserError(
+            f"data.tokenizer_vocab_size: this text supports no tokeniser of {vocab_size} pieces "
+            f"({reason(error)}); change it or give more text"
+        ) from error
     write_bytes(Path(path), model.getvalue())
 
 
@@ -95,25 +97,6 @@ def _coverage(sentences: Iterable[str], vocab_size: int) -> float:
     counts = Counter(chain.from_iterable(sentences))
     kept = counts.most_common(max(1, vocab_size * 3 // 4))
     return 1.0 if len(kept) == len(counts) else sum(n for _, n in kept) / counts.total()
-
-
-def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
-    """SentencePiece's refusal as a message about `vocab_size`."""
-    limit = re.search(r"value <= (\d+)", str(error))
-    if limit:
-        return UserError(
-            f"data.tokenizer_vocab_size: {vocab_size} is more than this text supports; expected at "
-            f"most {limit[1]}; lower it or give more text"
-        )
-    needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-    if needed:
-        return UserError(
-            f"data.tokenizer_vocab_size: {vocab_size} is too small for this text; expected over "
-            f"{needed[1]}"
-        )
-    return UserError(
-        f"data.tokenizer_vocab_size: no tokeniser of {vocab_size} pieces ({reason(error)})"
-    )
 
 
 class Tokenizer:
@@ -155,15 +138,10 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
     path = Path(path).expanduser()
     try:
         return Tokenizer(path.read_bytes(), num_threads)
-    except FileNotFoundError:
-        raise UserError(
-            f"data.tokenizer: {path} does not exist; expected a SentencePiece model, as bash "
-            "scripts/download.sh c4 fetches T5's"
-        ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"data.tokenizer: {path} is not a usable SentencePiece model ({reason(error)}); "
-            "replace it with an intact one"
+            f"data.tokenizer: {path} is not a usable SentencePiece model ({reason(error)}); bash "
+            "scripts/download.sh c4 fetches T5's"
         ) from error
 
 
@@ -183,8 +161,6 @@ def from_config(
     its name only when complete, so an interrupted or a concurrent preparation does no harm.
     Raises UserError for every mistake in these keys or in the files they name.
     """
-    if num_threads < 1:
-        raise UserError(f"num_threads: {num_threads} given, expected at least 1")
     documents = open_source(data.source, data.path, data.text_key, data.validation_fraction)
     limits = {"train": data.max_train_tokens, "validation": data.max_validation_tokens}
     given, vocab_size = data.tokenizer, data.tokenizer_vocab_size
@@ -199,9 +175,15 @@ def from_config(
 
     def build(folder: Path) -> dict[str, Any]:
         model = folder / "tokenizer.model"
-        _put_tokenizer(model, documents, given, vocab_size, report)
+        if given is not None:
+            shutil.copyfile(Path(given).expanduser(), model)
+        else:
+            documents.documents("validation")  # an empty one is refused before the training
+            report(f"training a tokeniser of {vocab_size} pieces on {documents.label}")
+            train_tokenizer(documents.documents("train"), vocab_size, model)
         loaded = load_tokenizer(model, num_threads)
-        dtype = _token_dtype(loaded.vocab_size)
+        # Two bytes a token where they suffice; little-endian, so that caches can be copied.
+        dtype = "<u2" if loaded.vocab_size <= 2**16 else "<u4"
         counts = {
             split: _write_split(folder, split, documents, loaded, dtype, limits[split], report)
             for split in SPLITS
@@ -234,18 +216,6 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
         )
     version = importlib.metadata.version("sentencepiece")
     return {"vocab_size": vocab_size, "sentencepiece": version}
-
-
-def _put_tokenizer(
-    model: Path, source: Source, given: str | None, vocab_size: int, report: Report
-) -> None:
-    """Copies the given tokeniser, or trains one on the training documents."""
-    if given is not None:
-        shutil.copyfile(Path(given).expanduser(), model)
-        return
-    source.documents("validation")  # an empty one is refused before the training, not after
-    report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
-    train_tokenizer(source.documents("train"), vocab_size, model)
 
 
 def _write_split(
@@ -286,11 +256,6 @@ def _write_split(
     return {**counts, "tokens": starts[-1]}
 
 
-def _token_dtype(vocab_size: int) -> str:
-    """Two bytes a token where they suffice; little-endian, so that caches can be copied."""
-    return "<u2" if vocab_size <= 2**16 else "<u4"
-
-
 # Rows
 
 
@@ -315,24 +280,6 @@ class Corpus(TokenCache):
         """Document d is tokens[offsets[d] : offsets[d + 1]]; one entry more than documents."""
         return self.array(f"{split}_offsets")
 
-    def train_rows(self, context: int) -> PackedRows:
-        """The training documents end to end, in rows of `context` tokens; UserError for none."""
-        rows = PackedRows(self, context, "train")
-        if len(rows) == 0:
-            raise UserError(
-                f"model.context: {context} is more than the {self.meta['train']['tokens']} "
-                f"training tokens of {self.folder}; lower it or prepare more text"
-            )
-        return rows
-
-    def validation_rows(self, context: int, split: bool = False) -> ValidationRows:
-        """A row of `context` tokens for each validation document, or with `split` all it takes."""
-        return ValidationRows(self, context, split)
-
-    def packed_validation_rows(self, context: int) -> PackedRows:
-        """The validation documents end to end, as in training; there may be no full row."""
-        return PackedRows(self, context, "validation")
-
 
 class Rows:
     """Map-style dataset of (inputs [context], targets [context]), both int64 tensors.
@@ -342,8 +289,6 @@ class Rows:
     """
 
     def __init__(self, corpus: Corpus, context: int) -> None:
-        if context < 2:
-            raise UserError(f"model.context: {context} given, expected at least 2")
         self.corpus, self.context = corpus, context
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -369,6 +314,11 @@ class PackedRows(Rows):
     def __init__(self, corpus: Corpus, context: int, split: str) -> None:
         super().__init__(corpus, context)
         self.split = split
+        if split == "train" and not len(self):
+            raise UserError(
+                f"model.context: {context} is more than the {corpus.meta[split]['tokens']} "
+                f"training tokens of {corpus.folder}; lower it or prepare more text"
+            )
         self.unit = f"full rows of {context} tokens"  # what len counts, for messages
 
     def __len__(self) -> int:
@@ -429,10 +379,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Prepares a config's corpus and prints its folder and meta.json."""
     from nanolm_c4.config import Config
 
-    def prepare(config: Config, threads: int) -> Corpus:
-        return from_config(config.data, threads)
-
-    token_cache.command("nanolm_c4.data", Config, prepare, arguments)
+    token_cache.command(
+        "nanolm_c4.data",
+        Config,
+        lambda config, threads: from_config(config.data, threads),
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -110,25 +110,27 @@ def build_task(config: Config):
 
     from measure.observations import ObservationRecorder
     from measure.probes import ProbeRecorder
-    from nanolm_c4.data import collate, from_config
+    from nanolm_c4 import data
     from training import processes, sharding
     from training.linear_cross_entropy import IGNORE
     from training.task import Task
 
     with processes.state().main_process_first():
-        corpus = from_config(config.data)
+        corpus = data.from_config(config.data)
     with sharding.building():
         model = build_model(config, vocab_size(config, corpus))
+    context = config.model.context
     return Task(
         config=config,
         model=model,
         plan=build_plan(config, model),
-        train_data=corpus.train_rows(config.model.context),
-        eval_data=corpus.validation_rows(config.model.context, config.data.evaluation == "split"),
-        observe_data=corpus.packed_validation_rows(config.model.context),
+        train_data=data.PackedRows(corpus, context, "train"),
+        eval_data=data.ValidationRows(corpus, context, config.data.evaluation == "split"),
+        # As in training; there may be no full row.
+        observe_data=data.PackedRows(corpus, context, "validation"),
         loss=loss,
         count=lambda batch: (batch[1] != IGNORE).sum(),
-        collate=collate,
+        collate=data.collate,
         forward=lambda model, batch: model(batch[0]),
         recorders=[ProbeRecorder(), ObservationRecorder()],
         data_checksum=corpus.checksum,

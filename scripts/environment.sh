@@ -36,27 +36,34 @@ if [ ! -x .venv/bin/python ]; then
 fi
 
 # Install again only when the lock file has changed since the last time it was installed whole. Every
-# file must have a hash in the lock. uv is used where it can be had, as it is several times faster
-# than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
+# file must have a hash in the lock, and be a wheel, which runs nothing while it is installed: but for
+# antlr4-python3-runtime, which fairseq's hydra needs and which is published as source alone. That is
+# built with the lock's setuptools, installed before. uv is used where it can be had, as it is several
+# times faster than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
 # PyTorch's own index instead, whose files the lock does not know: the versions then are those of
 # requirements.txt, and no hash is checked. Where Python may not write bytecode, as in many
 # containers, it is compiled here, once: else every process compiles torch anew, a second and a half.
 if ! needed | cmp -s - "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
-  sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv.lock
+  sed -n '/^uv==/,/[^\\]$/p; /^setuptools==/,/[^\\]$/p' requirements.lock >.venv/first.lock
+  wheels="--only-binary :all: --no-binary antlr4-python3-runtime"
   checked=--require-hashes
   [ "$wanted" = requirements.lock ] || checked=
   compiled=${PYTHONDONTWRITEBYTECODE:+--compile-bytecode}
   [ -z "$torch" ] || export UV_TORCH_BACKEND="$torch"
   if .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-    --no-deps -r .venv/uv.lock 2>/dev/null &&
+    --only-binary :all: --no-deps -r .venv/first.lock 2>/dev/null &&
     UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}" \
-      .venv/bin/uv pip install --python .venv/bin/python $checked $compiled -r "$wanted"; then
+      .venv/bin/uv pip install --python .venv/bin/python $checked $compiled $wheels \
+      --no-build-isolation-package antlr4-python3-runtime -r "$wanted"; then
     :
   elif [ "$wanted" = requirements.lock ]; then
     echo "uv could not; installing with pip" >&2
+    sed -n '/^setuptools==/,/[^\\]$/p' requirements.lock >.venv/first.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+      --only-binary :all: --no-deps -r .venv/first.lock
     .venv/bin/python -m pip install --progress-bar on --disable-pip-version-check \
-      --require-hashes -r requirements.lock
+      --require-hashes $wheels --no-build-isolation -r requirements.lock
   else
     echo "error: uv could not install $wanted with UV_TORCH_BACKEND=$torch" >&2
     exit 2

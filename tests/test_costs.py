@@ -65,12 +65,15 @@ def test_parameters_are_those_of_the_model_class(case, shape, changes):
         assert case.cost.tokens(config) == model.longest
 
 
+TOKENS = {"data__noise": {"unit": "token"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"data__trained_vocab_size": 300}, 300),
         ({"data__source": "text", "data__path": "here", "data__trained_vocab_size": 999}, 999),
-        ({"data__source": "binarised", "data__path": "."}, 9),
+        ({"data__source": "binarised", "data__path": ".", **TOKENS}, 9),
         (
             {
                 "data__bpe_encoder": "encoder.json",
@@ -79,7 +82,10 @@ def test_parameters_are_those_of_the_model_class(case, shape, changes):
             },
             9,
         ),
-        ({"model__vocab_size": 77, "data__source": "binarised", "data__path": "nowhere"}, 77),
+        (
+            {"model__vocab_size": 77, "data__source": "binarised", "data__path": "x", **TOKENS},
+            77,
+        ),
     ],
 )
 def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(

@@ -322,20 +322,70 @@ def test_keys_of_one_value_take_no_other(smalls, name, key):
 # Mistakes
 
 
+MISTAKES = {
+    "nanolm_c4/configs/laptop.yaml": {
+        "data.source=local": "data.path is missing",
+        "data.tokenizer_vocab_size=63": "size: expected greater than or equal to 64",
+        "prescription.base_depth=2": "prescription.base_depth acts with prescription.alpha_depth",
+        "prescription.base_width=null": "key 'prescription.base_width' is missing; standard needs",
+        "prescription.beta0=1.0": "prescription.beta0 belongs to bordelon and not to standard",
+    },
+    "nanolm_c4/configs/infinite_limits_laptop.yaml": {
+        "model.width=32": "expected one of model.width and model.heads, got both",
+        "model.heads=null": "expected one of model.width and model.heads, got neither",
+        "optimizer.name=adafactor": "optimizer.name adafactor: bordelon has rates for adam, adam_a",
+        "prescription.alpha_attention=1.1": "alpha_attention: expected less than or equal",
+        "prescription.base_depth=2": "belongs to Everett et al.'s rules and not to bordelon; leave",
+        "prescription.beta0=null": "key 'prescription.beta0' is missing; bordelon needs",
+    },
+    "bart_span_denoise/configs/laptop.yaml": {
+        "data.bpe_vocab=a": "data.bpe_*: source embedded takes bpe_encoder, bpe_vocab and bpe_d",
+        "data.noise.fraction=1.5": "data.noise.fraction: expected less than 1",
+        "data.path=somewhere": "data.path: source embedded takes no path",
+        "data.source=text": "data.path: source text needs data.path",
+        "model.width=20": "model.width 20 is not a multiple of model.head_dim 16",
+        "optimizer.name=adafactor": "optimizer.name adafactor: Dinan et al. prescribe",
+        "prescription.s=0.5": "prescription.s goes with strategy meta_principled",
+    },
+    "vit_imagenet/configs/laptop.yaml": {
+        "data.augmentation.crop_scale=[0.5,0.2]": "crop_scale [0.5, 0.2]: expected a lower",
+        "data.augmentation.mix_group=48": "training.batch_size 128 does not consist of whole",
+        "data.augmentation.rand_augment=m9": "rand_augment: 'm9' is not RandAugment in timm's",
+        "data.path=data/imagenet": "data.path: source embedded takes no path; set data.source",
+        "data.source=folder": "data.path is missing: the folder of the folder source",
+        "model.classes=7": "set model.classes=10",
+        "model.image_size=18": "model.image_size 18 is not a multiple of model.patch_size 4",
+        "model.image_size=20": "data.eval_resize 16 is less than model.image_size 20",
+        "prescription.strategy=meta_principled": "prescription.s goes with strategy meta_princ",
+        "training.micro_batch_size=16": "training.micro_batch_size 16 does not consist of wh",
+    },
+    "vit_cifar5m/configs/laptop.yaml": {
+        "data.source=cifar5m": "data.path is missing: the folder of the cifar5m source",
+        "model.patch_size=5": "model.patch_size 5 does not divide model.image_size 32",
+        "model.width=32": "model.width",
+        "optimizer.name=adafactor": "optimizer.name adafactor: Bordelon et al. prescribe rates",
+        "prescription.alpha_attention=0.4": "prescription.alpha_attention",
+        "training.steps=999999999": "allow a run to see images again with data.repeat=true",
+    },
+}
+EVERYWHERE = {
+    "model.layrs=3": "unknown key 'model.layrs'; did you mean 'model.layers'?",
+    "optimizer.lr=fast": "optimizer.lr: expected a valid number",
+    "training.batch_size=0": "training.batch_size: expected greater than 0",
+}
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.layrs=3"], "unknown key 'model.layrs'; did you mean 'model.layers'?"),
-        (["optimizer.lr=fast"], "optimizer.lr: expected a valid number"),
-        (["training.batch_size=0"], "training.batch_size: expected greater than 0"),
-    ],
+    ("path", "word", "message"),
+    [(path, *mistake) for path, own in MISTAKES.items() for mistake in (own | EVERYWHERE).items()],
 )
-def test_a_users_mistake_is_one_line_and_code_2(small, words, message, tmp_path, capsys):
+def test_a_users_mistake_is_one_line_and_code_2(path, word, message, tmp_path, capsys):
+    words = [word, f"data.cache_dir={tmp_path}", "--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as ended:
-        small.experiment.main([str(small.case.config), *words, "--run-dir", str(tmp_path / "run")])
-    (line,) = capsys.readouterr().err.strip().splitlines()
+        load_experiment(path.partition("/")[0]).main([str(ROOT / path), *words])
+    line = capsys.readouterr().err.strip().splitlines()[-1]
     assert ended.value.code == 2
-    assert line.startswith("error: ") and message in line and str(small.case.config) in line
+    assert line.startswith("error: ") and message in line
     assert not (tmp_path / "run").exists()
 
 

@@ -27,7 +27,6 @@ LONGEST = 500  # lines of a file
 # Files that are longer, and why.
 LONGER = dict.fromkeys(
     (
-        "bart_span_denoise/data.py",
         "param_groups/check/theory.py",
         "param_groups/prescriptions.py",
         "plots/rates.py",
@@ -38,7 +37,6 @@ LONGER = dict.fromkeys(
         "tests/sweeps/test_pool.py",
         "tests/sweeps/test_search.py",
         "tests/sweeps/test_sweep_sources.py",
-        "tests/vit_imagenet/test_data.py",
     ),
     "formatting made it longer; its room is to become smaller",
 )

@@ -44,7 +44,6 @@ LONG = (
     "nanolm_c4.data",
     "plots",
     "vit_cifar5m.initial",
-    "vit_cifar5m.learnability",
 )
 
 

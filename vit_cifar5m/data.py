@@ -7,24 +7,16 @@ the system's cache, and travels as bytes until a batch is made of it. Which imag
 
 from __future__ import annotations
 
-import lzma
-import math
-import os
-import struct
-import tokenize
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from torch.utils.data import Dataset
 
 from training import shapes, token_cache
@@ -51,8 +43,6 @@ PUBLISHED = "https://github.com/preetum/cifar5m"
 RECORD = np.dtype([("label", "u1"), ("image", "u1", (3, 32, 32))])
 BINARY_TRAIN = [f"data_batch_{k}.bin" for k in range(1, 6)]
 BINARY_TEST = "test_batch.bin"
-LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's member: lengths of name and extra
-COPIED_AT_ONCE = 1 << 20
 
 EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has, for runs that ask for no more
 # An epoch's order numbers up to 2^31 images in 4 bytes each (training.sampling): 8 GB of these in
@@ -61,12 +51,6 @@ MOST_EMBEDDED = 2_000_000_000
 # Far past every training image's number; the same for every seed, so that runs of several seeds
 # are compared on the same images.
 VALIDATION_FIRST, VALIDATION_SEED = 1 << 40, 0
-# What a damaged zip file makes zipfile and the decompressors raise (bzip2's is an OSError), and a
-# garbled npy header the parser of Python that numpy reads it with.
-DAMAGE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-DAMAGE += (struct.error, NotImplementedError, RuntimeError)  # and what they do not know
-GARBLED = (SyntaxError, tokenize.TokenError, TypeError, MemoryError)
-
 Sample = tuple[np.ndarray, int]
 
 
@@ -103,10 +87,12 @@ def held_out(data: SourceConfig, count: int, key: str) -> Dataset:
     if data.source == "embedded":
         return Drawn(VALIDATION_SEED, VALIDATION_FIRST, count)
     if data.source == "cifar5m":
-        pixels, labels = open_part(_part_file(_folder(data), PARTS - 1), _cache(data))
+        file = _part_file(_folder(data), PARTS - 1)
+        pixels, labels = open_part(file, _cache(data))
     else:
         pixels, labels = open_batch(_binary_folder(_folder(data)), BINARY_TEST)
-    return Stored([pixels], labels, _counted(len(labels), count, key, pixels.file))
+        file = pixels
+    return Stored([pixels], [labels], _counted(len(labels), count, key, file))
 
 
 def _folder(data: SourceConfig) -> Path:
@@ -192,41 +178,19 @@ def embedded(train_images: int | None, visits: int, seed: int) -> Drawn:
 # Files
 
 
-@dataclass
-class Mapped:
-    """An array in a file, mapped when it is first used: a worker is sent this, not the pixels."""
+class Stored(Dataset):
+    """The first `size` images of some files, in the files' order: npy, or CIFAR-10's records.
 
-    file: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    A file is mapped when it is first used: a worker is sent its name, not its pixels.
+    """
 
-    def __post_init__(self) -> None:
-        self._array: np.ndarray | None = None
+    def __init__(self, files: Sequence[Path], labels: Sequence[np.ndarray], size: int) -> None:
+        self.files, self.starts = list(files), [0, *accumulate(map(len, labels))]
+        self.labels = np.concatenate(labels)[:size].astype(np.uint8)
+        self.pixels: dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_array": None}
-
-    @property
-    def array(self) -> np.ndarray:
-        """The mapped array, read-only."""
-        if self._array is None:
-            self._array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape)
-        return self._array
-
-    def image(self, index: int) -> np.ndarray:
-        """A copy of an image, uint8 [3, 32, 32], whether stored so or channels last."""
-        if self.dtype == RECORD:
-            return np.array(self.array[index]["image"])
-        return np.ascontiguousarray(self.array[index].transpose(2, 0, 1))
-
-
-class Stored(Dataset):
-    """The first `size` images of some files, in the files' order."""
-
-    def __init__(self, parts: Sequence[Mapped], labels: np.ndarray, size: int) -> None:
-        self.parts, self.labels = list(parts), labels[:size].astype(np.uint8)
-        self.starts = [0, *accumulate(part.shape[0] for part in parts)]
+        return {**self.__dict__, "pixels": {}}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -235,7 +199,15 @@ class Stored(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(f"image {index} is not in 0 .. {len(self) - 1}")
         part = bisect_right(self.starts, index) - 1
-        return self.parts[part].image(index - self.starts[part]), int(self.labels[index])
+        if part not in self.pixels:
+            file = self.files[part]
+            self.pixels[part] = (
+                np.memmap(file, RECORD, "r")["image"]
+                if file.suffix == ".bin"
+                else np.load(file, mmap_mode="r").transpose(0, 3, 1, 2)
+            )
+        image_CxHxW = self.pixels[part][index - self.starts[part]]
+        return np.array(image_CxHxW, order="C"), int(self.labels[index])
 
 
 def _check_labels(labels: np.ndarray, where: str) -> None:
@@ -252,23 +224,16 @@ def _check_labels(labels: np.ndarray, where: str) -> None:
 
 
 def cifar5m(folder: Path, cache: Path, train_images: int | None) -> Stored:
-    """Parts 0 to 4, as few as `train_images` takes; part 5 is held out.
-
-    A part is a zip file of X (uint8 [n, 32, 32, 3]) and Y (whole numbers [n]). X is mapped where it
-    lies if it is stored as it is, else from a copy in the cache.
-    """
-    parts: list[Mapped] = []
-    labels: list[np.ndarray] = []
-    found = 0
+    """Parts 0 to 4, as few as `train_images` takes; part 5 is held out."""
+    files, labels, found = [], [], 0
     for number in range(PARTS - 1):
         if train_images is not None and found >= train_images:
             break
-        pixels, part_labels = open_part(_part_file(folder, number, found), cache)
-        parts.append(pixels)
+        file, part_labels = open_part(_part_file(folder, number, found), cache)
+        files.append(file)
         labels.append(part_labels)
         found += len(part_labels)
-    size = _counted(found, train_images, "data.train_images", folder)
-    return Stored(parts, np.concatenate(labels), size)
+    return Stored(files, labels, _counted(found, train_images, "data.train_images", folder))
 
 
 def _part_file(folder: Path, number: int, found: int = 0) -> Path:
@@ -284,156 +249,43 @@ def _part_file(folder: Path, number: int, found: int = 0) -> Path:
     )
 
 
-@contextmanager
-def _reading(file: Path, key: str) -> Iterator[None]:
-    """Turns what a damaged file raises into one line."""
+def open_part(file: Path, cache: Path) -> tuple[Path, np.ndarray]:
+    """The npy file of a part's images in the cache, and its labels; UserError if it is damaged.
+
+    A part is a zip file of X.npy and Y.npy. They are unpacked once for a content, which compares
+    them with the zip file's checksums; the cache is named by these.
+    """
     try:
-        yield
+        with zipfile.ZipFile(file) as archive:
+            members = [archive.getinfo(name) for name in ("X.npy", "Y.npy")]
+            content = [[info.filename, info.CRC, info.file_size] for info in members]
+            folder = cache / f"{file.stem}-{token_cache.digest(content)}"
+
+            def build(folder: Path) -> dict[str, Any]:
+                archive.extractall(folder, members)
+                return {"source": file.name}
+
+            token_cache.prepare(folder, build)
+        pixels, labels = (np.load(folder / info.filename, mmap_mode="r") for info in members)
     except UserError:
-        raise
-    except DAMAGE as error:
+        raise  # what the cache's disk does not take
+    except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
-            f"{file}: {key} cannot be read ({reason(error)}); expected an npz file of CIFAR-5M, "
-            f"whole. Download it again from {PUBLISHED}"
+            f"{file}: cannot be read ({reason(error)}); expected an npz file of CIFAR-5M, whole, "
+            f"with arrays X and Y. Download it again from {PUBLISHED}"
         ) from error
-
-
-def open_part(file: Path, cache: Path) -> tuple[Mapped, np.ndarray]:
-    """A part's images, mapped, and its labels, in memory; UserError if they cannot be.
-
-    Checked: names, shapes, types and sizes of both arrays, labels by their range, and the zip
-    file's checksums of both. That of the pixels takes reading all of them, once for a content.
-    """
-    with _reading(file, "it"):
-        archive = zipfile.ZipFile(file)
-    with archive:
-        with _member(archive, file, "X") as stream:
-            shape, dtype = _header(stream, file, "X")
-            start = stream.tell()
-        if dtype != np.uint8 or len(shape) != 4 or shape[1:] != IMAGE or not shape[0]:
-            raise _unexpected(file, "X", shape, dtype, "uint8 [n, 32, 32, 3]")
-        labels = _labels(archive, file, shape[0])
-        info = archive.getinfo("X.npy")
-        expected = start + math.prod(shape)
-        if info.file_size != expected:
-            raise _cut_off(file, "X", info.file_size, expected)
-        place, offset = _whole(archive, file, info, cache)
-        return Mapped(place, offset + start, shape, dtype), labels
-
-
-@contextmanager
-def _member(archive: zipfile.ZipFile, file: Path, key: str) -> Iterator[IO[bytes]]:
-    """An array of the file as a stream."""
-    names = archive.namelist()
-    if f"{key}.npy" not in names:
-        found = ", ".join(sorted(name.removesuffix(".npy") for name in names)) or "nothing"
+    if pixels.dtype != np.uint8 or pixels.shape[1:] != IMAGE or not pixels.size:
         raise UserError(
-            f"{file}: no array {key} in it, but {found}; expected X and Y, as published at "
-            f"{PUBLISHED}"
+            f"{file}: X is {pixels.dtype} {list(pixels.shape)}; expected uint8 [n, 32, 32, 3], as "
+            f"published at {PUBLISHED}"
         )
-    with _reading(file, key), archive.open(f"{key}.npy") as stream:
-        yield stream
-
-
-def _header(stream: IO[bytes], file: Path, key: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of an npy stream, which then stands at its first value."""
-    version = npy.read_magic(stream)
-    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-    if read is None:
-        raise ValueError(f"npy format {version} is unknown")
-    try:
-        shape, fortran, dtype = read(stream)
-    except GARBLED as error:
-        raise ValueError(f"its npy header is garbled, {reason(error)}") from error
-    if fortran and len(shape) > 1:
+    if labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
         raise UserError(
-            f"{file}: {key} is stored in Fortran's order; expected C's, as published at {PUBLISHED}"
+            f"{file}: Y is {labels.dtype} {list(labels.shape)}; expected whole numbers "
+            f"[{len(pixels)}], as many as X, as published at {PUBLISHED}"
         )
-    return shape, dtype
-
-
-def _labels(archive: zipfile.ZipFile, file: Path, count: int) -> np.ndarray:
-    """All labels of a part."""
-    with _member(archive, file, "Y") as stream:
-        shape, dtype = _header(stream, file, "Y")
-        if dtype.kind not in "iu" or shape != (count,):
-            raise _unexpected(file, "Y", shape, dtype, f"whole numbers [{count}], as many as X")
-        content = stream.read()
-    if len(content) != count * dtype.itemsize:
-        raise _cut_off(file, "Y", len(content), count * dtype.itemsize)
-    labels = np.frombuffer(content, dtype)
     _check_labels(labels, f"{file}: Y")
-    return labels
-
-
-def _unexpected(
-    file: Path, key: str, shape: tuple[int, ...], dtype: np.dtype, expected: str
-) -> UserError:
-    return UserError(
-        f"{file}: {key} is {dtype} {list(shape)}; expected {expected}, as published at {PUBLISHED}"
-    )
-
-
-def _cut_off(file: Path, key: str, found: int, expected: int) -> UserError:
-    return UserError(
-        f"{file}: {key} has {found} bytes, expected {expected} for its shape; download it again "
-        f"from {PUBLISHED}"
-    )
-
-
-def _place(file: Path, info: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin in the file."""
-    with _reading(file, "X"), open(file, "rb") as opened:
-        opened.seek(info.header_offset)
-        name, extra = LOCAL_HEADER.unpack(opened.read(LOCAL_HEADER.size))
-    return info.header_offset + LOCAL_HEADER.size + name + extra
-
-
-def _whole(
-    archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache: Path
-) -> tuple[Path, int]:
-    """Where a member's bytes are, and from which one on: in the part itself if they are stored as
-    they are, else in the cache, unpacked once.
-
-    Either way they are all read once, which compares them with the zip file's checksum, and a
-    folder of the cache says that they were. It is named by what the zip file says of the member,
-    and by what tells that the part was written to, where its own bytes are used.
-    """
-    stored, part = info.compress_type == zipfile.ZIP_STORED, file.stat()
-    identity = [info.filename, info.CRC, info.file_size, info.compress_size]
-    identity += [part.st_size, part.st_mtime_ns, part.st_ino] * stored
-    folder = cache / f"{file.stem}-{token_cache.digest(identity)}"
-
-    def build(folder: Path) -> dict[str, Any]:
-        with _member(archive, file, "X") as stream:
-            copy = os.devnull if stored else folder / info.filename
-            _copy(_chunks(stream, file), Path(copy), info.file_size)
-        return {"source": file.name}
-
-    token_cache.prepare(folder, build)
-    return (file, _place(file, info)) if stored else (folder / info.filename, 0)
-
-
-def _chunks(stream: IO[bytes], file: Path) -> Iterator[bytes]:
-    """What is in a stream; damage is UserError here, where none of it is the copy's."""
-    while True:
-        with _reading(file, "X"):
-            chunk = stream.read(COPIED_AT_ONCE)
-        if not chunk:
-            return
-        yield chunk
-
-
-def _copy(chunks: Iterator[bytes], path: Path, size: int) -> None:
-    """Writes a file of the cache; UserError if it cannot be, as on a full disk."""
-    try:
-        with open(path, "wb") as copy:
-            copy.writelines(chunks)
-    except OSError as error:
-        raise UserError(
-            f"data.cache_dir: {path.parent.parent} cannot be written ({reason(error)}); expected "
-            f"room for {size} bytes"
-        ) from error
+    return folder / members[0].filename, np.array(labels)
 
 
 # CIFAR-10
@@ -442,10 +294,9 @@ def _copy(chunks: Iterator[bytes], path: Path, size: int) -> None:
 def cifar10(folder: Path, train_images: int | None) -> Stored:
     """The binary version's five training batches; the test batch is held out."""
     folder = _binary_folder(folder)
-    train, labels = zip(*(open_batch(folder, name) for name in BINARY_TRAIN), strict=True)
-    train_labels = np.concatenate(labels)
-    size = _counted(len(train_labels), train_images, "data.train_images", folder)
-    return Stored(train, train_labels, size)
+    files, labels = zip(*(open_batch(folder, name) for name in BINARY_TRAIN), strict=True)
+    size = _counted(sum(map(len, labels)), train_images, "data.train_images", folder)
+    return Stored(files, labels, size)
 
 
 def _binary_folder(folder: Path) -> Path:
@@ -454,27 +305,19 @@ def _binary_folder(folder: Path) -> Path:
     return inner if inner.is_dir() else folder
 
 
-def open_batch(folder: Path, name: str) -> tuple[Mapped, np.ndarray]:
-    """A file of records, mapped, and their labels."""
+def open_batch(folder: Path, name: str) -> tuple[Path, np.ndarray]:
+    """A file of records, and their labels."""
     file = folder / name
     if not file.is_file():
-        raise UserError(f"{folder}: no {name} in it; {_binary_version(folder)}")
-    count, rest = divmod(file.stat().st_size, RECORD.itemsize)
-    if rest or not count:
+        raise UserError(
+            f"{folder}: no {name} in it; expected CIFAR-10's binary version, "
+            "cifar-10-binary.tar.gz unpacked (the Python version's pickles are never loaded)"
+        )
+    if file.stat().st_size % RECORD.itemsize or not file.stat().st_size:
         raise UserError(
             f"{file}: {file.stat().st_size} bytes; expected a multiple of {RECORD.itemsize}, the "
             "bytes of an image and its label. Download it again"
         )
-    mapped = Mapped(file, 0, (count,), RECORD)
-    labels = np.array(mapped.array["label"])
+    labels = np.array(np.memmap(file, RECORD, "r")["label"])
     _check_labels(labels, str(file))
-    return mapped, labels
-
-
-def _binary_version(folder: Path) -> str:
-    """What to do where the binary files are not."""
-    source = "expected CIFAR-10's binary version, cifar-10-binary.tar.gz unpacked"
-    pickled = [folder / "data_batch_1", folder / "cifar-10-batches-py"]
-    if any(path.exists() for path in pickled):
-        return f"the Python version is there, but pickles are never loaded; {source}"
-    return source
+    return file, labels

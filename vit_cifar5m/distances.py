@@ -27,13 +27,10 @@ import argparse
 import csv
 import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from training.errors import RunError, UserError, one_line_errors
 
@@ -44,16 +41,6 @@ HEADS = "model.heads"
 TABLE = "distances.csv"
 PLACE = ("curve", HEADS, "seed", "run", "step")  # then the grid's other keys
 MEASURED = ("square_distance", "widest", "references", "member")
-_STEP = re.compile(r"step_(\d+)\.safetensors")
-
-
-class Entry(BaseModel, strict=True):
-    """What is needed of a run in the sweep's manifest."""
-
-    run: str
-    curve: str
-    values: dict[str, Any]
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -69,6 +56,8 @@ class Run:
     seed: int
     name: str
     logits: Mapping[int, torch.Tensor]
+    data: Any
+    """The data section of its config."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -150,107 +139,65 @@ def read_runs(folder: Path) -> list[Run]:
     Raises UserError for a folder without runs, RunError for a damaged manifest and for a run that
     is not at its end, has not stored its logits, or is not comparable with the first of its limit.
     """
-    if not (folder / "manifest.json").exists():
+    from training.files import reading
+
+    manifest = folder / "manifest.json"
+    if not manifest.exists():
         raise UserError(
             f"{folder}: no manifest.json in it; expected the results folder of a sweep, as "
             "`python -m sweeps run` leaves it"
         )
-    entries = _entries(folder / "manifest.json")
-    found = [run for entry in entries if (run := _run(folder, entry)) is not None]
+    with reading(manifest, "; run the sweep again to write it again"):
+        entries = json.loads(manifest.read_bytes())
+        found = [run for entry in entries if (run := _run(folder, **entry)) is not None]
     if not found:
         raise UserError(f"{folder}: no finished run in it; run the sweep first")
-    for group in _groups(found):
-        _check_comparable(folder, group)
+    for first, *others in _groups(found):
+        shapes = {step: logits.shape for step, logits in first.logits.items()}
+        for run in others:
+            same = {step: logits.shape for step, logits in run.logits.items()} == shapes
+            if not same or run.data != first.data:
+                raise RunError(
+                    f"{folder / run.name}: its observed steps, samples or data section are not "
+                    f"those of {first.name}; give all runs the same data, training.steps, "
+                    "training.observe_every and training.observe_samples"
+                )
     return found
 
 
-def _entries(path: Path) -> list[Entry]:
-    """The runs that the manifest names; RunError if it is damaged."""
-    try:
-        return TypeAdapter(list[Entry]).validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}: " for part in first["loc"])
-        raise RunError(
-            f"{path}: cannot read it ({where}{first['msg']}), expected a list of runs, each with "
-            f"{', '.join(Entry.model_fields)}; run the sweep again to write it again; runs that "
-            "are done are kept"
-        ) from None
-
-
-def _run(folder: Path, entry: Entry) -> Run | None:
+def _run(
+    folder: Path, run: str, curve: str, values: dict[str, Any], seed: int, **more: Any
+) -> Run | None:
     """The run of a manifest's entry, None if it diverged or failed."""
-    from training import runs
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
-    run_dir = folder / entry.run
+    from training import runs
+    from training.config import read_yaml
+
+    run_dir = folder / run
     summary = runs.summary(run_dir)
     if summary is None or summary["status"] == "stopped":
         raise RunError(f"{run_dir}: not finished; run the sweep to its end first")
     if summary["status"] != "finished":
         return None
-    if HEADS not in entry.values:
+    if HEADS not in values:
         raise UserError(f"{folder}: its grid has no {HEADS}; expected a sweep over heads")
-    others = dict(entry.values)
-    heads = int(others.pop(HEADS))
-    return Run(entry.curve, others, heads, entry.seed, entry.run, _logits(run_dir))
-
-
-def _logits(run_dir: Path) -> dict[int, torch.Tensor]:
-    """Observed step -> logits, by rising step."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     steps = {}
-    for path in sorted((run_dir / "observations").glob("step_*.safetensors")):
-        if match := _STEP.fullmatch(path.name):
-            try:
-                steps[int(match[1])] = load_file(path).get("outputs")
-            except (SafetensorError, OSError) as error:
-                raise RunError(f"{path}: cannot read it ({error}); train the run again") from None
-            if steps[int(match[1])] is None:
-                raise RunError(f"{path}: no 'outputs' in it; delete the run and train it again")
+    for path in (run_dir / "observations").glob("step_*.safetensors"):
+        try:
+            steps[int(path.stem.removeprefix("step_"))] = load_file(path)["outputs"]
+        except (SafetensorError, OSError, KeyError) as error:
+            raise RunError(
+                f"{path}: cannot read its outputs ({error}); delete the run and train it again"
+            ) from None
     if not steps:
         raise RunError(
             f"{run_dir}: nothing was observed; set training.observe_every in the sweep and run it "
             "again"
         )
-    return dict(sorted(steps.items()))
-
-
-def _check_comparable(folder: Path, found: Sequence[Run]) -> None:
-    """Raises RunError where runs differ in observed steps, in data or in the shape of logits."""
-    first = found[0]
-    shape, data = next(iter(first.logits.values())).shape, _data(folder / first.name)
-    for run in found[1:]:
-        where = folder / run.name
-        if list(run.logits) != list(first.logits):
-            raise RunError(
-                f"{where}: observed steps {_some(run.logits)}, but {first.name} "
-                f"{_some(first.logits)}; give all runs the same training.observe_every and steps"
-            )
-        for step, logits in run.logits.items():
-            if logits.shape != shape:
-                raise RunError(
-                    f"{where}: logits of step {step} have shape {tuple(logits.shape)}, those of "
-                    f"{first.name} {tuple(shape)}; give all runs the same "
-                    "training.observe_samples"
-                )
-        if _data(where) != data:
-            raise RunError(
-                f"{where}: its data section differs from that of {first.name}, so that it may have "
-                "seen other samples; compare runs on the same data"
-            )
-
-
-def _data(run_dir: Path) -> Any:
-    from training.config import read_yaml
-
-    return read_yaml(run_dir / "config.yaml").get("data")
-
-
-def _some(steps: Mapping[int, Any]) -> str:
-    shown = [str(step) for step in steps]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "...", shown[-1]])
+    others, data = dict(values), read_yaml(run_dir / "config.yaml").get("data")
+    return Run(curve, others, int(others.pop(HEADS)), seed, run, dict(sorted(steps.items())), data)
 
 
 def write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]]) -> None:

@@ -27,7 +27,7 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -111,13 +111,9 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _sizes_occur_once(self) -> Settings:
-        named = {
-            "kernels.heads": self.kernels.heads,
-            "attention.heads": self.attention.heads,
-            "attention.head_dims": self.attention.head_dims,
-            "attention.alphas": self.attention.alphas,
-        }
-        for key, values in named.items():
+        for key in ("kernels.heads", "attention.heads", "attention.head_dims", "attention.alphas"):
+            section, _, name = key.partition(".")
+            values = getattr(getattr(self, section), name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{key} {values}: a value stands there twice; name each once")
         return self
@@ -146,7 +142,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------
 # Networks
 
 
@@ -206,7 +201,6 @@ class Networks:
         )
 
 
-# ------------------------------------------------------------------------------------------------
 # Tables
 
 Rows = list[dict[str, Any]]
@@ -214,47 +208,43 @@ Rows = list[dict[str, Any]]
 
 def kernel_rows(networks: Networks) -> Rows:
     """initial_kernels.csv: square distance to the limit, of each network and layer."""
-    from measure.representations import distance_to_ensemble, leave_one_out
+    from measure.representations import distance_to_ensemble, leave_one_out, token_kernel
 
-    asked, rows = networks.settings.kernels, []
-    *smaller, widest = sorted(asked.heads)
-    limits = list(zip(*_kernels(networks, widest, asked.reference_networks), strict=True))
+    config = networks.settings.kernels
+
+    def kernels(heads: int, count: int) -> Iterator[list[torch.Tensor]]:
+        """Each network's kernels by layer, (B T, B T) float64 on the CPU, the first block first."""
+        shape = networks.shape(config.head_dim, heads, config.layers)
+        for seen in networks.captures(shape, networks.settings.alpha_attention, count):
+            yield [token_kernel(h).cpu() for h in seen.stream[1:]]
+
+    *smaller, widest = sorted(config.heads)
+    limits = list(zip(*kernels(widest, config.reference_networks), strict=True))
     sizes = [(sum(k) / len(k)).square().mean().item() for k in limits]  # of the kernels' mean
-
-    def add(heads: int, network: int, layer: int, error: float, references: int) -> None:
-        rows.append(
-            {
-                "head_dim": asked.head_dim,
-                "layers": asked.layers,
-                "heads": heads,
-                "network": network,
-                "layer": layer + 1,
-                "square_error": error,
-                "reference_square": sizes[layer],
-                "reference_heads": widest,
-                "references": references,
-            }
-        )
-
-    for layer, of_layer in enumerate(limits):
-        for network, error in enumerate(leave_one_out(of_layer)):
-            add(widest, network, layer, error, len(of_layer) - 1)
+    errors = {  # (heads, network, layer): square distance, networks it is compared with
+        (widest, network, layer): (error, len(of_layer) - 1)
+        for layer, of_layer in enumerate(limits)
+        for network, error in enumerate(leave_one_out(of_layer))
+    }
     for heads in smaller:
-        for network, kernels in enumerate(_kernels(networks, heads, asked.networks)):
-            for layer, kernel in enumerate(kernels):
+        for network, by_layer in enumerate(kernels(heads, config.networks)):
+            for layer, kernel in enumerate(by_layer):
                 error = distance_to_ensemble(kernel, limits[layer])
-                add(heads, network, layer, error, len(limits[layer]))
-    return sorted(rows, key=lambda row: (row["heads"], row["network"], row["layer"]))
-
-
-def _kernels(networks: Networks, heads: int, count: int) -> Iterator[list[torch.Tensor]]:
-    """Each network's kernels by layer, (B T, B T) float64 on the CPU, the first block's first."""
-    from measure.representations import token_kernel
-
-    asked = networks.settings.kernels
-    shape = networks.shape(asked.head_dim, heads, asked.layers)
-    for seen in networks.captures(shape, networks.settings.alpha_attention, count):
-        yield [token_kernel(h).cpu() for h in seen.stream[1:]]
+                errors[heads, network, layer] = error, len(limits[layer])
+    return [
+        {
+            "head_dim": config.head_dim,
+            "layers": config.layers,
+            "heads": heads,
+            "network": network,
+            "layer": layer + 1,
+            "square_error": error,
+            "reference_square": sizes[layer],
+            "reference_heads": widest,
+            "references": references,
+        }
+        for (heads, network, layer), (error, references) in sorted(errors.items())
+    ]
 
 
 def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
@@ -264,21 +254,21 @@ def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
     from measure.representations import attention_entries
 
     moments, density = [], []
-    asked = networks.settings.attention
-    for alpha, head_dim, heads in itertools.product(asked.alphas, asked.head_dims, asked.heads):
+    config = networks.settings.attention
+    for alpha, head_dim, heads in itertools.product(config.alphas, config.head_dims, config.heads):
         place = {
             "alpha_attention": alpha,
             "head_dim": head_dim,
             "heads": heads,
-            "layer": asked.layers,
+            "layer": config.layers,
         }
-        entries, shape = [], networks.shape(head_dim, heads, asked.layers)
-        for network, seen in enumerate(networks.captures(shape, alpha, asked.networks)):
+        entries, shape = [], networks.shape(head_dim, heads, config.layers)
+        for network, seen in enumerate(networks.captures(shape, alpha, config.networks)):
             moments.append({**place, "network": network, **_moments(seen)})
             # Every head's, where the last token of the first sample attends to the first.
             entries.append(attention_entries(seen.blocks[-1], 0, -1, 0).double().cpu())
         found = _density(torch.cat(entries), head_dim ** (0.5 - alpha))
-        density += [{**place, "networks": asked.networks, **row} for row in found]
+        density += [{**place, "networks": config.networks, **row} for row in found]
     return moments, density
 
 
@@ -304,28 +294,18 @@ def _density(entries: torch.Tensor, unit: float) -> Rows:
     counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist.tolist()
     return [
         {"low": low * unit, "high": high * unit, "count": int(count)}
-        for low, high, count in zip(EDGES, EDGES[1:], counts, strict=True)
+        for (low, high), count in zip(itertools.pairwise(EDGES), counts, strict=True)
     ]
 
 
-# ------------------------------------------------------------------------------------------------
 # The command
 
 
 def compute(settings: Settings) -> dict[str, Rows]:
     """The three tables by name."""
     networks = Networks(settings)
-    kernels = kernel_rows(networks)
-    moments, density = attention_rows(networks)
+    kernels, (moments, density) = kernel_rows(networks), attention_rows(networks)
     return dict(zip(TABLES, (kernels, moments, density), strict=True))
-
-
-def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
-    """Writes each table as CSV, whole or not at all."""
-    paths = [folder / f"{name}.csv" for name in tables]
-    for path, rows in zip(paths, tables.values(), strict=True):
-        distances.write(path, list(rows[0]), rows)
-    return paths
 
 
 def ship(settings: Settings, paths: Sequence[Path], seconds: float, folder: Path) -> None:
@@ -376,7 +356,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = args.out or runs.RESULTS / "vit_cifar5m" / f"initial_{args.preset}"
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out: {folder} is not a folder; name one to write tables to")
-        paths = write_tables(folder, compute(settings))
+        paths = [folder / f"{name}.csv" for name in TABLES]
+        for path, rows in zip(paths, compute(settings).values(), strict=True):
+            distances.write(path, list(rows[0]), rows)
         seconds = time.perf_counter() - start
         if args.ship:
             ship(settings, paths, seconds, args.ship)

@@ -107,8 +107,10 @@ class Files:
 
     def __init__(self, root: Path, classes: list[str]) -> None:
         names, ends, counts = [], [np.zeros(1, dtype=np.int64)], []
-        for name in classes:
-            files = _class_files(root, name)
+        extensions, start = torchvision_folder.IMG_EXTENSIONS, len(str(root)) + 1
+        for name in classes:  # files of a class in sorted order, relative to the root
+            found = torchvision_folder.make_dataset(str(root), {name: 0}, extensions)
+            files = [os.fsencode(path[start:]) for path, _ in found]
             names.append(b"".join(files))
             ends.append(np.cumsum([len(file) for file in files]) + ends[-1][-1])
             counts.append(len(files))
@@ -124,35 +126,21 @@ class Files:
         return Record(path, int(self.labels[index]), path)
 
 
-def _class_files(root: Path, name: str) -> list[bytes]:
-    """Files of one class in sorted order, relative to the root."""
-    extensions = torchvision_folder.IMG_EXTENSIONS
-    try:
-        found = torchvision_folder.make_dataset(str(root), {name: 0}, extensions)
-    except FileNotFoundError:
-        raise UserError(
-            f"{root / name}: no image in this class's folder; expected files that end in "
-            f"{', '.join(extensions)}, or remove the folder"
-        ) from None
-    start = len(str(root)) + 1
-    return [os.fsencode(path[start:]) for path, _ in found]
-
-
 def image_folder(path: str) -> tuple[Files, Files, list[str]]:
     """PATH/train/CLASS/*.JPEG and PATH/val/CLASS/*.JPEG: training, validation and classes."""
     made = "`bash scripts/download.sh imagenet --archives FOLDER` unpacks such a one"
     root = existing_folder(path, f"train/ and val/ in it; {made}")
-    found = {split: _classes(root, split) for split in SPLITS}
-    for here, there in (SPLITS, SPLITS[::-1]):
-        extra = sorted(set(found[here]) - set(found[there]))
-        if extra:
-            raise UserError(
-                f"{root}: class {extra[0]} is in {here}/ but not in {there}/"
-                + (f", as are {len(extra) - 1} others" if extra[1:] else "")
-                + "; both need the same class folders"
-            )
-    train, validation = (Files(root / split, found["train"]) for split in SPLITS)
-    return train, validation, found["train"]
+    try:
+        train, val = (torchvision_folder.find_classes(str(root / split))[0] for split in SPLITS)
+        if train != val:
+            odd = min({*train} ^ {*val})
+            raise UserError(f"{root}: class {odd} is in only one of train/ and val/; both need it")
+        return Files(root / "train", train), Files(root / "val", train), train
+    except FileNotFoundError as error:  # torchvision's: no such folder, no class, no image of one
+        raise UserError(
+            f"data.path: {error}; expected train/CLASS/*.JPEG and val/CLASS/*.JPEG, the validation "
+            "images in the class folders of train/ (scripts called valprep.sh sort them)"
+        ) from None
 
 
 def existing_folder(path: str, content: str) -> Path:
@@ -162,22 +150,3 @@ def existing_folder(path: str, content: str) -> Path:
         problem = "is a file" if root.exists() else "does not exist"
         raise UserError(f"data.path: {root} {problem}; expected a folder with {content}")
     return root
-
-
-def _classes(root: Path, split: str) -> list[str]:
-    """Names of a split's class folders, sorted."""
-    folder = root / split
-    if not folder.is_dir():
-        raise UserError(f"data.path: {root} has no folder {split}/; expected {split}/CLASS/*.JPEG")
-    try:
-        return torchvision_folder.find_classes(str(folder))[0]
-    except FileNotFoundError:
-        advice = ""
-        if split == "val" and any(map(torchvision_folder.is_image_file, os.listdir(folder))):
-            advice = (
-                ": sort its images into the class folders of train/ (the 1,000 of ImageNet, whose "
-                "validation tar has none: many scripts called valprep.sh do it)"
-            )
-        raise UserError(
-            f"{folder}: no class folder in it; expected {split}/CLASS/*.JPEG{advice}"
-        ) from None

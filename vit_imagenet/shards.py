@@ -10,12 +10,10 @@ import glob
 import json
 import re
 import tarfile
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,64 +27,46 @@ if TYPE_CHECKING:
 BUILDERS = {"parquet": "parquet", "tar": "webdataset"}  # kinds of shards and what reads them
 SPLIT_WORD = re.compile(r"(?<![A-Za-z0-9])(train|val|test)")  # begins a word of a file's name
 COMPLETE = "dataset_info.json"  # what `datasets` writes last into a folder of its cache
-TAR_IMAGES = ("jpg", "jpeg", "JPEG", "JPG", "png", "webp")
-
-
-class Shards(NamedTuple):
-    """Files of one split in sorted order."""
-
-    paths: list[Path]
-    kind: Literal["parquet", "tar"]
+IMAGES = ("image", "jpg", "jpeg", "JPEG", "JPG", "png", "webp")  # columns that may hold the image
 
 
 class Columns(NamedTuple):
-    """Which columns of a shard hold image and label."""
+    """Which columns hold image and label, and the classes' names where the shards know them."""
 
     image: str
     label: str
     names: list[str] | None
-    """Names of the classes, where the shards say."""
 
 
-def open_shards(path: str, split: str) -> Shards:
-    """SPLIT*.parquet or SPLIT*.tar in PATH, or else in PATH/data; split is one of SPLITS.
+def open_shards(path: str, split: str) -> tuple[list[Path], str]:
+    """Files and kind of SPLIT*.parquet or SPLIT*.tar in PATH, or else in PATH/data (the hub's way).
 
-    A prefix may stand before the split, as in imagenet-train-000000.tar.
+    A prefix may stand before the split, as in imagenet-train-000000.tar. Of two splits in a name
+    the first counts, and `test` in it excludes it.
     """
     root = existing_folder(path, "train*.tar and val*.tar, or train*.parquet and val*.parquet")
-    files = _shard_files(root) or _shard_files(root / "data")  # the hub's layout
-    found = {kind: [file for file in files if _is_shard(file, split, kind)] for kind in BUILDERS}
-    kinds = [kind for kind, paths in found.items() if paths]
+    for folder in (root, root / "data"):
+        shards: dict[str, dict[str, list[Path]]] = {name: {} for name in SPLITS}
+        for file in sorted(folder.glob("[!.]*")):
+            words, kind = SPLIT_WORD.findall(file.name), file.suffix[1:]
+            if kind in BUILDERS and words and "test" not in words:
+                shards[words[0]].setdefault(kind, []).append(file)
+        if any(shards.values()):
+            break
+    found = shards[split]
     wanted = " or ".join(f"{split}*.{kind}" for kind in BUILDERS)
-    if not kinds:
+    if not found:
         raise UserError(
             f"data.path: {root} holds no shard of {split}; expected {wanted} in it or in its "
             f"data/, or such names after a prefix, as imagenet-{split}-000000.tar"
         )
-    if len(kinds) > 1:
+    if len(found) > 1:
+        names = " and ".join(found[kind][0].name for kind in BUILDERS)
         raise UserError(
-            f"data.path: {root} holds both {found[kinds[0]][0].name} and {found[kinds[1]][0].name};"
-            f" expected shards of one kind, {wanted}"
+            f"data.path: {root} holds both {names}; expected shards of one kind, {wanted}"
         )
-    return Shards(found[kinds[0]], kinds[0])
-
-
-def _shard_files(folder: Path) -> list[Path]:
-    """Shards of either split in a folder, sorted; none if there is no such folder."""
-    return sorted(
-        file
-        for file in folder.glob("[!.]*")
-        if any(_is_shard(file, split, kind) for split in SPLITS for kind in BUILDERS)
-    )
-
-
-def _is_shard(file: Path, split: str, kind: str) -> bool:
-    """Whether a file's name ends in the kind and has a word that begins with the split.
-
-    Of two splits in a name the first counts, and `test` in it excludes it.
-    """
-    words = SPLIT_WORD.findall(file.name)
-    return file.suffix == f".{kind}" and words[:1] == [split] and "test" not in words
+    [(kind, paths)] = found.items()
+    return paths, kind
 
 
 def find_columns(features: datasets.Features, where: object) -> Columns:
@@ -95,10 +75,10 @@ def find_columns(features: datasets.Features, where: object) -> Columns:
     Parquet: `image` and `label`, as the hub's imagenet-1k. Tar, one file each: NAME.jpg with
     NAME.cls, or with "label" in NAME.json.
     """
-    image = next((name for name in ("image", *TAR_IMAGES) if name in features), None)
-    has_json_label = isinstance(features.get("json"), dict) and "label" in features["json"]
+    image = next((name for name in IMAGES if name in features), None)
     label = next((name for name in ("label", "cls") if name in features), None)
-    label = label or ("json" if has_json_label else None)
+    if label is None and "label" in (features.get("json") or {}):
+        label = "json"
     if image is None or label is None:
         missing = "image" if image is None else "label"
         raise UserError(
@@ -109,16 +89,10 @@ def find_columns(features: datasets.Features, where: object) -> Columns:
 
 
 class ArrowRows:
-    """Rows of an Arrow copy by number; the file is mapped, not read.
+    """Rows of an Arrow copy by number; the file is mapped, not read."""
 
-    `starts` has each shard's first row and path, in order; it is empty where rows name themselves,
-    as those of a tar do.
-    """
-
-    def __init__(
-        self, rows: datasets.Dataset, columns: Columns, starts: list[tuple[int, str]]
-    ) -> None:
-        self.rows, self.columns, self.starts = rows, columns, starts
+    def __init__(self, rows: datasets.Dataset, columns: Columns, where: str) -> None:
+        self.rows, self.columns, self.where = rows, columns, where
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -127,21 +101,15 @@ class ArrowRows:
         """The image as it is stored; one that is missing has no bytes, which cannot be read."""
         row = self.rows[index]
         image, label = row[self.columns.image], row[self.columns.label]
-        path = None
+        name = f"row {index} of {self.where}"
+        if "__key__" in row:
+            name = f"{row['__key__']} in {row['__url__']}"
         if isinstance(image, dict):
-            path, image = image.get("path"), image.get("bytes")
-            image = path if image is None else image
+            path, content = image.get("path"), image.get("bytes")
+            image, name = path if content is None else content, f"{path} ({name})" if path else name
         if self.columns.label == "json":
             label = label["label"]
-        return Record(image or b"", label, self._name(row, index, path))
-
-    def _name(self, row: dict[str, Any], index: int, path: str | None) -> str:
-        """Shard and row, or a tar's key, with the file's own name where the row has it."""
-        if "__key__" in row:
-            return f"{row['__key__']} in {row['__url__']}"
-        start, shard = self.starts[bisect_right(self.starts, index, key=itemgetter(0)) - 1]
-        where = f"{shard}, row {index - start}"
-        return f"{path} ({where})" if path else where
+        return Record(image or b"", label, name)
 
 
 def arrow_splits(path: str, classes: int, cache_dir: str) -> tuple[ArrowRows, ArrowRows, list[str]]:
@@ -169,22 +137,19 @@ def quiet_datasets() -> Iterator[Any]:
 
 def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows:
     """Copies a split's shards into one Arrow file, unless the cache has it, and opens it."""
-    shards = open_shards(path, split)
+    paths, kind = open_shards(path, split)
     where = f"{Path(path).expanduser()}: shards of {split}"
-    files = {split: [glob.escape(str(file)) for file in shards.paths]}
-    starts = _starts(shards.paths) if shards.kind == "parquet" else []
     with quiet_datasets() as datasets:
         try:
             builder = datasets.load_dataset_builder(
-                BUILDERS[shards.kind],
-                data_files=files,
+                BUILDERS[kind],
+                data_files={split: [glob.escape(str(file)) for file in paths]},
                 cache_dir=str(Path(cache_dir).expanduser()),
             )
 
             def rows_of() -> datasets.Dataset:
-                if shards.kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
-                    for path in shards.paths:
-                        _check_tar(path)
+                if kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
+                    _check(paths, kind)
                 builder.download_and_prepare()
                 return builder.as_dataset(split)
 
@@ -192,73 +157,44 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
         except UserError:
             raise
         except Exception as error:  # of Arrow, tarfile or json, under one of the library's own
-            named = _damaged(shards.paths) if shards.kind == "parquet" else None
-            raise UserError(
-                f"{named or where}: cannot be read as {shards.kind} ({_reason(error)})"
-            ) from error
+            _check(paths, kind)
+            raise UserError(f"{where}: cannot be read as {kind} ({_reason(error)})") from error
     columns = find_columns(rows.features, where)
     if isinstance(rows.features[columns.image], datasets.Image):
         rows = rows.cast_column(columns.image, datasets.Image(decode=False))
     _check_labels(rows, columns, classes, where)
-    return ArrowRows(rows, columns, starts)
+    return ArrowRows(rows, columns, where)
 
 
-def _check_tar(path: Path) -> None:
-    """UserError, naming the file, unless it is a whole tar and its labels can be read.
+def _check(paths: list[Path], kind: str) -> None:
+    """UserError, naming the first file that is not whole; `datasets` would name none.
 
     To tarfile a damaged header is the end, and the images behind it would be missing without a
     word: the end has to be the block of zeros that every tar ends with.
     """
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in tar:
-                tar.members.clear()  # which would grow with every member
-                if member.name.endswith(".cls"):
-                    int(tar.extractfile(member).read())
-                elif member.name.endswith(".json"):
-                    json.loads(tar.extractfile(member).read())
-            tar.fileobj.seek(tar.offset)
-            if not tar.offset or tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
-    except (tarfile.TarError, OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: cannot be read as tar ({_reason(error)}); copy or download it again"
-        ) from error
-
-
-def _damaged(paths: list[Path]) -> Path | None:
-    """The first parquet file that cannot be read to its end."""
     from pyarrow import parquet
 
     for path in paths:
         try:
-            for _ in parquet.ParquetFile(path).iter_batches():
-                pass
-        except Exception:
-            return path
-    return None
-
-
-def _starts(paths: list[Path]) -> list[tuple[int, str]]:
-    """Parquet files' first rows, counted through all of them, and their paths.
-
-    Raises UserError, naming the file, when one is damaged or lacks a column: `datasets` would name
-    none.
-    """
-    import datasets
-    from pyarrow import parquet
-
-    starts, first = [], 0
-    for path in paths:
-        try:
-            schema, metadata = parquet.read_schema(path), parquet.read_metadata(path)
-            features = datasets.Features.from_arrow_schema(schema)
-        except Exception as error:  # Arrow's, or of the features that the hub's files describe
-            raise UserError(f"{path}: not a parquet file ({_reason(error)})") from error
-        find_columns(features, path)
-        starts.append((first, str(path)))
-        first += metadata.num_rows
-    return starts
+            if kind == "parquet":
+                for _ in parquet.ParquetFile(path).iter_batches():
+                    pass
+                continue
+            with tarfile.open(path, "r:") as tar:
+                for member in tar:
+                    tar.members.clear()  # which would grow with every member
+                    if member.name.endswith(".cls"):
+                        int(tar.extractfile(member).read())
+                    elif member.name.endswith(".json"):
+                        json.loads(tar.extractfile(member).read())
+                tar.fileobj.seek(tar.offset)
+                zeros = bytes(tarfile.BLOCKSIZE)
+                if not tar.offset or tar.fileobj.read(len(zeros)) != zeros:
+                    raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
+        except Exception as error:  # of Arrow, tarfile or json
+            raise UserError(
+                f"{path}: cannot be read as {kind} ({_reason(error)}); copy or download it again"
+            ) from error
 
 
 def _reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from bart_span_denoise import corpora, data, fairseq_library
+from bart_span_denoise import corpora, data, fairseq_interop
 from bart_span_denoise.bpe import BOS, EOS, PAD, Bpe
 from tests.bart_span_denoise.texts import (
     LIMIT,
@@ -26,7 +26,6 @@ from tests.bart_span_denoise.texts import (
     stored,
     write_documents,
 )
-from tests.text_files import error_line
 from training.sampling import Place
 from training.text import split_sentences
 
@@ -40,17 +39,6 @@ def corpus(tmp_path_factory):
 
 
 # Batches
-
-
-def test_collate_shifts_and_pads():
-    rows = [([0, 9, 2], [0, 5, 6, 7, 2]), ([0, 9, 8, 4, 6, 2], [0, 5, 2])]
-    batch = data.collate([tuple(map(torch.tensor, row)) for row in rows])
-    encoder, decoder, targets = batch
-    assert encoder.tolist() == [[0, 9, 2, 1, 1, 1], [0, 9, 8, 4, 6, 2]]
-    assert decoder.tolist() == [[2, 0, 5, 6, 7], [2, 0, 5, 1, 1]]
-    assert targets.tolist() == [[0, 5, 6, 7, 2], [0, 5, 2, -100, -100]]
-    assert {tensor.dtype for tensor in batch} == {torch.int64}
-    assert data.count(batch).item() == 8
 
 
 def test_collate_to_a_multiple(corpus):
@@ -68,7 +56,7 @@ def test_collate_to_a_multiple(corpus):
 
 def test_decoder_ids_are_fairseqs(corpus):
     """fairseq's own collater, of the same samples: the decoder's input and the padding."""
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     samples = [corpus.validation[i] for i in range(7)]
     items = [{"id": i, "source": s, "target": t} for i, (s, t, _) in enumerate(samples)]
     theirs = fairseq.data.denoising_dataset.collate(
@@ -107,7 +95,7 @@ def test_sentences_tokenise_as_running_text(corpus):
 
 def test_fairseq_loads_the_cache(corpus):
     """The cache is itself a folder of fairseq-preprocess."""
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     for split, stem in data.STEMS.items():
         theirs = fairseq.data.indexed_dataset.MMapIndexedDataset(str(corpus.cache.folder / stem))
         lines = [theirs[i] for i in range(len(theirs))]
@@ -175,7 +163,7 @@ def test_packing_keeps_every_sentence(monkeypatch, seed, window):
 def test_packing_is_fairseqs_complete_mode():
     """Without empty lines, behind which fairseq's blocks lose tokens, and without long ones."""
     sizes = [min(size, 20) for size in random_sizes(9) if size]
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     tokens = line_tokens(sizes)
     lines = torch.from_numpy(tokens.astype(np.int64)).split([size + 1 for size in sizes])
     blocks = fairseq.data.TokenBlockDataset(
@@ -271,25 +259,6 @@ def test_worker_processes_give_the_same_batches_and_are_sent_little(corpus):
     assert len(sent) < 20_000
 
 
-def test_samples_out_of_range(corpus):
-    size = len(corpus.validation)
-    for index in (-1, size):
-        with pytest.raises(IndexError, match=f"sample {index} of {size} in validation"):
-            corpus.validation[index]
-
-
-def test_describe_says_what_there_is(corpus):
-    train, validation = corpus.describe()
-    meta = corpus.cache.meta["train"]
-    mean = f"{meta['tokens'] / meta['samples']:.1f}"
-    assert train.startswith(f"train: {meta['samples']:,} samples of {mean} tokens and ")
-    sentences = [s for d in of_split("train") for s in data._sentences(d)]
-    long = sum(len(corpus.bpe.encode(sentence)) > LIMIT for sentence in sentences)
-    assert f"; {long} sentences of more than {LIMIT} tokens were split" in train
-    assert long > 2
-    assert validation.startswith("validation: ")
-
-
 # Cache
 
 
@@ -316,35 +285,9 @@ def test_other_settings_and_other_text_are_another_cache(tmp_path, corpus, chang
 # Mistakes
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("unit", "char"),
-        ("fraction_mode", "about"),
-        ("fraction", 1.5),
-        ("fraction", float("nan")),
-        ("poisson_lambda", 0.5),
-    ],
-)
-def test_noise_out_of_range_is_refused_by_the_config(tmp_path, key, value):
-    with pytest.raises(ValueError, match=rf"(?s)data\.noise\.{key}"):
-        config(tmp_path, noise={key: value})
-
-
-@pytest.mark.parametrize("key", data.BPE_KEYS)
-def test_bpe_files_that_do_not_work_are_named_and_leave_nothing(tmp_path, gpt2, key):
-    file = tmp_path / "file"
-    line = error_line(lambda: prepare(tmp_path, **{**gpt2, key: str(file)}))
-    assert line.startswith(f"data.{key}: {file} does not exist; expected ")
-    file.write_text("{")
-    line = error_line(lambda: prepare(tmp_path, **{**gpt2, key: str(file)}))
-    assert line.startswith(f"data.{key}: {file} is not ")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_too_short_samples_are_refused(tmp_path):
-    line = error_line(lambda: prepare(tmp_path, positions="fairseq", tokens_per_sample=2))
-    assert line.startswith("data.tokens_per_sample: 2 given, but with model.positions fairseq")
+    with pytest.raises(ValueError, match="data.tokens_per_sample: with model.positions fairseq"):
+        prepare(tmp_path, positions="fairseq", tokens_per_sample=2)
     assert len(prepare(tmp_path, positions="fairseq", tokens_per_sample=3).train) > 1000
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bart_span_denoise import fairseq_interop, fairseq_library
+from bart_span_denoise import fairseq_interop
 from bart_span_denoise.model import PADDING, Bart
 from tests.processes import finished
 from training.errors import UserError
@@ -104,7 +104,7 @@ def test_logits_and_gradients_are_those_of_stock_fairseq(positions, rescale):
 
 @pytest.mark.parametrize("positions", ["paper", "fairseq"])
 def test_weights_go_to_fairseq_and_come_back_unchanged(positions, tmp_path):
-    fairseq = fairseq_library.load()
+    fairseq = fairseq_interop.fairseq()
     model = small(positions=positions)
     fairseq_interop.save(model, tmp_path / "model.pt")
     checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
@@ -120,14 +120,6 @@ def test_weights_go_to_fairseq_and_come_back_unchanged(positions, tmp_path):
     read = small(seed=2, positions=positions)
     fairseq_interop.load(tmp_path / "model.pt", read)
     assert_same(read, tensors(model))
-
-
-def test_the_exported_state_is_a_copy():
-    model = small()
-    before = tensors(model)
-    for tensor in fairseq_interop.to_fairseq(model).values():
-        tensor.fill_(7.0)
-    assert_same(model, before)
 
 
 def test_a_state_without_biases_and_norms_is_read(tmp_path):
@@ -166,12 +158,16 @@ WRONG = {
     "a bias": (BIAS, lambda v: v + 0.1, f"'{BIAS}' is not 0 throughout.*neither biases"),
     "a scale": (SCALE, lambda v: v * 2, f"'{SCALE}' is not 1 throughout"),
     "a shift": ("decoder.layer_norm.bias", lambda v: v + 1, "'decoder.layer_norm.bias' is not 0"),
-    "another N_rescale": (OUTPUT, lambda v: v * 2, f"'{OUTPUT}' is not 0.3, N_rescale, throughout"),
-    "no N_rescale": (OUTPUT, None, f"no '{OUTPUT}'; expected 0.3, N_rescale"),
+    "another N_rescale": (OUTPUT, lambda v: v * 2, f"'{OUTPUT}' is not 0.3 throughout"),
+    "no N_rescale": (OUTPUT, None, f"no '{OUTPUT}'; expected one of shape"),
     "an untied output": (WORDS, lambda v: v + 1, f"'{WORDS}' is not 'encoder.embed_tokens.weight'"),
     "another shape": (FC1, lambda v: v[1:], rf"'{FC1}' has shape \(127, 32\); expected \(128, "),
     "no matrix": (FC1, None, rf"has no '{FC1}'; expected one of shape \(128, 32\)"),
-    "fewer positions": (POSITIONS, lambda v: v[2:], "14 rows; expected 16 for positions: paper"),
+    "fewer positions": (
+        POSITIONS,
+        lambda v: v[2:],
+        rf"'{POSITIONS}' has shape \(14, 32\); expected \(16, 32\)",
+    ),
     "no positions": (POSITIONS, None, f"has no '{POSITIONS}'"),
     "a deeper model": ("encoder.layers.2.fc1.weight", lambda v: torch.ones(1), "'encoder.layers.2"),
     "a bias of another size": (BIAS, lambda v: v[1:], rf"'{BIAS}' has shape \(31,\)"),
@@ -231,43 +227,19 @@ def test_files_are_read_as_data_only(tmp_path):
     assert not made.exists()
 
 
-def test_other_files_are_named_with_what_was_expected(tmp_path):
-    model = small()
-    torch.save([torch.ones(1)], tmp_path / "list.pt")
-    with pytest.raises(UserError, match="list.pt: expected a state dict"):
-        fairseq_interop.load(tmp_path / "list.pt", model)
-    with pytest.raises(UserError, match="absent.pt: No such file"):
-        fairseq_interop.load(tmp_path / "absent.pt", model)
-    torch.save({"model": {}}, tmp_path / "hollow.pt")
-    with pytest.raises(UserError, match="hollow.pt: fairseq's state has no"):
-        fairseq_interop.load(tmp_path / "hollow.pt", model)
-
-
-def test_a_dictionary_of_another_size_is_refused():
-    dictionary = fairseq_library.load().data.Dictionary()
-    with pytest.raises(UserError, match="has 4 symbols and .pad. at 1; expected 40 and 1"):
-        fairseq_interop.build(small(), dictionary)
-
-
-def test_without_fairseq_there_is_one_clear_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fairseq", None)
-    with pytest.raises(UserError, match="'fairseq' is not installed: pip install -r requirements"):
-        fairseq_library.load.__wrapped__()
-
-
 STATE = """
-import logging, multiprocessing, os, random, sys, warnings
+import logging, multiprocessing, os, random, sys
 import numpy, torch
-from bart_span_denoise import fairseq_interop, fairseq_library
+from bart_span_denoise import fairseq_interop
 assert "fairseq" not in sys.modules
 def state():
     root = logging.getLogger()
-    return (root.level, list(root.handlers), root.manager.disable, dict(os.environ),
-            multiprocessing.get_start_method(allow_none=True), list(warnings.filters),
+    return (root.level, list(root.handlers), root.manager.disable,
+            multiprocessing.get_start_method(allow_none=True),
             random.getstate(), numpy.random.get_state()[1].tolist(), os.getcwd(),
             torch.get_rng_state().tolist(), torch.get_num_threads())
 before = state()
-fairseq_library.load()
+fairseq_interop.fairseq()
 assert "fairseq" in sys.modules
 for a, b in zip(before, state()):
     assert a == b, (a, b)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import random
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -16,9 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from bart_span_denoise import fairseq_library
-from bart_span_denoise.noise import MASKED, Noise, generator, permute_sentences
-from training.errors import UserError
+from bart_span_denoise import fairseq_interop
+from bart_span_denoise.noise import MASKED, Noise, generator
 
 # fairseq takes seconds to import: one process has all tests that do.
 pytestmark = pytest.mark.xdist_group("fairseq")
@@ -226,7 +224,7 @@ class Texts:
 @pytest.fixture(scope="module")
 def fairseq():
     """Makes fairseq's DenoisingDataset over samples, in the setting that `noise` is compared to."""
-    library = fairseq_library.load()
+    library = fairseq_interop.fairseq()
     vocab = library.data.Dictionary()
     for number in range(VOCABULARY - 1 - len(vocab)):
         vocab.add_symbol(str(number))
@@ -465,45 +463,7 @@ def test_words_without_a_start_are_left_by_fairseq_and_masked_by_exact():
     assert corrupt(noise("word", "exact", fraction=1.0), sample).tolist() == [START, MASK, END]
 
 
-def test_integer_types_and_tensors_are_the_same_sample():
-    tokens, ends = text(0)
-    expected = corrupt(noise(), (tokens, ends))
-    for given in (tokens.astype(np.uint16), tokens.astype(np.int32), torch.from_numpy(tokens)):
-        assert np.array_equal(corrupt(noise(), (given, ends.astype(np.uint16))), expected)
-
-
-def test_permuted_lengths_go_with_their_sentences():
-    content, lengths = permute_sentences(np.arange(10), np.array([1, 2, 3, 4]), generator(0, 0, 1))
-    firsts = content[np.cumsum(lengths) - lengths]
-    assert dict(zip(lengths.tolist(), firsts.tolist(), strict=True)) == {1: 0, 2: 1, 3: 3, 4: 6}
-
-
 # Messages
 
 
 ROW = "given, expected one row of integers with a start and an end token"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (
-            [0, 3000, 2],
-            "token id 3000 given, expected 0 .. 2999; was it made with another vocabulary?",
-        ),
-        ([0, -1, 2], "token id -1 given, expected 0 .. 2999; was it made with another vocabulary?"),
-        ([0], f"tokens of shape [1] and type int64 {ROW}"),
-        ([0.0, 1.0, 2.0], f"tokens of shape [3] and type float64 {ROW}"),
-        ([[0, 2]], f"tokens of shape [1, 2] and type int64 {ROW}"),
-    ],
-)
-def test_malformed_tokens(tokens, message):
-    with pytest.raises(UserError, match=f"^sample 7: {re.escape(message)}$"):
-        corrupt(noise(), (np.array(tokens), [2]), index=7)
-
-
-@pytest.mark.parametrize("name", ["seed", "epoch", "index"])
-@pytest.mark.parametrize("value", [-1, 2**64])
-def test_place_out_of_range(name, value):
-    with pytest.raises(ValueError, match=rf"^noise: {name} {value} given, expected 0 .. 2\^64 - 1"):
-        corrupt(noise(), text(0), **{name: value})

@@ -131,27 +131,3 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
 
 # ------------------------------------------------------------------------------------------------
 # Commands
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.width=20"], "model.width 20 is not a multiple of model.head_dim 16"),
-        (
-            ["model.vocab_size=50", *SMALL, "data.path={texts}/one"],
-            "model.vocab_size 50 is smaller than the dictionary's",
-        ),
-        (["prescription.s=0.5"], "prescription.s goes with strategy meta_principled"),
-        (["data.path=somewhere"], "data.path: source embedded takes no path"),
-        (["data.source=text"], "data.path: source text needs data.path"),
-        (["data.bpe_vocab=a"], "data.bpe_encoder and data.bpe_vocab go together"),
-        (["optimizer.name=adafactor"], "optimizer.name adafactor: Dinan et al. prescribe"),
-    ],
-)
-def test_a_users_mistake_is_one_line(texts, tmp_path, capsys, words, message):
-    with pytest.raises(SystemExit) as caught:
-        words = [word.format(texts=texts) for word in (*words, "data.cache_dir={texts}/cache")]
-        train.EXPERIMENT.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert caught.value.code == 2
-    assert error.startswith("error: ") and message in error

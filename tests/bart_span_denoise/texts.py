@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from bart_span_denoise import data, fairseq_library
+from bart_span_denoise import data, fairseq_interop
 from bart_span_denoise.bpe import EOS
 from bart_span_denoise.config import Config
 from training.text import in_validation
@@ -63,8 +63,8 @@ def prepare(tmp_path, **settings):
 
 def fairseq_preprocess(*arguments):
     """fairseq's own command, with `--only-source` and these arguments."""
-    fairseq_library.load()
-    with fairseq_library._process_as_it_was():
+    fairseq_interop.fairseq()
+    with fairseq_interop.process_as_it_was():
         from fairseq import options
         from fairseq_cli import preprocess
 

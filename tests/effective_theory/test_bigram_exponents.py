@@ -106,11 +106,6 @@ def test_what_is_judged_and_what_is_met(measured, changes, met):
         assert written["z"] == pytest.approx(distance / 0.02, abs=1e-6)
 
 
-def test_sizes_that_all_networks_share_have_no_z():
-    assert replace(row(0.0), error=0.0).z is None
-    assert replace(row(0.5), error=0.0).met is False
-
-
 def test_fitted_exponents_of_constructed_data():
     widths = (64, 128, 256, 512)
     exact = np.array([[3.0 * d**-1.5] * 4 for d in widths])

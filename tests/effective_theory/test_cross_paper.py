@@ -106,16 +106,3 @@ def test_a_small_deviation_of_an_exponent_is_no_fact(monkeypatch):
         Dinan, "lr_factor", lambda self, *case: right(self, *case) * self.width**0.0001
     )
     assert not facts()[1].holds
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--help"], 0, "prints every fact"),
-        (["nonsense"], 2, "unrecognized arguments: nonsense"),
-    ],
-)
-def test_command_takes_no_words_and_has_a_help(words, code, said, capsys):
-    with pytest.raises(SystemExit, match=str(code)):
-        cross_paper.main(words)
-    assert said in "".join(capsys.readouterr())

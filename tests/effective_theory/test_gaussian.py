@@ -237,16 +237,6 @@ def test_draws_are_fewer_for_many_tokens_unless_given():
     assert TheoryConfig(attention_draws=300).draws(2000, 1000) == 300
 
 
-def test_long_expectations_are_announced(monkeypatch, capsys):
-    _means(_F, _F[None], None, 2, 1.0, draws=256)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(gaussian, "_SLOW_SECONDS", 0.0)
-    _means(_F, _F[None], None, 2, 1.0, draws=256)
-    line = capsys.readouterr().err
-    assert line.startswith("attention over 2 tokens: 256 draws for 4 x 4 kernels take about ")
-    assert line.endswith("theory.attention_draws\n") and line.count("\n") == 1
-
-
 def test_draws_come_in_chunks_of_bounded_memory(monkeypatch):
     whole = _means(_F, _F[None], _F, 2, 1.0, draws=2048)
     seen, accumulate = [], gaussian._accumulate

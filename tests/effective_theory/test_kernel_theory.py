@@ -8,7 +8,7 @@ import torch
 
 from effective_theory.config import Config, MeasureConfig
 from effective_theory.gaussian import activation_kernels
-from effective_theory.inputs import inputs, one_hot
+from effective_theory.inputs import inputs
 from effective_theory.kernels import contact_terms, forward
 from training.errors import UserError
 
@@ -56,7 +56,7 @@ def test_depth_zero_by_hand():
 def test_words_agree_with_their_one_hot_vectors():
     config = _config("language", init={"stem": 0.4, "position": 2.0}, depth=0, s=1.0, width=16)
     ids = inputs(config)
-    vectors = one_hot(ids, 64).flatten(0, 1)
+    vectors = torch.nn.functional.one_hot(ids, 64).double().flatten(0, 1)
     g = 0.4 * vectors @ vectors.T + 2.0 * torch.eye(4).double().repeat(2, 2)
     result = forward(config, ids)
     _close(result.G["stem"], g)
@@ -84,11 +84,6 @@ def test_mlp_adds_its_activation_kernel():
     result = forward(config, _x())
     values, _ = activation_kernels(0.5 * result.F["attention.0"], "silu")
     _close(result.G["mlp.0"], result.G["attention.0"] + 1.7 * values)
-
-
-def test_a_single_token_attends_to_itself():
-    result = forward(_config(init={"value": 0.9, "attention_output": 0.5}), _x(3, 1))
-    _close(result.G["attention.0"], result.G["stem"] + 0.45 * result.F["stem"])
 
 
 def test_width_heads_ratio_and_outputs_change_nothing_and_s_only_the_head():
@@ -199,24 +194,11 @@ def test_contact_terms_agree_with_a_tied_network():
         assert error[neither].max() < 0.02 and (apart < 4 * error[neither] + 1 / n).all()
 
 
-def test_an_untied_head_has_no_contact_terms():
-    vision = _config(depth=0)
-    assert contact_terms(vision, _x(), forward(vision, _x())) is None
-
-
-def test_a_signal_of_zero_with_a_regularised_norm_is_no_problem():
-    result = forward(_config(init={"stem": 0.0, "position": 0.0}, draws=256), _x())
-    assert all(bool(torch.isfinite(kernel).all()) for kernel in result.G.values())
-    assert result.G["attention.0"].abs().max() == 0
-
-
 def test_a_signal_that_is_zero_is_refused():
     with pytest.raises(UserError, match="block stem is zero at input 1.*raise init.stem"):
         x = _x()
         x[0, 1] = 0
         forward(_config(init={"position": 0.0}, norm_eps=0.0), x)
-    with pytest.raises(UserError, match=r"shape \(2, 3, 5\): expected ids"):
-        forward(_config("language"), _x())
 
 
 def test_products_of_strengths_beyond_float64_are_explained():

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from effective_theory.config import Activation, Config, block_names
 from effective_theory.inputs import inputs
 from effective_theory.network import ACTIVATIONS, Encoder
-from training.errors import UserError
 
 BLOCK_TENSORS = [
     *(f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")),
@@ -173,8 +172,3 @@ def test_activations():
     assert set(expected) == set(ACTIVATIONS) == set(get_args(Activation))
     for name, values in expected.items():
         torch.testing.assert_close(ACTIVATIONS[name](w), values)
-
-
-def test_width_that_heads_do_not_divide():
-    with pytest.raises(UserError, match="width 9 is not a multiple of model.heads 2"):
-        Encoder(config(), 9)

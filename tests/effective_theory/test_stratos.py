@@ -127,9 +127,3 @@ def test_general_conditions_are_stability_under_adam(name):
         assert (found == []) == ex.is_stable(name, "adam", alignment, c, hidden_layers=2)
         named.update(numbers(found))
     assert {"(18)", "(19)", "(20)"} <= named
-
-
-def test_a_violation_says_by_how_much():
-    c = {"embedding": Fraction(-1, 4), "hidden": 9, "readout": 9}
-    found = general_violations(TABLES["standard"], c, ex.FULL_ALIGNMENT)
-    assert found[0] == "(14) a + c >= 0 at embedding fails by 1/4"

@@ -58,12 +58,9 @@ def test_ships_tables_with_where_they_were_made(tmp_path, capsys):
     ("words", "message"),
     [
         (["vison"], "vison: expected one of vision, language, bigram, the path of a YAML file"),
-        (["nowhere.yaml"], "nowhere.yaml"),
         (["vision", "model.heads=3"], "model.width 512 is not a multiple of model.heads 3"),
-        (["vision", "init.query=-1"], "init.query"),
         (["vision", "bigram.seeds=3"], "the bigram model is not among vision"),
         (["bigram", "model.depth=1"], "keys of the bigram model are written bigram.key=value"),
-        (["bigram", "bigram.widths=[64]"], "at least two different widths"),
         (["vision", "measure.widths=[64, 128]"], "measure.seeds has"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
         (["vision", "{tmp}/more.yaml"], "has stem vision too"),
@@ -88,13 +85,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
     (tmp_path / "file").write_text("")
     folders = {"--out": tmp_path / "out", option: tmp_path / "file"}
     assert call("bigram", *[str(word) for pair in folders.items() for word in pair]) == 2
-    assert f"{option} {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
-
-
-def test_tables_are_not_shipped_over_what_they_were_made_with(tmp_path, capsys):
-    assert call("bigram", "--out", str(tmp_path), "--ship", str(tmp_path / ".")) == 2
-    assert f"--ship {tmp_path}: is the folder of --out, too" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and error.count("\n") == 1
 
 
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):

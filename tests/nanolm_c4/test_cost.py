@@ -78,5 +78,5 @@ def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
     assert cost.parameters(with_own)["embedding"] == 70 * 64
     assert train.build_plan(with_own)["readout.weight"].shape == (70, 64)
 
-    with pytest.raises(UserError, match="data.tokenizer: .*absent.model does not exist"):
+    with pytest.raises(UserError, match="data.tokenizer: .*absent.model is not a usable"):
         cost.parameters(small(shape, f"data.tokenizer={tmp_path / 'absent.model'}"))

@@ -14,7 +14,6 @@ import yaml
 from measure import coordinate_check
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from param_groups import PlanError
 from tests.experiment_cases import write_texts
 from tests.memory import most_allocated
 from tests.text_files import as_txt
@@ -353,99 +352,12 @@ def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
     assert runs.run_id(by_heads) != runs.run_id(settings(heads=8, head_dim=4))
 
 
-OWN = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
-EVERETTS = {
-    "alignment": "full",
-    "base_width": 8,
-    "gamma_embedding": 1.0,
-    "gamma_hidden": 1.0,
-    "gamma_readout": 1.0,
-    "eps_per_layer": "false",
-    "embedding_std": 1.0,
-    "qk_exponent": -1.0,
-    "base_depth": 2,
-}
-MISTAKES = [
-    *(
-        (LAPTOP, f"prescription.{key}=null", f"key 'prescription.{key}' is missing; bordelon needs")
-        for key in OWN
-    ),
-    *(
-        (
-            LAPTOP,
-            f"prescription.{key}={value}",
-            f"prescription.{key} belongs to Everett et al.'s rules and not to bordelon; "
-            "leave it out",
-        )
-        for key, value in EVERETTS.items()
-    ),
-    *(
-        (
-            FOLDER / "laptop.yaml",
-            f"prescription.{key}=1.0",
-            f"prescription.{key} belongs to bordelon and not to standard; leave it out",
-        )
-        for key in OWN
-        if key != "alpha_depth"
-    ),
-    (
-        FOLDER / "laptop.yaml",
-        "prescription.base_depth=2",
-        "prescription.base_depth acts with prescription.alpha_depth alone; give both or neither",
-    ),
-    *(
-        (
-            FOLDER / "laptop.yaml",
-            f"prescription.{key}=null",
-            f"key 'prescription.{key}' is missing; standard needs a value",
-        )
-        for key in ("alignment", "base_width")
-    ),
-    (LAPTOP, "prescription.alpha_depth=0.4", "prescription.alpha_depth: expected greater than or"),
-    (LAPTOP, "prescription.alpha_attention=1.1", "alpha_attention: expected less than or equal"),
-    (LAPTOP, "prescription.beta0=0", "prescription.beta0: expected greater than 0"),
-    (LAPTOP, "prescription.gamma0=-1", "prescription.gamma0: expected greater than 0"),
-    (LAPTOP, "prescription.beta=4", "'prescription.beta'; did you mean 'prescription.beta0'?"),
-    (LAPTOP, "model.width=32", "expected one of model.width and model.heads, got both"),
-    (LAPTOP, "model.heads=null", "expected one of model.width and model.heads, got neither"),
-    (LAPTOP, "model.heads=0", "model.heads: expected greater than 0"),
-    (
-        LAPTOP,
-        "optimizer.name=adafactor",
-        "optimizer.name adafactor: bordelon has rates for sgd, adam, adam_atan2; "
-        "choose one of them",
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "override", "message"), MISTAKES)
-def test_a_users_mistake_is_one_line(capsys, path, override, message):
-    with pytest.raises(SystemExit) as caught:
-        train.EXPERIMENT.main([str(path), override, "--plan"])
-    error = capsys.readouterr().err.strip().splitlines()
-    assert caught.value.code == 2 and len(error) == 1
-    assert error[0].startswith(f"error: {path} with {override}: ") and message in error[0]
-
-
-def test_the_mlp_ratio_of_the_other_paper_is_not_a_silent_default():
-    data = configs.read_yaml(LAPTOP)
-    del data["model"]["mlp_ratio"]
-    with pytest.raises(configs.UserError, match="x: key 'model.mlp_ratio' is missing; bordelon"):
-        validate(Config, data, "x")
-
-
 def test_the_coordinate_checks_default_says_which_size_to_scan(capsys):
     with pytest.raises(SystemExit) as caught:
         coordinate_check.main(["nanolm_c4", str(LAPTOP)])
     error = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2 and len(error) == 1
     assert error[0].startswith(f"error: {LAPTOP}: ") and "--scan model.heads" in error[0]
-
-
-def test_a_model_with_everetts_tensors_cannot_be_planned():
-    everetts = train.build_model(load(Config, FOLDER / "laptop.yaml"), V)
-    with pytest.raises(PlanError, match="rule 'readout.bias' -> readout_bias matches no tensor"):
-        train.build_plan(settings(), everetts)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from measure import observations, observe
 from measure.probes import ProbeRecorder
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from nanolm_c4.data import from_config
+from nanolm_c4.data import ValidationRows, from_config
 from training.config import load
 from training.errors import UserError
 
@@ -81,7 +81,7 @@ def test_observations_are_of_packed_text_and_see_no_pad(
     report, _ = observe.observe_run(folder)
     corpus = from_config(config.data)
     rows, pad = packed_by_hand(corpus, 3), corpus.meta["pad"]
-    padded = corpus.validation_rows(T, evaluation == "split")
+    padded = ValidationRows(corpus, T, evaluation == "split")
     assert all((padded[index][0] == pad).any() for index in range(3))
     assert len(seen) == 4 and all(torch.equal(ids, rows) for ids in seen)
     assert not (rows == pad).any()

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from nanolm_c4.model import Decoder
 from training.linear_cross_entropy import IGNORE
@@ -141,8 +140,3 @@ def test_it_compiles_without_graph_breaks():
     model, ids = small().float(), tokens()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(ids, ids), model(ids, ids))
-
-
-def test_there_are_no_biases():
-    assert not [name for name, _ in small().named_parameters() if name.endswith("bias")]
-    assert not any(isinstance(m, nn.Dropout) for m in small().modules())

@@ -8,7 +8,6 @@ import pytest
 
 from nanolm_c4.config import Config
 from nanolm_c4.train import EXPERIMENT, build_plan
-from tests.experiment_cases import write_texts
 from training.config import load
 from training.errors import UserError
 
@@ -82,47 +81,3 @@ def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limi
         assert EXPERIMENT.arithmetic(task) == [
             "length 10 steps = 3.33 epochs of 12 rows of 64 tokens"
         ]
-
-
-def test_a_run_without_a_final_evaluation_says_so():
-    assert EXPERIMENT.result({"final_eval_loss": None}) == "no final evaluation"
-    assert EXPERIMENT.result({"final_eval_loss": 2.5}) == "final eval loss 2.5"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            [
-                LAPTOP,
-                "model.vocab_size=5",
-                "data.source=local",
-                "data.path={texts}/one",
-                "data.tokenizer_vocab_size=80",
-            ],
-            "model.vocab_size 5 is smaller than the tokeniser's",
-        ),
-        ([LAPTOP, "data.source=local"], "data.path is missing"),
-        (
-            [
-                "nanolm_c4/configs/infinite_limits_laptop.yaml",
-                "model.norms=false",
-            ],
-            "model.norms false: bordelon's rule is for models with norms",
-        ),
-        ([LAPTOP, "data.max_train_tokens=0"], "data.max_train_tokens: expected greater than 0"),
-        ([LAPTOP, "data.max_validation_tokens=0"], "tokens: expected greater than 0"),
-        ([LAPTOP, "data.tokenizer_vocab_size=63"], "size: expected greater than or equal to 64"),
-    ],
-)
-def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.chdir(ROOT)
-    write_texts(tmp_path / "texts")
-    arguments = [word.format(texts=tmp_path / "texts") for word in arguments]
-    run = ["data.cache_dir=" + str(tmp_path), "--run-dir", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as caught:
-        EXPERIMENT.main([*arguments, *run])
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert caught.value.code == 2
-    assert error.startswith("error: ") and message in error
-    assert not (tmp_path / "run").exists()

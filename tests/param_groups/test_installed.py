@@ -36,17 +36,19 @@ def run(*command, cwd):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """(wheel, folder of the new environment's programs); torch is this environment's."""
-    pytest.importorskip("setuptools", minversion="77")
+    pytest.importorskip("flit_core")
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"  # building writes into its folder
+    source = folder / "source"
     source.mkdir()
     shutil.copytree(ROOT / "param_groups", source / "param_groups")
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    before = sorted(source.rglob("*"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(
         *pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".", cwd=source
     )
+    assert sorted(source.rglob("*")) == before  # a build leaves nothing in the tree
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", symlinks=True)
     (packages,) = folder.glob("venv/lib/python*/site-packages")

@@ -10,7 +10,7 @@ from measure import coordinate_check
 from tests.run_folders import lines
 from training import runs, shapes, signals
 from training import task as tasks
-from training.config import leaves, load
+from training.config import load
 from training.errors import UserError
 from training.sampling import sample_ids
 from vit_cifar5m import data, train
@@ -46,36 +46,6 @@ def test_the_papers_base_model_is_that_of_figure_6():
     assert config.optimizer.momentum > 0
     images = 5 * 1_000_448  # Nakkiran et al. (2021) train on five of six files
     assert config.training.steps == images // config.training.batch_size
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.patch_size=5"], "model.patch_size 5 does not divide model.image_size 32"),
-        (["model.image_size=64"], "model.image_size"),
-        (["model.width=32"], "model.width"),
-        (["model.heads=0"], "model.heads"),
-        (["prescription.alpha_attention=0.4"], "prescription.alpha_attention"),
-        (["prescription.alpha_depth=1.1"], "prescription.alpha_depth"),
-        (["prescription.gamma0=0.0"], "prescription.gamma0"),
-        (["data.source=cifar5m"], "data.path is missing: the folder of the cifar5m source"),
-        (["data.path=data/cifar10"], "data.path: source embedded takes no path; set data.source"),
-        (["data.sauce=1"], "did you mean 'data.source'"),
-        (["optimizer.name=adafactor"], "optimizer.name adafactor: Bordelon et al. prescribe rates"),
-        (["data.source=cifar5m", "data.path=nowhere"], "data.path: nowhere is not a folder"),
-    ],
-)
-def test_what_is_impossible_is_one_line_and_exit_code_2(words, message, capsys, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        train.EXPERIMENT.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and message in line
-    assert str(LAPTOP) in line or "nowhere" in line
-    assert not (tmp_path / "run").exists()
-
-
-def test_every_key_has_its_help_text():
-    assert not [key for key, item in leaves(Config) if not item.description]
 
 
 def test_where_files_are_kept_makes_no_other_run():
@@ -170,13 +140,6 @@ def test_runs_on_drawn_images_begin_as_they_always_have():
     drawn, expected = shapes.draw(sample_ids(5_000_000, 3, 0, 8), 3)
     assert torch.equal(labels, torch.from_numpy(expected))
     assert torch.equal(images, data.collate(list(zip(drawn, expected, strict=True)))[0])
-
-
-def test_a_run_that_would_see_images_twice_is_refused_unless_it_may():
-    words = ["data.train_images=47"]
-    with pytest.raises(UserError, match="48 images, but there are 47 to be seen once"):
-        train.build_task(settings(*words))
-    assert len(train.build_task(settings(*words, "data.repeat=true")).train_data) == 47
 
 
 def test_the_rule_has_every_number_of_the_config():

@@ -143,40 +143,21 @@ def test_runs_that_diverged_are_left_out(tmp_path):
 
 
 PAIR = {(8, 0): {0: ones(1)}, (8, 1): {0: ones(2)}}
+OTHER = "heads-8-1: its observed steps, samples or data section are not those of heads-8-0"
 
 
 @pytest.mark.parametrize(
     ("logits", "options", "line"),
     [
         (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
-        (
-            PAIR,
-            {"status": {(8, 1): "stopped"}},
-            "heads-8-1: not finished; run the sweep to its end",
-        ),
+        (PAIR, {"status": {(8, 1): "stopped"}}, "heads-8-1: not finished; run the sweep to its"),
         (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
-        (
-            PAIR,
-            {"grid": "model.layers"},
-            "its grid has no model.heads; expected a sweep over heads",
-        ),
-        (
-            PAIR,
-            {"data": {(8, 1): {"path": "x"}}},
-            "heads-8-1: its data section differs from that of",
-        ),
+        (PAIR, {"grid": "model.layers"}, "its grid has no model.heads; expected a sweep over head"),
+        (PAIR, {"data": {(8, 1): {"path": "x"}}}, OTHER),
+        ({**PAIR, (8, 1): {3: ones(1)}}, {}, OTHER),
+        ({**PAIR, (8, 1): {0: torch.ones(4, 3)}}, {}, OTHER),
         ({**PAIR, (8, 1): {}}, {}, "heads-8-1: nothing was observed; set training.observe_every"),
-        ({**PAIR, (8, 1): {0: None}}, {}, "step_0.safetensors: no 'outputs' in it; delete the run"),
-        (
-            {**PAIR, (8, 1): {3: ones(1)}},
-            {},
-            "heads-8-1: observed steps 3, but heads-8-0 0; give all",
-        ),
-        (
-            {**PAIR, (8, 1): {0: torch.ones(4, 3)}},
-            {},
-            "have shape (4, 3), those of heads-8-0 (2, 3)",
-        ),
+        ({**PAIR, (8, 1): {0: None}}, {}, "step_0.safetensors: cannot read its outputs ('outputs'"),
     ],
 )
 def test_runs_that_cannot_be_compared_are_one_line(logits, options, line, tmp_path, capsys):
@@ -194,24 +175,17 @@ def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
     assert "no manifest.json in it; expected the results folder" in capsys.readouterr().err
     folder = sweep_folder(tmp_path, PAIR)
     whole = (folder / "manifest.json").read_text()
-    for damaged, why in (
-        (whole[:-9], "Invalid JSON: "),
-        ("{}", "Input should be a valid array"),
-        ('[{"run": "heads-8-0"}]', "0: curve: Field required"),
-        ("[3]", "0: Input should be "),
-        (whole.replace('"seed": 1', '"seed": "1"'), "seed: Input should be a valid integer"),
-    ):
+    for damaged in (whole[:-9], "{", '[{"run": "heads-8-0"}]', "[3]"):
         (folder / "manifest.json").write_text(damaged)
         with pytest.raises(SystemExit):
             distances.main([str(folder)])
         error = capsys.readouterr().err
         assert "manifest.json: cannot read it" in error and "run the sweep again" in error
-        assert why in error
     (folder / "manifest.json").write_text(whole)
     (folder / "heads-8-1/observations/step_0.safetensors").write_bytes(b"torn")
     with pytest.raises(SystemExit):
         distances.main([str(folder)])
-    assert "step_0.safetensors: cannot read it" in capsys.readouterr().err
+    assert "step_0.safetensors: cannot read its outputs" in capsys.readouterr().err
     (folder / "heads-8-0/summary.json").unlink()
     with pytest.raises(SystemExit):
         distances.main([str(folder)])

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 from torch.nn import functional as F
 
 from param_groups import Dinan, plan
@@ -53,15 +52,6 @@ def test_heads_are_the_width_over_the_head_dimension():
         assert {block.attn.num_heads for block in model.blocks} == {width // head_dim}
 
 
-def test_the_only_bias_is_the_heads_and_norms_have_no_parameters():
-    model = on_meta()
-    assert [name for name, _ in model.named_parameters() if "bias" in name] == ["head.bias"]
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    assert len(norms) == 2 * 12 + 1
-    assert {norm.eps for norm in norms} == {1e-6}
-    assert not [parameter for norm in norms for parameter in norm.parameters()]
-
-
 def test_nothing_is_random_in_a_forward_pass_of_training():
     model = small()
     assert model.training
@@ -93,14 +83,6 @@ def test_a_fan_in_is_what_the_papers_formulas_divide_by():
     assert fans[Role.MLP_IN] == (384, 4 * 384)
     assert fans[Role.MLP_OUT] == (4 * 384, 384)
     assert fans[Role.READOUT] == (384, 1000)
-
-
-def test_a_model_with_biases_is_refused():
-    """The rules are strict: a tensor that the paper's model lacks is no silent guess."""
-    with torch.device("meta"):
-        stock = VisionTransformer(class_token=False, global_pool="avg", fc_norm=False, depth=1)
-    with pytest.raises(PlanError, match="no rule names 'patch_embed.proj.bias'"):
-        assign(stock, ROLES)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -197,7 +179,7 @@ class Steeper(Dinan):
 
 
 def test_only_the_attention_scale_that_timm_has_is_accepted():
-    with pytest.raises(PlanError, match=r"products by head_dim\^\(-1\), which this model does not"):
+    with pytest.raises(PlanError, match="multiplies by 0.353553 on query-key products, but"):
         plan(small(), ROLES, Steeper(24), lr=1.0)
 
 

@@ -121,33 +121,3 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
     assert "93,600 steps = 300 epochs; warm-up 6,240 steps = 20 epochs" in lines[1]
     assert "evaluation every 312 steps = 1 epochs" in lines[1]
     assert "rate 20 to 1e-06, cosine; decay per step at the peak: lr wd = 0.0008 (glob" in lines[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.width=20"], "model.width 20 is not a multiple of model.head_dim 16"),
-        (["model.image_size=18"], "model.image_size 18 is not a multiple of model.patch_size 4"),
-        (["model.image_size=20"], "data.eval_resize 16 is less than model.image_size 20"),
-        (["model.classes=7"], "set model.classes=10"),
-        (["prescription.s=0.5"], "prescription.s goes with strategy meta_principled"),
-        (["prescription.strategy=meta_principled"], "prescription.s goes with strategy meta_princ"),
-        (["prescription.strategy=ntk"], "prescription.strategy: expected 'standard'"),
-        (["data.source=folder"], "data.path is missing: the folder of the folder source"),
-        (["data.path=data/imagenet"], "data.path: source embedded takes no path; set data.source"),
-        (["data.source=folder", "data.path=nowhere"], "data.path: nowhere does not exist"),
-        (["data.augmentation.crop_scale=[0.5,0.2]"], "crop_scale [0.5, 0.2]: expected a lower"),
-        (["data.augmentation.mix_group=3"], "mix_group: expected a multiple of 2"),
-        (["data.augmentation.mix_group=48"], "training.batch_size 128 does not consist of whole"),
-        (["training.micro_batch_size=16"], "training.micro_batch_size 16 does not consist of wh"),
-        (["optimizer.name=adafactor"], "optimizer.name adafactor: Dinan et al. prescribe"),
-        (["training.batch_size=4096"], "training.batch_size 4096 is more than the"),
-    ],
-)
-def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        train.EXPERIMENT.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert caught.value.code == 2
-    assert error.startswith("error: ") and message in error

@@ -14,7 +14,7 @@ from tests.vit_imagenet.test_data import SIZE, UNMIXED, digits, equal
 from training.errors import UserError
 from training.sampling import EpochPlaces, Place
 from vit_imagenet.config import AugmentationConfig
-from vit_imagenet.transforms import Collate, eval_collate, seeded
+from vit_imagenet.transforms import Collate, seeded
 
 OFF = {"crop_scale": (1.0, 1.0), "flip": 0.0, "rand_augment": None, "erasing": 0.0}
 
@@ -143,12 +143,6 @@ def test_the_strongest_posterize_is_black_whatever_pillow_accepts():
     assert np.array(image).any() and not np.array(operation(image)).any()
 
 
-@pytest.mark.parametrize("spelling", ["m9", "rand-m9-mst0.5", "original", "rand-m", "rand-m9_n2"])
-def test_rand_augment_in_another_spelling_is_refused(spelling):
-    with pytest.raises(UserError, match="data.augmentation.rand_augment: '.*rand-m9-mstd0.5-inc1"):
-        digits({"rand_augment": spelling})
-
-
 # Batches
 
 
@@ -203,13 +197,6 @@ def test_both_kinds_of_mixing_come_in_their_share():
     assert 0.14 < share < 0.36  # 5 deviations of 400 draws
 
 
-def test_halves_of_a_batch_collated_apart_equal_the_whole():
-    images, collate = digits(), Collate(AugmentationConfig(mix_group=4), 10, 0)
-    samples = [images.train[place] for place in places(8)]
-    halves = [collate(samples[:4]), collate(samples[4:])]
-    assert equal([torch.cat(part) for part in zip(*halves, strict=True)], list(collate(samples)))
-
-
 def test_mixing_differs_by_seed_epoch_and_group():
     samples = [(torch.randn(3, 4, 4), i, Place(0, i, i)) for i in range(2)]
     augmentation = AugmentationConfig(mix_group=2, cutmix=0.0)
@@ -248,9 +235,3 @@ def test_the_data_sets_and_collation_travel_to_spawned_workers():
     assert equal(list(pickle.loads(pickle.dumps(collate))(samples)), list(collate(samples)))
     clone = pickle.loads(pickle.dumps(images.train.prepare))
     assert equal(clone(images.train.source[1].content, 3, Place(0, 1, 1))[0], samples[1][0])
-
-
-def test_evaluation_batches_have_labels():
-    images = digits(eval_resize=SIZE)
-    stacked, labels = eval_collate([images.validation[i] for i in range(4)])
-    assert stacked.shape == (4, 3, SIZE, SIZE) and labels.dtype == torch.int64
