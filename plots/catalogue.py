@@ -4,57 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pandas as pd
 
-from plots import ship, style, tables
+from plots import style, tables
+from plots.findings import Printed
 from plots.tables import DESKTOP, TableError
 
+PAPERS = ("everett", "dinan", "bordelon", "theory")
 CHECK = "coordinate_check"  # of no paper: draws a user's own check
 
 
 def names() -> list[str]:
-    """The figures that have shipped tables, by paper; each again as NAME_desktop where tables of
-    preset desktop are shipped, too."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
-    figures = [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop of
+    desktop."""
     return [
-        name
-        for figure in figures
-        for name in (figure, f"{figure}{DESKTOP}")
-        if name == figure or shipped(name)
+        name for figure in figures() for name in (figure, f"{figure}{DESKTOP}") if shipped(name)
     ]
 
 
+def figures() -> list[str]:
+    """All figures, by paper."""
+    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in PAPERS}
+    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+
+
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure; of NAME_desktop those that there are, if it can do with
-    them."""
-    listed = load(name).TABLES
-    if not name.endswith(DESKTOP):
-        return [tables.shipped(table) for table in listed]
-    paths = [tables.shipped(f"{table}{DESKTOP}") for table in listed]
+    """The shipped tables of a figure, of its preset: all, or those that there are where it can do
+    with some (ANY) or has a figure for each (PER_TABLE); else none."""
+    module, preset = load(name), DESKTOP if name.endswith(DESKTOP) else ""
+    paths = [tables.shipped(f"{table}{preset}") for table in module.TABLES]
     found = [path for path in paths if path.exists()]
-    return found if found == paths or (found and enough(name, found)) else []
-
-
-def enough(name: str, paths: Sequence[Path]) -> bool:
-    """Whether a figure can do with some of its tables."""
-    try:
-        with told(paths):
-            read(name, paths)
-    except TableError:
-        return False
-    return True
+    some = getattr(module, "ANY", False) or getattr(module, "PER_TABLE", False)
+    return found if found == paths or some else []
 
 
 def find(word: str) -> str:
     """The full name of a figure; TableError, with the nearest name, for what is none."""
-    known = [*names(), CHECK]
+    known = list(dict.fromkeys([*figures(), *names(), CHECK]))
     found = [name for name in known if word in (name, name.partition("/")[2])]
     if len(found) == 1:
         return found[0]
@@ -71,20 +63,15 @@ def load(name: str) -> ModuleType:
     return importlib.import_module("plots." + name.removesuffix(DESKTOP).replace("/", "."))
 
 
-def read(name: str, paths: Sequence[Path]) -> Any:
-    """What a figure reads from its tables; TableError for bad ones, and for tables of two sweeps
-    where the figure shows one."""
-    module = load(name)
-    data = module.read(paths)
-    sweeps = [tables.source_of(table)[0] for table in module.TABLES]
-    several = {sweep for sweep in sweeps if sweeps.count(sweep) > 1} - {"initial"}  # has no runs
-    if len(several) == 1:
-        tables.of_one_sweep(paths)
-    return data
+@functools.cache
+def of_shipped(name: str) -> Sequence[Printed]:
+    """What a figure says of its shipped tables; () where it has none."""
+    module, paths = load(name), shipped(name)
+    return module.findings(module.read(paths)) if paths else ()
 
 
 @contextlib.contextmanager
-def told(given: Sequence[Path]) -> Iterator[None]:
+def one_line(given: Sequence[Path]) -> Iterator[None]:
     """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
     try:
         yield
@@ -93,40 +80,33 @@ def told(given: Sequence[Path]) -> Iterator[None]:
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
         if not given:
             raise
-        why = " ".join(str(error).split())
+        files, why = ", ".join(map(str, given)), " ".join(str(error).split())
         raise TableError(
-            f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
-            f"{type(error).__name__}: {why}"
+            f"{files}: its numbers cannot be drawn: {type(error).__name__}: {why}"
         ) from error
 
 
-def drawings(
-    name: str, data: object, paths: Sequence[Path], also: Sequence[str] = ()
-) -> list[tuple[str, object, str]]:
-    """(file name, figure or data frame, caption) of what a figure's data, read from `paths`, show.
-
-    A figure's caption line says its paper, what its tables rest on, and `also`; a data frame and a
-    user's own check have none.
-    """
+def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, object]]:
+    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. A line
+    above a figure's panels says its paper and what its tables rest on. A preset's figures that are
+    those of laptop again (ONCE) are left out."""
     module, folder = load(name), name.rpartition("/")[0]
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    drawn = list(module.draw(data))
-    counted = getattr(module, "COUNTED", ())  # figures that say their seeds or networks themselves
-    facts = [tables.facts(paths, not counted)] * len(drawn) if paper else [[]]
-    if getattr(module, "PER_TABLE", False):  # its figures are one for each table
-        facts = [tables.facts([path]) for path in paths]
-    elif parts := getattr(module, "PARTS", {}):  # each of them is drawn of some tables
-        facts = [tables.facts(paths[parts[stem]]) for stem, _ in drawn]
-    facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
+    parts = getattr(module, "PARTS", {})
     preset = DESKTOP if name.endswith(DESKTOP) else ""
-    return [
-        (
-            stem.removesuffix(preset) + preset,
-            item,
-            ""
-            if isinstance(item, pd.DataFrame)
-            else style.credit(item, paper, stem, [*known, *also]),
-        )
-        for (stem, item), known in zip(drawn, facts, strict=True)
-    ]
+    made = []
+    for index, (stem, item) in enumerate(module.draw(data)):
+        if preset and stem in getattr(module, "ONCE", ()):
+            continue
+        if paper and not isinstance(item, pd.DataFrame):
+            per_table = getattr(module, "PER_TABLE", False) and index < len(paths)
+            own = [paths[index]] if per_table else paths[parts.get(stem, slice(None))]
+            style.credit(item, paper, stem, tables.facts(own, stem not in _counted(module)))
+        made.append((stem.removesuffix(preset) + preset, item))
+    return made
+
+
+def _counted(module: ModuleType) -> Sequence[str]:
+    """The figures that say their seeds or networks themselves."""
+    return getattr(module, "COUNTED", ())

@@ -111,7 +111,7 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
     steps = int(table.step.max())
     colors = {("change", t): c for t, c in enumerate(sns.color_palette("viridis", steps), start=1)}
     colors["init", 0] = "black"
-    for axis, (name, word) in zip(axes.flat, chosen.items(), strict=True):
+    for axis, (name, word) in zip(axes.flat, chosen.items(), strict=False):
         predicted = {
             (slope["quantity"], slope["step"]): slope["predicted"]
             for slope in result["slopes"]

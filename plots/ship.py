@@ -21,9 +21,9 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from plots.tables import DATA, Condition, TableError
+from plots.catalogue import PAPERS
+from plots.tables import DATA, TableError, rows_where
 
-PAPERS = ("everett", "dinan", "bordelon", "theory")
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
 EMBEDDED = {
@@ -47,7 +47,7 @@ def part(table: Path, where: Sequence[str]) -> bytes:
         return written
     rows = pd.read_csv(table)
     for text in where:
-        rows = Condition.parse(text).rows(rows, table)
+        rows = rows_where(rows, text, table)
     header, *lines = written.splitlines(keepends=True)
     return header + b"".join(lines[index] for index in rows.index)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
-# Above all panels: one line of title, lines of caption; inches, and points of their text.
-TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.13, 7.0
+# Above all panels: a line of title and a line of caption; inches, and points of the caption.
+TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.18, 7.0
 # Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
 # (2021). Any two are told apart with deuteranopia and protanopia (tests/plots/test_style.py).
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -55,7 +54,6 @@ STRATEGY_COLORS = {
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
-STYLES = ("paper", "talk")
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -139,11 +137,11 @@ def handles(entries: Sequence[tuple[str, Any]]) -> list:
 
 def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
     """Titles above the first row of panels, what all have below the last, and `y` left of rows."""
-    for axis, title in zip(axes[0], titles, strict=True):
+    for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title)
     for axis in axes[-1] if x else ():
         axis.set_xlabel(x)
-    for row, label in zip(axes, y, strict=True):
+    for row, label in zip(axes, y, strict=False):
         row[0].set_ylabel(label)
 
 
@@ -201,87 +199,22 @@ def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[
 
 
 def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:
-    """Says above all panels which figure of which paper this is, by its file name, and below that,
-    smaller, what it rests on: `facts`, and what the figure's own title has after its first line.
-    Returns the text."""
+    """Says above all panels which figure of which paper this is, by its file name, and in one
+    smaller line below that what it rests on. Returns the text."""
     number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
-    own, _, notes = figure.get_suptitle().partition("\n")
     source = f"{paper}, Figure {number[1]}" if paper and number else paper
-    title = ": ".join(filter(None, (source, own)))
+    title = ": ".join(filter(None, (source, figure.get_suptitle().partition("\n")[0])))
+    text = "; ".join(facts)
     width, height = figure.get_size_inches()
-    text = "; ".join(filter(None, (*facts, notes.replace("\n", " "))))
-    lines = textwrap.wrap(text, int(width * 72 / CAPTION_SIZE / 0.56))
-    strip = TITLE_HEIGHT + CAPTION_HEIGHT * len(lines) + 0.05
+    strip = TITLE_HEIGHT + CAPTION_HEIGHT * bool(text)
     total = height + strip  # room that panels do not lose
     figure.set_figheight(total)
     figure.suptitle(title, fontsize=10, y=1 - 0.06 / total, va="top").set_in_layout(False)
-    figure.text(
-        0.5,
-        1 - TITLE_HEIGHT / total,
-        "\n".join(lines),
-        fontsize=CAPTION_SIZE,
-        va="top",
-        ha="center",
-        color="0.35",
-        linespacing=1.25,
-    ).set_in_layout(False)
+    size = min(CAPTION_SIZE, 125 * width / max(len(text), 1))  # points, in which it fits
+    place = {"va": "top", "ha": "center", "color": "0.35", "fontsize": size}
+    figure.text(0.5, 1 - TITLE_HEIGHT / total, text, **place).set_in_layout(False)
     figure.get_layout_engine().set(rect=(0, 0, 1, height / total))
     return f"{title}\n{text}"
-
-
-def rename(figure, labels: Mapping[str, str]) -> set[str]:
-    """Writes other words for labels, in titles and legends, too; returns those that were found."""
-    from matplotlib.text import Text
-
-    found = set()
-    for item in figure.findobj(Text) if labels else ():
-        for old, new in labels.items():
-            text, times = re.subn(
-                rf"(?<!\w){re.escape(old)}(?!\w)", lambda _, new=new: new, item.get_text()
-            )
-            if times:
-                found.add(old)
-                item.set_text(text)
-    return found
-
-
-def dress(figure, kind: str) -> None:
-    """`paper`: serif letters, for a manuscript whose own caption says what is above the panels
-    here; `talk`: letters, lines and marks 1.35 times as large, on a figure 1.2 times as large."""
-    from matplotlib.lines import Line2D
-    from matplotlib.text import Text
-
-    figure.draw_without_rendering()  # makes the ticks
-    if kind == "paper":
-        strip = figure.get_layout_engine().get()["rect"][3]
-        figure.set_figheight(strip * figure.get_figheight())
-        figure.get_layout_engine().set(rect=(0, 0, 1, 1))
-        for text in (figure._suptitle, *figure.texts):
-            text.set_visible(False)
-        for axis in figure.axes:
-            axis.tick_params(which="both", labelfontfamily="serif")
-        for text in figure.findobj(Text):
-            text.set_fontfamily("serif")
-            text.set_math_fontfamily("stix")
-        return
-    figure.set_size_inches(*(side * 1.2 for side in figure.get_size_inches()))
-    for axis in figure.axes:
-        for line in (axis.xaxis, axis.yaxis):
-            labels = [*line.get_ticklabels(), *line.get_ticklabels(minor=True)]
-            line.set_tick_params(
-                which="both",
-                labelsize=max((1.35 * label.get_fontsize() for label in labels), default=10),
-            )
-    ticks = {
-        label
-        for axis in figure.axes
-        for label in (*axis.get_xticklabels(which="both"), *axis.get_yticklabels(which="both"))
-    }
-    for text in set(figure.findobj(Text)) - ticks - {*figure.texts}:
-        text.set_fontsize(1.35 * text.get_fontsize())
-    for line in figure.findobj(Line2D):
-        line.set_linewidth(1.35 * line.get_linewidth())
-        line.set_markersize(1.35 * line.get_markersize())
 
 
 def lay_out(figure, dpi: float) -> None:
@@ -291,22 +224,18 @@ def lay_out(figure, dpi: float) -> None:
     figure.set_layout_engine("none")
 
 
-def files(item, name: str, kind: str | None = None) -> dict[str, bytes]:
+def files(item, name: str) -> dict[str, bytes]:
     """File name -> content of a figure as PNG and PDF, or of a table as CSV; the same data give the
-    same bytes. A figure for a `paper` has 300 dots per inch and letters that stay text in the PDF.
-    """
-    import matplotlib
+    same bytes."""
     import matplotlib.pyplot as plt
 
     if isinstance(item, pd.DataFrame):
         return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
-    paper, found = kind == "paper", {}
-    dpi = 300 if paper else DPI
-    lay_out(item, dpi)
-    with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
-        for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-            file = io.BytesIO()
-            item.savefig(file, format=ending, dpi=dpi, metadata=metadata)
-            found[f"{name}.{ending}"] = file.getvalue()
+    found = {}
+    lay_out(item, DPI)
+    for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+        file = io.BytesIO()
+        item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+        found[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
     return found

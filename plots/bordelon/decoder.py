@@ -57,12 +57,6 @@ def read(paths: Sequence[Path]) -> Runs:
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
-    tables.one_run_each(
-        table.drop_duplicates(RUN),
-        results,
-        (*SIZES, ALPHA, SEED),
-        "results.csv of figure_7_12.yaml",
-    )
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
     logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, scans.EVAL_LOSS], "metrics.csv")

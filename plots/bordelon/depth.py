@@ -61,8 +61,6 @@ def read(paths: Sequence[Path]) -> Data:
     diverged = results[results["status"] == "diverged"].assign(last=math.inf)
     tried = pd.concat([finished, diverged]).dropna(subset=["last"])
     finished = _best_rates(finished)
-    keys = (LAYERS, ALPHA_L, "seed")
-    tables.one_run_each(finished, paths[1], keys, "results.csv of figure_5.yaml")
     movement = _movement(observations, finished, paths[0])
     return movement, _losses(metrics, finished, paths[2]), tried
 

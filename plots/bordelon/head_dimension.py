@@ -61,9 +61,7 @@ def _read(path: Path) -> pd.DataFrame:
     rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
     source = f"observations.csv of figure_{13 if moved else 11}.yaml"
     if not moved:
-        tables.one_run_each(rows, path, POINT, source)
         return rows
-    tables.one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
     steps = sorted(rows.loc[rows[STEP] > 0, STEP].unique())
     if len(steps) != 2 or steps[0] != 1:
         found = ", ".join(f"{step:g}" for step in steps) or "0"

@@ -47,8 +47,6 @@ def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
     found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
     if found[-1].empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
-    for table, path, source in zip(found, paths, COLUMNS, strict=True):
-        tables.one_run_each(table, path, (HEADS, "seed", "step"), f"{source} of figure_4.yaml")
     return found
 
 

@@ -41,12 +41,6 @@ def read_observed(path: Path, source: str) -> pd.DataFrame:
     }[source]
     needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
     rows = tables.read(path, needed, source, numbers=own)
-    tables.one_run_each(
-        rows.drop_duplicates(RUN),
-        path,
-        (*SIZES, ALPHA, SEED),
-        f"{source} of figure_6.yaml or figure_7_12.yaml",
-    )
     return rows[np.isfinite(rows[VALUE])]
 
 

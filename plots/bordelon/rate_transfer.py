@@ -18,7 +18,7 @@ from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
 from plots.rates import RateSweep, exponent
-from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.tables import CURVE, RATE, RESULTS, STATUS, WIDTH, TableError
 
 TABLES = ("bordelon/figure_2",)
 LOSS_LABEL = "evaluation loss (nats/image)"
@@ -32,7 +32,6 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, ALPHA, HEAD_DIM, RATE]})
     path = paths[0]
     table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
-    tables.one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
     rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(scans.alpha_title)})
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
@@ -82,7 +81,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
         "dotted: no power of N (the paper)"
     )
-    for axis, (alpha, sweeps) in zip(axes[0], fitted.items(), strict=True):
+    for axis, (alpha, sweeps) in zip(axes[0], fitted.items(), strict=False):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])
         panels.draw_rates(axis, sweeps, colors)

@@ -19,7 +19,7 @@ from plots import panels, rates, style, tables
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
-from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.tables import CURVE, RATE, RESULTS, STATUS, WIDTH, TableError
 
 TABLES = ("dinan/ablations",)
 STANDARD, SCALED = "standard", "neural_tangent"
@@ -51,12 +51,6 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     widths."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     rows = tables.only(table, paths[0], CURVE, LABELS)
-    tables.one_run_each(
-        rows,
-        paths[0],
-        [CURVE, WIDTH, RATE, SEED],
-        "results.csv of bart_span_denoise/sweeps/ablations.yaml",
-    )
     if rows[WIDTH].nunique() > 1:
         raise TableError(
             f"{paths[0]}: {rows[WIDTH].nunique()} widths; expected one: choose it "

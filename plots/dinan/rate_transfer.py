@@ -21,7 +21,7 @@ from plots import panels, rates, style, tables
 from plots.dinan.published import TRANSFER_EXPONENTS, VIT_CLAIMS
 from plots.findings import HEADER, Finding, Printed, exact_text
 from plots.rates import RateSweep, exponent
-from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.tables import CURVE, RATE, RESULTS, STATUS, WIDTH, TableError
 
 TABLES = ("dinan/rate_transfer",)
 LOSS_LABEL = "evaluation loss (nats/image)"
@@ -35,12 +35,6 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     columns = [*RESULTS, WIDTH, RATE, ACCURACY]
     table = tables.read(paths[0], columns, maker="vit_imagenet/sweeps/rate_transfer.yaml")
     rows = tables.only(table, paths[0], CURVE, style.STRATEGIES)
-    tables.one_run_each(
-        rows,
-        paths[0],
-        [CURVE, WIDTH, RATE, SEED],
-        "results.csv of vit_imagenet/sweeps/rate_transfer.yaml",
-    )
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{paths[0]}: every run failed; see their log.txt and run the sweep again")
     return rows

@@ -458,7 +458,6 @@ def _results(
         if not bad.empty:
             bound = "above 0" if above else "of 0 or more"
             raise TableError(f"{path}: run {bad[RUN].iloc[0]} has no {column} {bound}")
-    tables.one_run_each(rows, path, measure.run, measure.expected)
     finished = rows[rows[STATUS] == "finished"]
     for column in (measure.best, LOSS):
         bad = finished[finished[column].isna()]

@@ -71,7 +71,7 @@ def _begins(steps: Sequence[int], beyond: Sequence[bool]) -> list[int]:
     """The first step of every unbroken series of lines beyond a threshold."""
     earlier = [False, *beyond]
     return [
-        step for step, now, then in zip(steps, beyond, earlier, strict=True) if now and not then
+        step for step, now, then in zip(steps, beyond, earlier, strict=False) if now and not then
     ]
 
 

@@ -270,7 +270,7 @@ def _figure_1(table: pd.DataFrame):
     table = table[table[CURVE] == "adam"]
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
-    colors = dict(zip(("readout", *MLP), style.PALETTE, strict=True))
+    colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     for axis, rule in zip(axes[0], rules, strict=True):
         _draw_traces(axis, [(of(table, "adam", rule, [k]), color) for k, color in colors.items()])
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])

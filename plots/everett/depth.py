@@ -126,7 +126,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     depths = sorted(map(int, table[WIDTH].unique()))
     colors, looks = style.width_colors(depths), {**style.looks(list(curves)), **LOOKS}
     figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
-    for row, (curve, label) in zip(axes, curves.items(), strict=True):
+    for row, (curve, label) in zip(axes, curves.items(), strict=False):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)

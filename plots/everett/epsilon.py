@@ -217,7 +217,7 @@ def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
 
     scale = PowerNorm(0.5, 0, MOST, clip=True)
     for row, (curve, title) in zip(axes, scalings.items(), strict=True):
-        for axis, (rule, label) in zip(row, rules.items(), strict=True):
+        for axis, (rule, label) in zip(row, rules.items(), strict=False):
             _draw_grid(axis, heat_map(table, curve, rule), scale)
             axis.set_title(f"{title}, {label}", fontsize=9)
         for axis in row[len(rules) :]:
@@ -294,7 +294,7 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
     left = (style.GREEN, style.PINK, style.BLUE) * len(own)
     looks |= {
         name: {**look, "color": color}
-        for (name, look), color in zip(style.looks(own).items(), left, strict=True)
+        for (name, look), color in zip(style.looks(own).items(), left, strict=False)
     }
     if "enlarged" in labels:
         labels["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"

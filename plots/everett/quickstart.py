@@ -113,7 +113,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     found = {curve: sweeps(table, curve) for curve in titles}
     figure, axes = style.subplots(1, len(titles) + 1, (11 / 3, 3.2))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    for axis, (curve, title) in zip(axes[0], titles.items(), strict=True):
+    for axis, (curve, title) in zip(axes[0], titles.items(), strict=False):
         panels.draw_rates(axis, found[curve], colors)
         axis.sharey(axes[0, 0])
         axis.set_title(title)
@@ -126,7 +126,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         )
     )
     for (curve, title), line in zip(
-        titles.items(), ("-", "--", "-.", ":") * len(titles), strict=True
+        titles.items(), ("-", "--", "-.", ":") * len(titles), strict=False
     ):
         fit = exponent(found[curve])
         power = f"$D^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"

@@ -180,7 +180,7 @@ def _panel(axis, rows: pd.DataFrame) -> None:
     columns = list(dict.fromkeys(rows["column"]))
     names = list(dict.fromkeys(rows["row"].astype(str)))
     last = rows["step"].max()
-    for index, (name, color) in enumerate(zip(names, style.PALETTE, strict=True)):
+    for index, (name, color) in enumerate(zip(names, style.PALETTE, strict=False)):
         own = rows[rows["row"].astype(str) == name]
         slot = _WIDTH / len(names)
         shift = slot * (index + 0.5) - _WIDTH / 2
