@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plots import style, tables
-from plots.catalogue import CHECK, drawings, find, load, names, one_line, shipped
-from plots.tables import DESKTOP, TableError
+from plots.catalogue import CHECK, drawings, find, load, names, one_line, preset_of, shipped
+from plots.tables import TableError
 
 COMMANDS = ("ship", "report", "claims", "fill")
 
@@ -38,7 +38,7 @@ def make(
     rows that meet the conditions `where`."""
     module, paths = load(name), list(given) or shipped(name)
     if not paths:
-        preset = DESKTOP if name.endswith(DESKTOP) else ""
+        preset = preset_of(name)
         made = [one for table in module.TABLES for one in tables.commands(table + preset)]
         how = f", which these make: {' && '.join(made)}" if made else ""
         raise TableError(f"{name} has no shipped table{how}; give the path of one")
@@ -62,8 +62,8 @@ def make(
 def _list() -> None:
     for name in (*names(), CHECK):
         title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-        desktop = "Preset desktop: " if name.endswith(DESKTOP) else ""
-        print(f"{name:<31} {desktop}{title}")
+        preset = preset_of(name).removeprefix("_")
+        print(f"{name:<31} {f'Preset {preset}: ' if preset else ''}{title}")
 
 
 def _draw(args: argparse.Namespace) -> None:

@@ -18,10 +18,10 @@ import pandas as pd
 import yaml
 
 from plots import style, tables
-from plots.catalogue import drawings, load, one_line, shipped
+from plots.catalogue import drawings, load, one_line, preset_of, shipped
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding, kind
-from plots.tables import DESKTOP, ROOT, RUN, SEED, STATUS, TableError, source_of
+from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
@@ -66,10 +66,10 @@ def own_table(table: str, results: Path) -> Path | None:
 def sources(name: str, results: Path | None) -> Source:
     """Where a figure's tables are: yours, where all are there, or the shipped ones."""
     listed = load(name).TABLES
-    apart = name.endswith(DESKTOP)  # beside the figure, which shows your results of any preset
+    apart = preset_of(name)  # beside the figure, which shows your results of any preset
     mine = [own_table(table, results) for table in listed] if results and not apart else []
     found = [path for path in mine if path]
-    some = getattr(load(name), "ANY", False) or getattr(load(name), "PER_TABLE", False)
+    some = getattr(load(name), "ANY", False)
     if found and (len(found) == len(listed) or some):
         return Source(found, True, [f"python -m plots {name} {' '.join(map(_shown, found))}"])
     paths = shipped(name)
@@ -123,7 +123,7 @@ def figure_card(name: str, source: Source) -> Card:
     """A figure: pictures, claims, findings, curves, and where the numbers are from."""
     module = load(name)
     title, caption = _words(module.__doc__ or name)
-    preset = "preset desktop" * name.endswith(DESKTOP)
+    preset = preset_of(name).replace("_", "preset ")
     head = _head(name, title, "your results" if source.own else preset)
     try:
         with one_line(source.paths if source.own else ()):
@@ -227,7 +227,7 @@ def _formulas(words: str) -> str:
 
 def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
     """The column beside the pictures: claims, verdicts, runs and commands."""
-    claim = _claims().get(name.removesuffix(DESKTOP))
+    claim = _claims().get(name.removesuffix(preset_of(name)))
     said = "None is listed."
     if claim:
         where = escape(claim["where"])

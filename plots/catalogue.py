@@ -14,17 +14,20 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import Printed
-from plots.tables import DESKTOP, TableError
+from plots.tables import PRESETS, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
 CHECK = "coordinate_check"  # of no paper: draws a user's own check
 
 
 def names() -> list[str]:
-    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop of
-    desktop."""
+    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop and
+    NAME_longer of others."""
     return [
-        name for figure in figures() for name in (figure, f"{figure}{DESKTOP}") if shipped(name)
+        name
+        for figure in figures()
+        for name in (figure, *(figure + preset for preset in PRESETS))
+        if shipped(name)
     ]
 
 
@@ -35,13 +38,14 @@ def figures() -> list[str]:
 
 
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure, of its preset: all, or those that there are where it can do
-    with some (ANY) or has a figure for each (PER_TABLE); else none."""
-    module, preset = load(name), DESKTOP if name.endswith(DESKTOP) else ""
+    """The shipped tables of a figure, of its preset: all, or where it can do with some (ANY) those
+    that there are; else none."""
+    module, preset = load(name), preset_of(name)
+    if preset and getattr(module, "ONCE", ()) is True:
+        return []
     paths = [tables.shipped(f"{table}{preset}") for table in module.TABLES]
     found = [path for path in paths if path.exists()]
-    some = getattr(module, "ANY", False) or getattr(module, "PER_TABLE", False)
-    return found if found == paths or some else []
+    return found if found == paths or getattr(module, "ANY", False) else []
 
 
 def find(word: str) -> str:
@@ -60,7 +64,13 @@ def find(word: str) -> str:
 
 def load(name: str) -> ModuleType:
     """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
-    return importlib.import_module("plots." + name.removesuffix(DESKTOP).replace("/", "."))
+    name = name.removesuffix(preset_of(name))
+    return importlib.import_module("plots." + name.replace("/", "."))
+
+
+def preset_of(name: str) -> str:
+    """The end of a figure's name that says the preset of its tables; "" for laptop."""
+    return next((preset for preset in PRESETS if name.endswith(preset)), "")
 
 
 @functools.cache
@@ -87,26 +97,19 @@ def one_line(given: Sequence[Path]) -> Iterator[None]:
 
 
 def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, object]]:
-    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. A line
-    above a figure's panels says its paper and what its tables rest on. A preset's figures that are
-    those of laptop again (ONCE) are left out."""
+    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. Lines
+    above a figure's panels say its paper and what its tables rest on. Of other presets those
+    that they do not change (ONCE) are left out."""
     module, folder = load(name), name.rpartition("/")[0]
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    parts = getattr(module, "PARTS", {})
-    preset = DESKTOP if name.endswith(DESKTOP) else ""
+    preset, once = preset_of(name), getattr(module, "ONCE", ())
     made = []
-    for index, (stem, item) in enumerate(module.draw(data)):
-        if preset and stem in getattr(module, "ONCE", ()):
+    for stem, item, *indices in module.draw(data):
+        if preset and stem in once:
             continue
         if paper and not isinstance(item, pd.DataFrame):
-            per_table = getattr(module, "PER_TABLE", False) and index < len(paths)
-            own = [paths[index]] if per_table else paths[parts.get(stem, slice(None))]
-            style.credit(item, paper, stem, tables.facts(own, stem not in _counted(module)))
+            own = [paths[index] for index in indices[0]] if indices else paths
+            style.credit(item, paper, stem, tables.facts(own))
         made.append((stem.removesuffix(preset) + preset, item))
     return made
-
-
-def _counted(module: ModuleType) -> Sequence[str]:
-    """The figures that say their seeds or networks themselves."""
-    return getattr(module, "COUNTED", ())

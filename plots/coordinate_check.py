@@ -98,7 +98,7 @@ def means(table: pd.DataFrame, name: str) -> dict[tuple[str, int], pd.Series]:
     }
 
 
-def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, object]]:
+def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple]:
     """RMS against width, a panel per module and a line per step; dashed: the predicted slope."""
     import seaborn as sns
 
@@ -112,40 +112,29 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
     colors = {("change", t): c for t, c in enumerate(sns.color_palette("viridis", steps), start=1)}
     colors["init", 0] = "black"
     for axis, (name, word) in zip(axes.flat, chosen.items(), strict=False):
-        predicted = {
-            (slope["quantity"], slope["step"]): slope["predicted"]
-            for slope in result["slopes"]
-            if slope["name"] == name and slope["predicted"] is not None
-        }
+        own = [slope for slope in result["slopes"] if slope["name"] == name]
+        predicted = {(slope["quantity"], slope["step"]): slope["predicted"] for slope in own}
         for key, line in means(table, name).items():
             axis.plot(line.index, line.values, "o-", ms=3, lw=1.2, color=colors[key])
-            if key in predicted:
+            if predicted.get(key) is not None:
                 law = line.iloc[0] * (line.index / line.index[0]) ** predicted[key]
                 axis.plot(line.index, law, "--", lw=0.9, color=colors[key])
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
         axis.tick_params(labelsize=6)
         axis.set_xlabel(scan, fontsize=7)
-        axis.set_title(
-            f"{name.replace(' along', chr(10) + 'along')}\n{word}", fontsize=7, color=VERDICTS[word]
-        )
+        title = f"{name.replace(' along', chr(10) + 'along')}\n{word}"
+        axis.set_title(title, fontsize=7, color=VERDICTS[word])
     for axis in axes.flat[len(chosen) :]:
         axis.set_visible(False)
     style.label_grid(axes, y=["RMS"] * down)
     names = {0: "at initialisation", 1: "change after step 1"}
-    steps = sorted((step, color) for (_, step), color in colors.items())
-    style.legend(
-        figure,
-        [
-            *(
-                (names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
-                for step, color in steps
-            ),
-            ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9}),
-        ],
-        fontsize=7,
-        frameon=True,
-    )
+    entries = [
+        (names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
+        for (_, step), color in sorted(colors.items(), key=lambda one: one[0][1])
+    ]
+    dashed = ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9})
+    style.legend(figure, [*entries, dashed], fontsize=7, frameon=True)
     rule = result.get("prescription", {})
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
     words = [rule[key] for key in keys if isinstance(rule.get(key), str)]

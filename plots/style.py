@@ -30,11 +30,8 @@ OPTIMIZERS = {
 }
 STAR = {"marker": "*", "ms": 10, "mec": "black", "mew": 0.5, "zorder": 5, "ls": ""}
 VERTEX = {"marker": "D", "ms": 4, "mfc": "white", "mew": 0.9, "zorder": 6, "ls": ""}
-# What the marks in panels of loss against rate mean.
-STAR_ENTRIES = (
-    ("best rate run", {"color": "gray", **STAR}),
-    ("vertex of a parabola (bar: standard error)", {"color": "gray", **VERTEX}),
-)
+LOST = {"marker": "X", "ms": 6, "mec": "white", "mew": 0.6, "zorder": 4, "ls": ""}  # diverged
+HOLLOW = {"color": "gray", "marker": "o", "mfc": "white", "ms": 5, "ls": ""}
 LOSS_LABEL = "eval loss (nats/token)"
 VALIDATION_LABEL = "validation loss (nats/token)"
 # Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
@@ -109,12 +106,16 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
     )
 
 
-def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
-    """One legend below all panels, (label, line properties or an artist) each, in as many columns
-    as fit."""
+def legend(figure, entries: Sequence[tuple[str, Any]], axis=None, **options) -> None:
+    """One legend, (label, line properties or an artist) each: below all panels, in as many columns
+    as fit, or in the place of an `axis` that is left over."""
+    if axis is not None:
+        axis.axis("off")
+        axis.legend(handles=handles(entries), loc="center", fontsize=8, frameon=False)
+        return
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
-    inches = [0.55 + 0.0073 * options["fontsize"] * len(label) for label in labels]
+    inches = [0.6 + 0.0078 * options["fontsize"] * len(label) for label in labels]
 
     def across(columns: int) -> float:
         down = math.ceil(len(labels) / columns)
@@ -122,6 +123,8 @@ def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
 
     while options["ncols"] > 1 and across(options["ncols"]) > figure.get_figwidth():
         options["ncols"] -= 1
+    # No more columns than fill their rows: a last row of one has no reader.
+    options["ncols"] = math.ceil(len(labels) / math.ceil(len(labels) / options["ncols"]))
     figure.legend(handles=handles(entries), loc="outside lower center", **options)
 
 
@@ -153,29 +156,27 @@ def empty(axis, why: str) -> None:
     axis.grid(False)
 
 
-def bits_axis(axis) -> None:
-    """A second scale on the right: nats on the left in bits."""
-    scale = (lambda nats: nats / math.log(2), lambda bits: bits * math.log(2))
-    axis.secondary_yaxis("right", functions=scale).set_ylabel("validation loss (bits/token)")
-
-
-def octave_limits(axis, widths: list[int]) -> None:
-    """Ticks at the widths, with labels as far as they have room, and at least two whole octaves of
-    rates."""
-    if axis.has_data() and axis.get_yscale() == "log":
-        low, high = (math.log2(end) for end in axis.get_ylim())
-        low, high = math.floor(low), math.ceil(high)
-        axis.set_ylim(2.0**low, 2.0 ** max(high, low + 2))
-    axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
-    inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
-    digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.1  # octaves it takes
-    labelled: list[int] = []
-    for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
-        room = (len(str(width)) + 1) * digit
-        if all(abs(math.log2(width / other)) >= room for other in labelled):
-            labelled.append(width)
-    axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
-    axis.minorticks_off()
+def octave_limits(axes: Sequence, widths: list[int]) -> None:
+    """Ticks at the widths, with labels as far as they have room, and in all panels of a row equally
+    many whole octaves of rates, so that slopes can be compared; at least two."""
+    drawn = [axis for axis in axes if axis.has_data() and axis.get_yscale() == "log"]
+    ends = [[math.log2(end) for end in axis.get_ylim()] for axis in drawn]
+    ends = [[math.floor(low), math.ceil(high)] for low, high in ends]
+    most = max((high - low for low, high in ends), default=2)
+    for axis, (low, high) in zip(drawn, ends, strict=True):
+        spare = max(most, 2) - (high - low)
+        axis.set_ylim(2.0 ** (low - spare // 2), 2.0 ** (high + spare - spare // 2))
+    for axis in axes:
+        axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
+        inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
+        digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.075  # octaves it takes
+        labelled: list[int] = []
+        for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
+            room = (len(str(width)) + 1) * digit
+            if all(abs(math.log2(width / other)) >= room for other in labelled):
+                labelled.append(width)
+        axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
+        axis.minorticks_off()
 
 
 def update_ticks(axis, last: float) -> None:
@@ -193,6 +194,20 @@ def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
     return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
+def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
+    """Legend entries of the marks in panels of loss against rate and of optima, as far as there
+    are some: of Lines, or (label, sweeps) and more each."""
+    sweeps = [sweep for line in lines for sweep in line[1].values()]
+    gray = {"color": "gray"}
+    entries = [
+        ("best rate run", gray | STAR, True),
+        ("vertex of a parabola ± standard error", gray | VERTEX, True),
+        ("a run diverged", gray | LOST, any(sweep.unstable for sweep in sweeps)),
+        ("best rate first or last tried", HOLLOW, any(sweep.best.at_edge for sweep in sweeps)),
+    ]
+    return [(label, look) for label, look, there in entries if there]
+
+
 def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:
     """Legend entries of widths, or of another size."""
     return [(f"{symbol} = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
@@ -203,14 +218,15 @@ def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> s
     smaller line below that what it rests on. Returns the text."""
     number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
     source = f"{paper}, Figure {number[1]}" if paper and number else paper
-    title = ": ".join(filter(None, (source, figure.get_suptitle().partition("\n")[0])))
+    title = ": ".join(filter(None, (source, figure.get_suptitle())))
     text = "; ".join(facts)
     width, height = figure.get_size_inches()
     strip = TITLE_HEIGHT + CAPTION_HEIGHT * bool(text)
     total = height + strip  # room that panels do not lose
     figure.set_figheight(total)
-    figure.suptitle(title, fontsize=10, y=1 - 0.06 / total, va="top").set_in_layout(False)
-    size = min(CAPTION_SIZE, 125 * width / max(len(text), 1))  # points, in which it fits
+    size = min(10, 118 * width / len(title))  # points, in which it fits
+    figure.suptitle(title, fontsize=size, y=1 - 0.06 / total, va="top").set_in_layout(False)
+    size = min(CAPTION_SIZE, 125 * width / max(len(text), 1))
     place = {"va": "top", "ha": "center", "color": "0.35", "fontsize": size}
     figure.text(0.5, 1 - TITLE_HEIGHT / total, text, **place).set_in_layout(False)
     figure.get_layout_engine().set(rect=(0, 0, 1, height / total))

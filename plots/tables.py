@@ -214,7 +214,7 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     """What a figure of these tables rests on: the sweeps with their presets, the data and the
     number of seeds, as far as the tables and the JSON files beside them say so."""
     origins = [origin(path) for path in paths]
-    sweeps = [_preset(one["sweep"]) for one in origins if "sweep" in one]
+    sweeps = [_named(one["sweep"]) for one in origins if "sweep" in one]
     data = [str(one["data"]) for one in origins if "data" in one]
     counts = [_replicas(path) for path in paths if counted]
     only_rows = [condition for one in origins for condition in one.get("only", ())]
@@ -226,14 +226,20 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     ]
 
 
-def _preset(sweep: str) -> str:
-    """EXPERIMENT/NAME_PRESET as EXPERIMENT/NAME, preset PRESET."""
+def file_of(sweep: str) -> tuple[Path | None, str]:
+    """(file, preset) of a results folder EXPERIMENT/NAME_PRESET; no file where none is there."""
     experiment, _, stem = sweep.partition("/")
     for end in range(len(stem), 0, -1):
-        if (ROOT / experiment / "sweeps" / f"{stem[:end]}.yaml").exists():
-            preset = stem[end:].removeprefix("_")
-            return f"{experiment}/{stem[:end]}" + (f", preset {preset}" if preset else "")
-    return sweep
+        file = Path(experiment) / "sweeps" / f"{stem[:end]}.yaml"
+        if (ROOT / file).exists():
+            return file, stem[end:].removeprefix("_")
+    return None, ""
+
+
+def _named(sweep: str) -> str:
+    file, preset = file_of(sweep)
+    name = f"{file.parts[0]}/{file.stem}" if file else sweep
+    return name + (f", preset {preset}" if preset else "")
 
 
 def _replicas(path: Path) -> str:

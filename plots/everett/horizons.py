@@ -11,8 +11,9 @@ from plots import panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the largest error: from the scatter of widths "
-    "about the line, from the errors of the optima"
+    "exponent of the optimal rate in the width ± the largest of its errors: from the scatter of "
+    "widths about the line, from the errors of the optima, from leaving out a seed, and how far "
+    "other windows around the best rate move it"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
