@@ -10,20 +10,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
+from plots.claims import claims
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding, kind
 from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
 SHOWN = 105  # pixels of the page per inch of a figure, as far as it fits
 # A sign beside the colour for every kind of verdict, and what the legend says.
@@ -208,11 +206,6 @@ def _picture(stem: str, item: object, title: str, caption: str) -> str:
     )
 
 
-@cache
-def _claims() -> dict[str, dict[str, str]]:
-    return yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
-
-
 def _formulas(words: str) -> str:
     """A claim's alpha_A, W_Q and n^(-3/2) as they are set in a paper."""
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
@@ -227,11 +220,14 @@ def _formulas(words: str) -> str:
 
 def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
     """The column beside the pictures: claims, verdicts, runs and commands."""
-    claim = _claims().get(name.removesuffix(preset_of(name)))
-    said = "None is listed."
-    if claim:
-        where = escape(claim["where"])
-        said = f'{_formulas(claim["claim"])} <span class="where">{where}</span>'
+    own = [
+        claim for claim in claims() if claim.entry["figure"] == name.removesuffix(preset_of(name))
+    ]
+    said = "".join(
+        f'<p class="claim">{_formulas(claim.entry["claim"])}: <b>{claim.word}</b> '
+        f'<span class="where">{escape(claim.entry["where"])}</span></p>'
+        for claim in own
+    )
     tally = "".join(
         f"<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>"
         for key in VERDICTS
@@ -244,7 +240,8 @@ def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[
         for command in source.commands
     )
     return (
-        f'<aside class="facts"><h4>The paper says</h4><p class="claim">{said}</p>'
+        f'<aside class="facts"><h4>Claims, with all shipped tables</h4>'
+        f"{said or '<p>None is listed.</p>'}"
         f'<h4>Measured here</h4><ul class="tally">'
         f"{tally or '<li>Numbers without a verdict, listed below.</li>'}</ul>"
         f"<h4>Runs</h4><p>{escape('; '.join(f'{key}: {n}' for key, n in runs.items()))}</p>"

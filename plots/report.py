@@ -24,6 +24,7 @@ from pathlib import Path
 
 from plots.cards import VERDICTS, Card, anchor, figure_card, sources, sweep_card
 from plots.catalogue import names
+from plots.claims import WORDS, claims
 from plots.tables import ROOT, TableError
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -84,7 +85,7 @@ def page(made: Sequence[Card]) -> str:
         rows += _overview(paper, short, listed)
         parts += (
             f'<section id="{paper}"><header class="paper"><h2>{escape(short)}</h2>'
-            f'<p class="long">{escape(long)}</p><p>{escape(question)}</p></header>'
+            f'<p class="long">{escape(long)}</p><p>{escape(question)} {_answer(paper)}</p></header>'
             + "".join(card.html for card in listed)
             + "</section>"
         )
@@ -105,6 +106,14 @@ def page(made: Sequence[Card]) -> str:
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
+
+
+def _answer(paper: str) -> str:
+    """How many of a paper's claims are reproduced, and what became of the others."""
+    own = [one for one in claims() if one.entry["figure"].partition("/")[0] == paper]
+    count = Counter(claim.word for claim in own)
+    words = ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
+    return f"Of {len(own)} claims: {words}." if own else ""
 
 
 def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:

@@ -82,8 +82,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         when = f"step {first}" if first == last else f"steps {first} to {last}"
         verdict, kind = rows["verdict"], rows["kind"]
         met, missed = rows[verdict == "met"], rows[verdict == "missed"]
-        measured = f"{len(met)} met, {(met['kind'] == 'bound').sum()} of them as upper bounds, "
-        measured += f"{len(missed)} missed, {(verdict == '').sum()} not judged"
+        bounds, unjudged = (met["kind"] == "bound").sum(), (verdict == "").sum()
+        measured = f"{len(met)} met{f' ({bounds} as upper bounds)' if bounds else ''}"
+        measured += f", {len(missed)} missed{f', {unjudged} not judged' if unjudged else ''}"
         word = "disagrees" if len(missed) else "agrees" if len(met) else ""
         place = f"{name}, {when if last else 'initialisation'}: exponents"
         lines.append(Finding(place, measured, "all met", word))
