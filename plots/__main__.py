@@ -15,8 +15,6 @@ Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAP
 the first table.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Figures as articles of the report: pictures, the paper's claims, findings, curves and tables."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -32,9 +30,6 @@ VERDICTS = {
     "open": ("~", "undecided: within noise or few runs"),
     "none": ("–", "no verdict: no claim, or words only"),
 }
-
-
-# Tables: which a figure is drawn from.
 
 
 @dataclass
@@ -103,9 +98,6 @@ def provenance(path: Path) -> dict[str, str]:
         "made with": ", ".join(filter(None, made)) or "–",
         "SHA-256": hashlib.sha256(path.read_bytes()).hexdigest()[:12],
     }
-
-
-# Cards: a figure with its claims, findings, curves and tables.
 
 
 @dataclass

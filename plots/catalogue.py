@@ -1,7 +1,5 @@
 """The figures by name: which there are, their modules, and their drawings with a paper's credit."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

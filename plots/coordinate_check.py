@@ -6,8 +6,6 @@ TABLE is the coordinate_check.csv that `python -m measure.coordinate_check` wrot
 slopes and verdicts are read from the coordinate_check.json next to it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,8 +1,6 @@
 """Points of a sweep's results.csv for curves that a reader looks into: which runs share a point,
 which column is the axis, and where the optimum lies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ file the lines are `# findings: FIGURE PATTERN` and `# end`, and between them st
 with the runs and the machine that they are of. Nothing else in a file is changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence

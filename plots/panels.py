@@ -1,7 +1,5 @@
 """Panels that several figures share: loss against rate, optimum and best loss against size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plots import style
-from plots.rates import LONGEST, Exponent, Lines, Sweeps, exponent, loss_law, octaves
+from plots.rates import LONGEST, Exponent, Lines, Sweeps, exponent, octaves
 from plots.style import LOST, STAR, VERTEX, empty
 
 
@@ -127,17 +125,11 @@ def transfer(lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str
 
 def draw_best(axis, sweeps: Sweeps, **look) -> None:
     """Loss of the best rate against parameters with seed error bars, hollow where a run that judges
-    it diverged. The line is the power law with a floor where the data determine it (from four sizes
-    on), and joins the points otherwise."""
+    it diverged."""
     drawn = [sweep for sweep in sweeps.values() if sweep.ended]
     sizes, values = [one.parameters for one in drawn], [one.loss for one in drawn]
     errors = [np.nan_to_num(sweep.lowest.error) for sweep in drawn]
     look = {"ls": "-", "ms": 4, "lw": 1.2, **look}
-    if law := loss_law({one.width: one for one in drawn}):
-        dense = np.geomspace(min(sizes), max(sizes), 51)
-        line = {key: look[key] for key in ("ls", "lw", "color", "alpha") if key in look}
-        axis.plot(dense, [law(size) for size in dense], **line)
-        look["ls"] = ""
     axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
     lost = [(one.parameters, one.loss) for one in drawn if one.lost]
     if lost:

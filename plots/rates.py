@@ -390,20 +390,6 @@ def cost_of(sweep: RateSweep, rate: float) -> Estimate:
     return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.lowest.error)
 
 
-def loss_law(sweeps: Sweeps) -> fits.IrreduciblePowerLaw | None:
-    """Best loss against parameters as a power law with a floor; None below four sizes, or where the
-    data do not determine it."""
-    lowest = [sweep.lowest for sweep in sweeps.values()]
-    sizes = [sweep.parameters for sweep in sweeps.values()]
-    try:
-        law = fits.irreducible_power_law(
-            sizes, [one.value for one in lowest], max(one.error for one in lowest)
-        )
-    except ValueError:
-        return None
-    return law if math.isfinite(law.exponent_error) else None
-
-
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
     """Lowest loss before minus after, at one width. Runs that share a seed see the same data, and
     most start alike: of three seeds or more, the same in both, the error is that of differences,

@@ -8,8 +8,6 @@ are inside. A figure is drawn from your own results where --results has all tabl
 the shipped ones otherwise. Sweeps of yours that belong to no figure are shown with their curves.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import gzip

@@ -8,8 +8,6 @@ ended, --where keeps the part that has; the JSON and the figures' captions say s
 1.5 MB, such as those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import gzip

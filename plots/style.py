@@ -1,7 +1,5 @@
 """The look all figures share, and how they are saved."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

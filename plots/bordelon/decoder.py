@@ -9,10 +9,7 @@ sample (7c). FLOPs are 6 per parameter and token (the caption of Figure 12 leave
 Findings compare final evaluation losses of runs of equal seeds, which see the same text.
 """
 
-from __future__ import annotations
-
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -73,21 +70,8 @@ def finals(data: Data, by: str, alpha: float) -> BySize:
     return found
 
 
-def at_flops(rows: pd.DataFrame, budget: float) -> float:
-    """A run's evaluation loss at some FLOPs, on a line in their logarithm; NaN outside of it."""
-    own = rows[np.isfinite(rows[EVAL_LOSS])].sort_values(FLOPS)
-    spent, losses = own[FLOPS].to_numpy(), own[EVAL_LOSS].to_numpy()
-    # The end of a run is its budget but for rounding.
-    if not len(own) or not spent[0] * (1 - 1e-9) <= budget <= spent[-1] * (1 + 1e-9):
-        return math.nan
-    return float(np.interp(math.log(budget), np.log(spent), losses))
-
-
-# Findings
-
-
 def findings(data: Data) -> list[Printed]:
-    """Final losses, what growing gives, at equal FLOPs too, what alpha_A changes, then kernels."""
+    """Final losses, what growing gives, what alpha_A changes, then kernels."""
     result: list[Printed] = [
         "losses in nats per token over validation text; ± standard errors over seeds (n), of "
         "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
@@ -109,7 +93,6 @@ def findings(data: Data) -> list[Printed]:
             name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
             verdict = "" if by == LAYERS else gain.claimed_gain()
             result.append(Finding(name, gain.text(4), GROWTH[by], verdict, gain))
-            result += _per_flop(data, by, alpha, place)
             start = min(found)
             grown[by] = {size / start: differences(found[start], found[size]) for size in found}
         factors = grown.get(HEADS, {}).keys() & grown.get(LAYERS, {}).keys()
@@ -119,27 +102,6 @@ def findings(data: Data) -> list[Printed]:
             name = f"{place}gain of {factor:g} times H minus that of L"
             result.append(Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain(), gain))
     return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
-
-
-def _per_flop(data: Data, by: str, alpha: float, place: str) -> Iterator[Finding]:
-    """Losses of consecutive sizes at the FLOPs of the smaller one's end; the paper says nothing of
-    when growing pays."""
-    rows = scans.scan(data.metrics, by, alpha)
-    for low, high in itertools.pairwise(sorted({int(size) for size in rows[by]})):
-        gaps = {}
-        for seed, own in rows[rows[by].isin((low, high))].groupby(SEED):
-            small, large = (own[own[by] == size] for size in (low, high))
-            budget = small[FLOPS].max()
-            gaps[seed] = at_flops(small, budget) - at_flops(large, budget)
-        gain = mean({seed: gap for seed, gap in gaps.items() if math.isfinite(gap)})
-        symbol = SYMBOLS[by]
-        sides = {
-            "agrees": f"{symbol} = {high} is better",
-            "disagrees": f"{symbol} = {low} is better",
-        }
-        verdict = gain.claimed_gain()
-        name = f"{place}the same, {symbol} = {low} minus {high}, at equal FLOPs"
-        yield Finding(name, gain.text(4), "", sides.get(verdict, verdict), gain)
 
 
 def _of_alpha(data: Data) -> Iterator[Finding]:
@@ -199,9 +161,6 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
         Finding(name, observed.by_size(across) or "not measured", "about 1"),
         Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst),
     ]
-
-
-# Figures
 
 
 def draw(data: Data) -> Iterator[tuple]:

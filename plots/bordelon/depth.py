@@ -11,8 +11,6 @@ with the lowest loss, on the seeds that are shown. Where there are several, fina
 beside each other at the best eta_0 of every depth, too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -77,9 +75,6 @@ def read(paths: Sequence[Path]) -> Data:
         )
     cost = FLOPS_PER_PARAMETER * losses[PARAMETERS] * (IMAGE // losses[PATCH]) ** 2 * losses[BATCH]
     return Data(movement, losses.assign(**{FLOPS: cost * losses[STEP]}), tried)
-
-
-# Findings
 
 
 def findings(data: Data) -> list[Printed]:
@@ -161,9 +156,6 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
         claim = ("above 0", gain.claimed_gain()) if depth == max(gains) else ("", "")
         result.append(Finding(name, gain.text(), *claim, gain))
     return result
-
-
-# Figure
 
 
 def draw(data: Data) -> Iterator[tuple]:

@@ -6,8 +6,6 @@ A line per head dimension N, a panel per alpha_A; below, each loss minus that of
 equal seeds, which vanishes as dynamics become alike. The findings: what doubling N changes.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ means over blocks and the observed samples. Draws the figures whose tables it is
 13 also writes table_3.csv, the paper's Table 3 with the powers measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -103,9 +101,6 @@ def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction 
     return (exact(alpha) - 1 if INDUCED[column] == "k" else Fraction(0)) - first
 
 
-# Findings
-
-
 def findings(data: Data) -> list[Printed]:
     """The powers of the figures whose tables there are."""
     text: list[Printed] = [
@@ -155,9 +150,6 @@ def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
                 # The paper says "suppressed", without saying by which power of N.
                 derived = f" {DERIVED}" * (optimizer == "sgd" and step == 1)
                 yield measured.finding(name, float(theory), f"{theory}{derived}")
-
-
-# Figures
 
 
 def draw(data: Data) -> Iterator[tuple]:

@@ -8,8 +8,6 @@ their distance to it, drawn hollow, is their own spread, and no exponent counts 
 standard deviations, as in the paper.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,9 +40,6 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     if metrics.empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
     return distances, metrics
-
-
-# Findings
 
 
 def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
@@ -126,9 +121,6 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
     found = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
     name = f"4b: exponent at step {last} minus step {first}"
     yield Finding(name, found.text(), "above 0", found.claimed_gain(), found)
-
-
-# Figure
 
 
 def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:

@@ -7,11 +7,8 @@ the widest networks of Figure 3a, with which the others are compared, keep the n
 jackknife leaves out. Densities pool all networks; dotted lines are powers of the paper.
 """
 
-from __future__ import annotations
-
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,12 +65,9 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
     return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
-# Findings
-
-
 def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
     """Fig. 3a, the power of H in the error of kernels, then 3b and c."""
-    kernels, attention, bins = all_tables
+    kernels, attention, _ = all_tables
     result: list[Printed] = [
         f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}",
         HEADER,
@@ -92,54 +86,7 @@ def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
         result.append(found.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
         values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
         result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
-    return [*result, *_of_density(bins)]
-
-
-def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian and from the exact ones, and what is to
-    be expected of as many draws from the exact law and of infinitely many."""
-    result, alpha = [], bins[ALPHA].min()
-    for head_dim, rows in bins[bins[ALPHA] == alpha].groupby(N):
-        own = rows.groupby(["low", "high"])["count"].sum()
-        edges = [own.index.get_level_values(0)[0], *own.index.get_level_values(1)]
-        shares = own.to_numpy() / own.sum()
-        normal = _shares(gaussian, edges, head_dim, alpha)
-        exact = _shares(density, edges, head_dim, alpha)
-        name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
-        for what, other in (("the Gaussian", normal), ("the exact density", exact)):
-            expected = expected_variation(exact, other, own.sum())
-            measured = f"{_variation(shares, other):.3f} (n = {own.sum():.0f}, expected "
-            beside = f"{_variation(exact, other):.3f} (exact)"
-            result.append(Finding(f"{name} {what}", f"{measured}{expected:.3f})", beside))
     return result
-
-
-def _variation(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).sum() / 2)
-
-
-def expected_variation(shares: np.ndarray, other: np.ndarray, count: float) -> float:
-    """Mean total variation between `count` independent draws from a law of these shares and another
-    law, each count taken as Gaussian: the mean of its absolute value."""
-    from scipy.special import erf
-
-    gap, spread = shares - other, np.sqrt(shares * (1 - shares) / count)
-    z = gap / np.maximum(spread, 1e-300) / math.sqrt(2)
-    absolute = spread * math.sqrt(2 / math.pi) * np.exp(-(z**2)) + gap * erf(z)
-    return float(absolute.sum() / 2)
-
-
-def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
-    """What a symmetric density has between edges, the outermost bins with their tails."""
-    fine = [np.linspace(low, high, 201) for low, high in itertools.pairwise(edges)]
-    middles = ((points[1:] + points[:-1]) / 2 for points in fine)
-    heights = [law(middle, head_dim, alpha).sum() for middle in middles]
-    inside = np.array(heights) * [points[1] - points[0] for points in fine]
-    inside[[0, -1]] += (1 - inside.sum()) / 2
-    return inside
-
-
-# Figure
 
 
 def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple]:

@@ -10,8 +10,6 @@ The findings: how alike the kernels of different sizes and different seeds are, 
 kernel's scale falls with L, and how the spread of A over heads changes with N.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,9 +73,6 @@ def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], 
 def spread(values: np.ndarray) -> float:
     """Unbiased variance over heads, mean over places: (places, heads) -> number."""
     return float(values.var(axis=-1, ddof=1).mean()) if values.shape[-1] > 1 else math.nan
-
-
-# Findings
 
 
 def findings(data: Data) -> list[Printed]:
@@ -149,9 +144,6 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
         laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
     return laws
-
-
-# Figures
 
 
 def draw(data: Data) -> Iterator[tuple]:

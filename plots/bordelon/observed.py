@@ -4,8 +4,6 @@ The tables are observed_kernels.csv and observed_attention.csv of sweeps that gr
 head dimension N and depth L at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -141,9 +139,6 @@ def basis(kernels: pd.DataFrame) -> list[str]:
             "differs; the two scans are not independent"
         )
     return text
-
-
-# Panels
 
 
 class Strip(NamedTuple):

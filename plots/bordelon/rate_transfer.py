@@ -7,8 +7,6 @@ alpha_A, then the best rate against N. The paper has no power of N; the dotted l
 losses is chance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the default) or a fortieth of the run (scale="linear"); bands are standard error
 that ended before the others of their table are left out, and named in the findings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,9 +63,6 @@ def cut_lines(runs: Sequence[str]) -> list[str]:
     return [f"left out, as they ended before the others: {', '.join(runs)}"] if runs else []
 
 
-# Scans and their losses
-
-
 def base(rows: pd.DataFrame) -> dict[str, int]:
     """The model that all scans grow from: the smallest in every size."""
     return {size: int(rows[size].min()) for size in SIZES}
@@ -94,9 +89,6 @@ def curves(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, pd.
     }
 
 
-# Words
-
-
 def alphas(rows: pd.DataFrame) -> list[float]:
     """The values of alpha_A, falling."""
     return sorted(rows[ALPHA].unique(), reverse=True)
@@ -115,9 +107,6 @@ def alpha_title(alpha: float) -> str:
 def alpha_name(alpha: float) -> str:
     """alpha_A as findings write it."""
     return f"alpha_A = {alpha_text(alpha)}"
-
-
-# Panels
 
 
 def size_axis(axis, sizes: pd.Series, label: str) -> None:

@@ -8,8 +8,6 @@ losses. What is exchanged is judged by seed, each strategy at its best rate. The
 and the relative rates at once, and has no number to compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -3,12 +3,9 @@
     python -m plots dinan/bart_rates [results.csv metrics.csv]
 
 Validation loss against updates for every learning rate, standard on the left and neural-tangent on
-the right, a row per width: means over seeds, [lowest loss ± standard error over n seeds]; steps
-that were skipped because the gradient overflowed are marked. A second figure has the lowest loss
-against the mapped rate, and the optimal one against width.
+the right, a row per width: means over seeds, [lowest loss ± standard error over n seeds]. A second
+figure has the lowest loss against the mapped rate, and the optimal one against width.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,7 +17,7 @@ import pandas as pd
 from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
-from plots.dinan.searches import LR, STRATEGIES, Losses, Searched, exactly, judged, of
+from plots.dinan.searches import LR, SKIPPED, STRATEGIES, Losses, Searched, exactly, judged, of
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
@@ -60,9 +57,6 @@ def degradation(sweep: RateSweep | None) -> Estimate:
     return mean(differences(losses_at(sweep, sweep.best.value / LOWERED), sweep.ended))
 
 
-# Findings
-
-
 def findings(searched: Searched) -> list[Printed]:
     """Optima and what surrounds them at every width, then what connects the widths."""
     found = searches.fits(searched)
@@ -81,7 +75,7 @@ def findings(searched: Searched) -> list[Printed]:
             elif len(rows):
                 result.append(Finding(f"{name}lr*", "every run diverged"))
             if len(rows):
-                result.append(_skipped(searched, rows, sweep, name))
+                result.append(_skipped(searched, rows, name))
         result += _between([found[s].get(width) for s in STRATEGIES], width)
     return [*result, *_exponents(found), *searched.failed]
 
@@ -137,25 +131,17 @@ def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
     ]
 
 
-def _skipped(searched: Searched, rows: pd.DataFrame, sweep: RateSweep | None, name: str) -> Finding:
-    """Steps skipped per run, by falling rate, and whether rates above the optimum skip more than
-    the others."""
+def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
+    """Steps that were skipped because the gradient overflowed, by falling rate."""
     name += "overflowing steps per run, by lr"
     logs = {run: searched.log(run) for run in rows[RUN]}
-    if not any(searches.SKIPPED in log for log in logs.values()):
+    counts = {run: log[SKIPPED].max() for run, log in logs.items() if SKIPPED in log}
+    if not counts:
         return Finding(name, "not recorded", "at the higher lr")
-    counts = {run: log[searches.SKIPPED].max() for run, log in logs.items() if len(log)}
-    means = rows.assign(skipped=rows[RUN].map(counts)).groupby([RATE, LR])["skipped"].mean()
-    hit = means[means > 0].sort_index(ascending=False)
-    if hit.empty:
-        return Finding(name, "none", "at the higher lr", "none here")
-    measured = ", ".join(f"{rate:.3g}: {value:.3g}" for (_, rate), value in hit.items())
-    best = sweep.best.grid_value if sweep else math.nan
-    by_rate = means.droplevel(LR)
-    above, below = (list(by_rate[where]) for where in (by_rate.index > best, by_rate.index <= best))
-    more = (average(above) - average(below)) if above and below else UNKNOWN
-    measured += ", others none" * (len(hit) < len(means))
-    return Finding(name, measured, "at the higher lr", more.claimed_gain())
+    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(LR)["skipped"].mean()[::-1]
+    hit = [f"{rate:.3g}: {value:.3g}" for rate, value in means.items() if value > 0]
+    verdict = "" if hit else "none here"
+    return Finding(name, ", ".join(hit) or "none", "at the higher lr", verdict)
 
 
 def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
@@ -191,9 +177,6 @@ def _exponents(found: Mapping[str, rates.Sweeps]) -> list[Finding]:
     return [*result, Finding(name, own.text(), "0", own.distance(0.0), own)]
 
 
-# Figures
-
-
 def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 3, and its optima."""
     found = searches.fits(searched)
@@ -215,7 +198,6 @@ def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
     figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
     figure.suptitle("searches for the learning rate, lighter as the rate rises")
-    runs = searched.rows[RUN]
     for row, width in zip(axes, widths(searched), strict=True):
         drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):
@@ -233,26 +215,15 @@ def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     entries = [("optimum *", {"color": "gray", "lw": 2.2})]
     if np.isinf(searched.rows[searches.LOSS]).any():
         entries.append(("diverged", {"color": "gray", **style.LOST}))
-    if any(_overflows(searched, run) for run in runs):
-        entries.append(("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6}))
     style.legend(figure, entries)
     return figure
-
-
-def _overflows(searched: Searched, run: str) -> list[int]:
-    """The logged steps at which more steps had been skipped than at the line before."""
-    log = searched.log(run)
-    if searches.SKIPPED not in log:
-        return []
-    known = log.dropna(subset=[searches.SKIPPED])
-    return list(known.loc[known[searches.SKIPPED].diff().fillna(known[searches.SKIPPED]) > 0, STEP])
 
 
 def _draw_search(
     axis, searched: Searched, rows: pd.DataFrame, sweep: RateSweep | None
 ) -> list[Losses]:
-    """A line per rate, the mean over seeds or the first that diverged, the optimum's thick; below
-    the lines overflows. Returns the lines of what did not diverge."""
+    """A line per rate, the mean over seeds or the first that diverged, the optimum's thick. Returns
+    the lines of what did not diverge."""
     colors = style.width_colors(sorted(rows[RATE].unique()))
     handles, drawn = [], []
     for rate, own in rows.groupby(RATE):
@@ -272,10 +243,6 @@ def _draw_search(
         handles += axis.plot(steps, values, label=label, **look)
         if len(lost) and len(steps):
             axis.plot(steps[-1], values[-1], color=colors[rate], **style.LOST)
-        skipped = sorted({step for run in own[RUN] for step in _overflows(searched, run)})
-        height = 0.02 + 0.028 * len(handles)
-        place = {"transform": axis.get_xaxis_transform(), "ms": 4, "color": colors[rate]}
-        axis.plot(skipped, [height] * len(skipped), "|", **place)
     mapped = r" ($n^{-3/2}$ lr)" if (rows[LR] != rows[RATE]).any() else ""
     title = f"lr{mapped} [minimum loss, nats]"
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.03), "borderaxespad": 0}

@@ -8,8 +8,6 @@ choose. Figure 5, where the tables of the larger model's sweep are given too: th
 smaller one (dashed) at its largest width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,9 +101,6 @@ def optima(sweep: Searched) -> Models:
     return models
 
 
-# Findings
-
-
 def findings(data: Data) -> list[Printed]:
     """Losses at the optima and their difference, then the early stage of the larger model."""
     result: list[Printed] = [
@@ -197,9 +192,6 @@ def _speed(found: Optima, model: str, last: float) -> list[Finding]:
     missing = f", {short} did not reach it" if short else ""
     text = f"{average(reached).text(3, '')} (n = {len(reached)}{missing})"
     return [Finding(f"{model}: updates to standard's loss then, relative", text)]
-
-
-# Figures
 
 
 def draw(data: Data) -> Iterator[tuple]:

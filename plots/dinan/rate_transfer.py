@@ -9,8 +9,6 @@ strategies' relative rates. Drawn images, each of them seen once; the decay per 
 all runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ lowest of their evaluations, in nats per target token, as in the legends of Dina
 Figures 3 to 5).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -56,9 +54,6 @@ def _read(paths: Sequence[Path], own: Sequence[str], logged: Sequence[str], curv
     counts = results.loc[results[STATUS] == "failed", CURVE].value_counts()
     failed = [f"{style.STRATEGIES[s]}: {n} failed left out" for s, n in counts.items()]
     return Searched(rows, dict(iter(ordered.groupby(RUN))), failed)
-
-
-# ViT
 
 
 def by_accuracy(paths: Sequence[Path]) -> Searched:
@@ -125,9 +120,6 @@ def enlarge_end(axis, share: float = 0.4) -> None:
     part.tick_params(labelsize=6, pad=1)
 
 
-# BART
-
-
 def by_loss(paths: Sequence[Path]) -> Searched:
     """Searches of BART models, with lowest losses and mapped rates in the columns that fits read:
     neural-tangent's (lr, wd) at width n stand for standard's (n^(-3/2) lr, n^(3/2) wd) (2E)."""
@@ -190,9 +182,6 @@ def loss_text(values: Sequence[float]) -> str:
 def model_name(width: int) -> str:
     """The paper's name of a model, or its width."""
     return MODELS.get(width, f"n = {width}")
-
-
-# Words
 
 
 def pair(rate: float, decay: float) -> str:

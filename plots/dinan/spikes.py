@@ -15,8 +15,6 @@ often. Gaussian noise alone of 10 % per line crosses the loss threshold in 0.4 o
 full window and in 2 of 1,000 with a window of 20.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

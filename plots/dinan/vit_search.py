@@ -7,8 +7,6 @@ point of the search, its optimum in black, and enlarged where they end. A second
 best accuracy of every point and marks the six neighbours that confirm the optimum.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

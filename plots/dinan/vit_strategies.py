@@ -7,8 +7,6 @@ their mean; the mean best accuracy with its standard error, over the seeds that 
 optimum; and mid-training spikes per run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

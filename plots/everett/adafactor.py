@@ -5,8 +5,6 @@
 Loss of the best rate against size: one global learning rate; full alignment with tuned constants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -9,8 +9,6 @@ layer's fan-in n: a factor f of alignment is A = 1 + log f / log n, so that the 
 at another width. Where widths are compared, A is that of the measured f at the paper's D = 4,096.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +21,6 @@ from plots import style, tables
 from plots.everett.published import (
     ALIGNMENT_START,
     ALIGNMENT_WIDTH,
-    ALMOST_NONE,
     MLP_PEAK,
     READOUT_PEAK,
     SGD_ALIGNMENT,
@@ -100,12 +97,9 @@ def peaks(rows: pd.DataFrame) -> Estimate:
     return replace(by_width[max(by_width)], by_size=by_width) if by_width else UNKNOWN
 
 
-# Findings
-
-
 def findings(table: pd.DataFrame) -> list[Printed]:
     """Start, and peaks of readout and MLP layers, of every line at its largest width; how peaks
-    change with the width, and SGD's beside each other."""
+    change with the width."""
     result: list[Printed] = [
         f"log alignment ratio, that of the measured factor f at D = {ALIGNMENT_WIDTH} but for "
         "[as measured]; ± is one standard error over seeds",
@@ -129,7 +123,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 result.append(_change(readout, curve in FIGURES and rule in READOUT_PEAK, name))
             if curve != "sgd" and not readout.empty:
                 result.append(_highest(table, curve, rule, kinds, name))
-    return [*result, *_of_sgd(table)]
+    return result
 
 
 def _start(rows: pd.DataFrame, name: str) -> Finding:
@@ -184,18 +178,6 @@ def _change(rows: pd.DataFrame, claimed: bool, name: str) -> Finding:
     return Finding(name, gap.text(), f"{-SIMILAR} to {SIMILAR}", verdict, gap)
 
 
-def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
-    """Peaks of SGD's readout where the paper says almost no alignment, minus those where it says
-    low amounts, at the largest width."""
-    rows = {rule: largest(of(table, "sgd", rule, ["readout"])) for rule in SGD_ALIGNMENT}
-    found = {rule: peak(own)[0] for rule, own in rows.items() if not own.empty}
-    for less in (rule for rule in found if SGD_ALIGNMENT[rule] == ALMOST_NONE):
-        for more in (rule for rule in found if SGD_ALIGNMENT[rule] != ALMOST_NONE):
-            gap = found[less] - found[more]
-            name = f"sgd, {style.LABELS[less]} - {style.LABELS[more]}: peak of the readout"
-            yield Finding(name, gap.text(), "below 0", (-gap).claimed_gain(), gap)
-
-
 def _highest(
     table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name: str
 ) -> Finding:
@@ -214,9 +196,6 @@ def _highest(
     highest = max(found, key=lambda kind: found[kind].value)
     measured = f"{gap.text()}, next {KINDS[highest]}"
     return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
-
-
-# Figures
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple]:

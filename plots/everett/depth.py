@@ -8,8 +8,6 @@ base depth L_b the three are one run. What is expected is derived at `param_grou
 rules hold the best rate still; without one, updates add up as L in a stream that grows as sqrt(L).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

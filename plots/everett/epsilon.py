@@ -3,13 +3,11 @@
     python -m plots everett/epsilon [figure_4_epsilon.csv] [figure_8_mitigations.csv]
 
 Figure 4: (a, b) loss above the best epsilon of the same width, for a constant and a per-layer
-epsilon, colours by its root; (c, d) mitigations against size, from the table of Figure 8, which
-also draws Figure 8, a panel per parameterisation. Where the table of Figure 8 has a curve
+epsilon, colours by its root; (c, d) are panels of Figure 8: mitigations against size, a panel per
+parameterisation. Where the table of Figure 8 has a curve
 `enlarged`, epsilon is larger than the usual 1e-9: it stands in for the widths at which gradients
 sink to the usual one, and the figures say so.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +27,6 @@ SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
 NAMES = {"enlarged": "enlarged ε", "default": "default ε", **MITIGATIONS}
-CURES = "loss against size with cures of a too large ε"
 # Curves that coincide are told apart by marks that grow smaller, drawn one on another.
 CURVE_LOOKS = {
     "enlarged": {"color": style.VERMILION, "marker": "X", "ms": 6},
@@ -87,9 +84,6 @@ def baseline_text(table: pd.DataFrame) -> str:
     """What it is; the paper's solid lines have its usual epsilon."""
     rows = table[table[CURVE] == "enlarged"]
     return "default ε" if rows.empty else f"ε = {rows[EPS].iloc[0]:g} (paper: 1e-9)"
-
-
-# Findings
 
 
 def findings(data: Data) -> list[Printed]:
@@ -159,49 +153,34 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
     return result
 
 
-# Figures
-
-
 def draw(data: Data) -> Iterator[tuple]:
     """Figure 4 where there is its table, and Figure 8 from the table of mitigations."""
     heat, mitigations = data
     if heat is not None:
-        yield "figure_4_epsilon", _figure_4(heat, mitigations)
+        yield "figure_4_epsilon", _figure_4(heat), [0]
     if mitigations is not None:
         yield "figure_8_mitigations", _figure_8(mitigations), [-1]
 
 
-def _figure_4(heat: pd.DataFrame, mitigations: pd.DataFrame | None):
-    """Heat maps, and mitigations of mean-field and of all."""
-    rules = style.present(style.LABELS, heat[PARAMETERIZATION])
-    scalings = style.present(SCALINGS, heat[CURVE])
-    down = len(scalings) + (mitigations is not None)
-    figure, axes = style.subplots(down, max(len(rules), 2), (2.5, 2.2))
-    _draw_heat(figure, axes[: len(scalings)], heat, scalings, rules)
-    if mitigations is not None:
-        _draw_mitigations(figure, axes[-1], mitigations)
-    parts = ["loss over ε"] + [CURES] * (mitigations is not None)
-    figure.suptitle(f"Adam, {', '.join(parts)}")
-    return figure
-
-
-def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
-    """Half of the colours are the lowest quarter of losses, where most cells are."""
+def _figure_4(table: pd.DataFrame):
+    """Heat maps; half of the colours are the lowest quarter of losses, where most cells are."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    scalings = style.present(SCALINGS, table[CURVE])
+    figure, axes = style.subplots(len(scalings), len(rules), (2.5, 2.2))
+    figure.suptitle("Adam, loss over ε")
     scale = PowerNorm(0.5, 0, MOST, clip=True)
     for row, (curve, title) in zip(axes, scalings.items(), strict=True):
-        for axis, (rule, label) in zip(row, rules.items(), strict=False):
+        for axis, (rule, label) in zip(row, rules.items(), strict=True):
             _draw_grid(axis, heat_map(table, curve, rule), scale)
             axis.set_title(f"{title}, {label}", fontsize=9)
-        for axis in row[len(rules) :]:
-            axis.set_visible(False)
         row[0].set_ylabel("width D")
-    bar = figure.colorbar(
-        ScalarMappable(scale, "viridis"), ax=axes, extend="max", shrink=0.8, aspect=30
-    )
+    shape = {"extend": "max", "shrink": 0.8, "aspect": 30}
+    bar = figure.colorbar(ScalarMappable(scale, "viridis"), ax=axes, **shape)
     bar.set_label("loss above the row's best (nats)\ngray: diverged, white: not run", fontsize=8)
+    return figure
 
 
 def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
@@ -227,35 +206,6 @@ def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
     axis.set_xlabel("ε")
 
 
-def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
-    """(c) all mitigations of mean-field, or of the last parameterisation there is, (d) baseline and
-    per-layer epsilon of all."""
-    found, start = lines(table), baseline(table)
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    grid, line = axes[0].get_gridspec(), axes[0].get_subplotspec().rowspan.start
-    middle = len(axes) // 2
-    for axis in axes:
-        axis.remove()
-    pair = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
-    shown = "mean_field" if "mean_field" in rules else list(rules)[-1]
-    colored = style.looks(list(rules))
-    dashes = ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
-    every = [
-        (found[rule, curve], {**colored[rule], **light})
-        for rule in rules
-        for curve, light in dashes
-        if (rule, curve) in found
-    ]
-    panels.size_panels(pair, (_curves(table, found, shown), every))
-    pair[0].set_title(f"(c) {rules[shown]}", fontsize=9)
-    pair[1].set_title(f"(d) solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
-    pair[1].set_ylabel(style.LOSS_LABEL)
-    for axis, entries in zip(pair, (_entries(table), style.rule_entries(rules)), strict=True):
-        low, high = axis.get_ylim()
-        axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
-        axis.legend(handles=style.handles(entries), fontsize=7, ncols=2, loc="upper right")
-
-
 def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
     """Curve -> label, colour and mark; curves of one's own have the colours that others leave."""
     labels, looks = style.present(NAMES, table[CURVE]), dict(CURVE_LOOKS)
@@ -268,22 +218,18 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
     return {name: (label, looks[name]) for name, label in labels.items()}
 
 
-def _entries(table: pd.DataFrame) -> list[tuple[str, dict]]:
-    return [(label, {"lw": 1.2, **look}) for label, look in _named(table).values()]
-
-
-def _curves(table: pd.DataFrame, found: rates.Lines, rule: str) -> list[tuple[rates.Sweeps, dict]]:
-    """(sweeps, look) of every curve of one parameterisation."""
-    named = _named(table).items()
-    return [(found[rule, curve], look) for curve, (_, look) in named if (rule, curve) in found]
-
-
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
     rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
+    named = _named(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
-    panels.size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
+    drawn = (
+        [(found[rule, c], look) for c, (_, look) in named.items() if (rule, c) in found]
+        for rule in rules
+    )
+    panels.size_panels(axes[0], drawn)
     style.label_grid(axes, rules.values())
-    figure.suptitle(f"Adam, {CURES}")
-    style.legend(figure, [*_entries(table), *panels.lost_entries(found)])
+    figure.suptitle("Adam, loss against size with cures of a too large ε")
+    entries = [(label, {"lw": 1.2, **look}) for label, look in named.values()]
+    style.legend(figure, [*entries, *panels.lost_entries(found)])
     return figure

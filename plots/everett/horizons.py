@@ -1,8 +1,6 @@
 """Sweeps of one global rate at two horizons, as Figures 9 and 11 to 13 of Everett et al. show them:
 a fixed number of steps, and one that grows with the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pandas as pd

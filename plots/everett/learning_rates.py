@@ -11,8 +11,6 @@ next to the published ones: of the straight line in logarithms, and of a power l
 irreducible term, which the paper says it fits (App. H).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -155,9 +153,6 @@ def floored(sweeps: rates.Sweeps) -> IrreduciblePowerLaw | None:
     return replace(law, floor=floor, floor_error=error, amplitude=unit * law.amplitude)
 
 
-# Findings
-
-
 def findings(data: Data) -> list[Printed]:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
@@ -220,9 +215,6 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
     )
     return text
-
-
-# Figures
 
 
 def draw(data: Data) -> Iterator[tuple]:

@@ -7,8 +7,6 @@ and 3,200, and what the paper prints for 50,000. Right: the lowest loss of stand
 muP, both with full alignment and constants, at one width, which the paper has below zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

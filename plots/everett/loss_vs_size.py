@@ -8,8 +8,6 @@ point is the lowest loss of a learning-rate sweep. One figure per table, which h
 Embeddings of scale 1 in all four parameterisations (embedding_1.yaml) are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -88,11 +86,6 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 step = f"{place}{optimizer}, muP - standard: {FAIR}"
                 text.append(rates.compared(step, mup, standard, claim))
-        for key, sweeps in found.items():
-            if law := rates.loss_law(sweeps):
-                floor = f"floor {law.floor:.2f} ± {law.floor_error:.2f}"
-                power = f"k {law.exponent:.2f} ± {law.exponent_error:.2f} (n = {law.n} sizes)"
-                text.append(f"{place}{', '.join(key)}: {floor}, {power}")
         text += rates.basis(table, found, KEYS)
         if place:
             text.append(best([found], place))

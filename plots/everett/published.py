@@ -1,7 +1,5 @@
 """Numbers that the papers print and that findings stand beside, each with its source."""
 
-from __future__ import annotations
-
 # Everett et al., Table 4: exponent of the optimal global learning rate in the width.
 STEPS = 50_000  # of the fixed horizon
 TABLE_4 = {

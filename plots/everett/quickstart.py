@@ -8,8 +8,6 @@ narrowest to the widest. What is expected of the findings are bands for this sma
 paper's numbers: with other widths or steps than those of quickstart.yaml there are none.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ Without constants one rate serves embeddings and blocks, whose best rates differ
 the global rate nearer to the paper's when they do not?
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

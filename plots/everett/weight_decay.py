@@ -7,8 +7,6 @@ parameterisation; loss against rate with decay for both horizons; best loss agai
 without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

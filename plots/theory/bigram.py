@@ -8,8 +8,6 @@ with standard errors. Counts are not of independent trials: all rows see the sam
 weights; SP and NTK, and muP and mean-field, are the same networks up to the shift of 1.2.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -10,8 +10,6 @@ gradient of the head's bias) are left out. PE: position embedding; Q, K, V, U: q
 output of attention; W, X: MLP's layers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -6,8 +6,6 @@ Upper row: the mean diagonal of the forward kernel G; lower row: that of the neu
 Points are means over networks with standard errors, side by side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

@@ -6,8 +6,6 @@ Bars: theory; points: networks of the largest width, with standard errors. PE: p
 Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -4,8 +4,6 @@ kernels: one row per kernel entry and width, predicted and measured. `width` is 
 extrapolation to infinite width. bigram: one row per fitted exponent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

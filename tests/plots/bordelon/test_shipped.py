@@ -8,7 +8,7 @@ import pytest
 
 from plots import tables
 from plots.findings import Finding
-from plots.power import of_shipped, printed
+from plots.catalogue import of_shipped
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,7 +10,7 @@ import pytest
 
 from plots import tables
 from plots.dinan import ablations
-from plots.power import of_shipped
+from plots.catalogue import of_shipped
 from plots.tables import TableError
 from tests.plots.dinan.searched import lines, read_rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from plots.dinan import rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
-from plots.power import of_shipped
+from plots.catalogue import of_shipped
 from plots.tables import TableError
 from tests.plots.dinan.searched import lines, read_rows
 
