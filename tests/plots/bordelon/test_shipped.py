@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from plots import tables
-from plots.findings import Finding
 from plots.catalogue import of_shipped
+from plots.findings import Finding
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from plots import tables
-from plots.dinan import ablations
 from plots.catalogue import of_shipped
+from plots.dinan import ablations
 from plots.tables import TableError
 from tests.plots.dinan.searched import lines, read_rows
 

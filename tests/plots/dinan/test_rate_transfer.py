@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from plots.catalogue import of_shipped
 from plots.dinan import rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
-from plots.catalogue import of_shipped
 from plots.tables import TableError
 from tests.plots.dinan.searched import lines, read_rows
 

@@ -152,6 +152,7 @@ def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 1
                     "step": step,
                     "run": "x",
                     "layer": layer,
+                    "fan_in": width * (4 if layer.endswith("down") else 1),
                     "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
                 }
             )
@@ -172,6 +173,32 @@ def depths(**powers):
             rows += sweep(curve, rule, shift=0.1 * (curve == "no_rule"), **shifted)
     # A power of 0 has its optimum at 2^-7 everywhere, so the base lies on every line but no_rule's.
     return pd.DataFrame(rows).assign(**{"model.layers": lambda table: table["model.width"]})
+
+
+def longer(exponents, gains, **options):
+    """Tables of longer runs: steps -> exponent of all parameterisations, steps -> loss of standard
+    minus that of muP; 200 steps are those of Figures 12 and 2."""
+    every = {"steps": 200, "horizon": "fixed", **options}
+    short = [
+        r for rule in RULES for r in sweep(f"{rule}_fixed", rule, exponent=exponents[200], **every)
+    ]
+    fair = interventions("adam", {"full_constants": 0.0}, ("mup",), **every).to_dict("records")
+    shift = {"full_constants": gains[200]}
+    fair += interventions("adam", shift, ("standard",), **every).to_dict("records")
+    long, compared = [], []
+    for steps in (800, 3200):
+        own = {**every, "steps": steps}
+        for rule in RULES:
+            long += sweep(f"steps_{steps}", rule, exponent=exponents[steps], **own)
+        for rule in ("standard", "mup"):
+            shift = gains[steps] * (rule == "standard")
+            compared += sweep(f"steps_{steps}", rule, shift=shift, widths=(64,), **own)
+    return {
+        "length": pd.DataFrame(long),
+        "length_constants": pd.DataFrame(compared),
+        "figure_12_adam": pd.DataFrame(short),
+        "figure_2_adam": pd.DataFrame(fair),
+    }
 
 
 def written(folder, **named):
