@@ -16,6 +16,9 @@ def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
     star at the best rate that was run, a diamond with the standard error of the rate at the vertex
     of the parabola through it, where there is one, and a cross at the top edge at the first rate at
     which a run diverged."""
+    if not sweeps:
+        empty(axis, "no finished run")
+        return
     for width, sweep in sweeps.items():
         stable, best, color = sweep.stable, sweep.best, colors[width]
         axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=color)
@@ -50,6 +53,8 @@ def draw_optima(axis, sweeps: Sweeps, fit: Exponent, shift: float = 1.0, **look)
     line = look.pop("ls", "-")
     label = look.pop("label", None)
     errors = octaves(sweeps)
+    if not sweeps:
+        return
     for width, sweep in sweeps.items():
         best, error = sweep.best, float(np.nan_to_num(errors.get(width, 0.0)))
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]

@@ -112,10 +112,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)
-            if sweeps := found.get((rule, curve)):
-                panels.draw_rates(axis, sweeps, colors)
-            else:
-                style.empty(axis, "no finished run")
+            panels.draw_rates(axis, found.get((rule, curve), {}), colors)
             axis.tick_params(labelleft=axis is row[0])
         panels.loss_limits(row, [found.get((rule, curve), {}) for rule in rules])
         row[0].set_ylabel(style.LOSS_LABEL)

@@ -70,10 +70,7 @@ def draw_rows(
             if axis is not first:
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
-            if sweeps:
-                panels.draw_rates(axis, sweeps, colors)
-            else:
-                style.empty(axis, "no finished run")
+            panels.draw_rates(axis, sweeps, colors)
         panels.loss_limits(row, own)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)

@@ -125,10 +125,14 @@ def draw(data: Data) -> Iterator[tuple]:
     by_steps = gains(data.compared)
     values = [gain.value for _, gain in by_steps.values()]
     errors = [gain.bar or 0.0 for _, gain in by_steps.values()]
-    right.errorbar(list(by_steps), values, errors, color="black", marker="o", capsize=2)
-    right.axhline(0, color="0.45", ls=":")
-    width = max((width for width, _ in by_steps.values()), default=0)
-    right.set(xscale="log", xlabel="steps", ylabel=f"standard minus muP, D = {width} (nats)")
+    if by_steps:
+        right.errorbar(list(by_steps), values, errors, color="black", marker="o", capsize=2)
+        right.axhline(0, color="0.45", ls=":")
+        width = max(by_steps.values())[0]
+        right.set(xscale="log", ylabel=f"standard minus muP, D = {width} (nats)")
+    else:
+        style.empty(right, "no finished run")
+    right.set_xlabel("steps")
     style.legend(
         figure,
         [*style.rule_entries(style.present(style.LABELS, found)), ("the paper", style.HOLLOW)],

@@ -103,7 +103,9 @@ def best(found: Sequence[rates.Lines], place: str = "") -> Finding:
     name += f"{', '.join(BEST)} - next best"
     largest = max((width for _, sweeps in every for width in sweeps), default=0)
     ended = {key: sweeps for key, sweeps in every if largest in sweeps and sweeps[largest].ended}
-    others = sorted((s[largest].loss, key) for key, s in ended.items() if key != BEST)
+    others = sorted(
+        ((s[largest].loss, key) for key, s in ended.items() if key != BEST), key=lambda one: one[0]
+    )
     if BEST not in ended or not others:
         return Finding(name, f"not measured at D = {largest}", "lowest", "not measured")
     (_, key), by_width = others[0], {}

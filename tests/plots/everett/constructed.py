@@ -192,7 +192,7 @@ def longer(exponents, gains, **options):
             long += sweep(f"steps_{steps}", rule, exponent=exponents[steps], **own)
         for rule in ("standard", "mup"):
             shift = gains[steps] * (rule == "standard")
-            compared += sweep(f"steps_{steps}", rule, shift=shift, widths=(64,), **own)
+            compared += sweep(f"steps_{steps}", rule, shift=shift, **{**own, "widths": (64,)})
     return {
         "length": pd.DataFrame(long),
         "length_constants": pd.DataFrame(compared),

@@ -38,7 +38,7 @@ def test_alignment_starts_and_peaks_are_those_of_the_probes(tmp_path):
         top,
     ):
         assert one[name].verdict in ("undecided (n = 1)", "agrees in sign, error unknown")
-    high = said(tmp_path, probes(readout=0.3, mlp=0.95, seeds=(0, 1, 2)))
+    high = said(tmp_path, probes(readout=0.3, mlp=0.95, seeds=(0, 1, 2), widths=(1024,)))
     assert high["adam, standard: peak of the readout"].verdict == "disagrees: below"
     assert high[top].verdict == "disagrees"
     assert high["adam, standard: highest peak of MLP layers"].verdict == "disagrees: above"
