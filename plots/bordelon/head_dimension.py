@@ -51,7 +51,7 @@ def read(paths: Sequence[Path]) -> Data:
     for index, path in enumerate(paths):
         table = tables.read(path, COLUMNS, "observations.csv")
         figure = MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
-        needed = [*INDUCED, *TOTAL] if figure == MOVED else [VARIANCE, CHANGE]
+        needed = {MOVED: [*INDUCED, *TOTAL], RICH: [VARIANCE, CHANGE], SPREAD: [VARIANCE]}[figure]
         rows = tables.read(path, [*COLUMNS, *needed], "observations.csv")
         rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
         if figure in data:
@@ -121,17 +121,15 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
         place = f"{rich}{scans.alpha_name(alpha)}: "
         for when, found in ends(rows[rows[ALPHA] == alpha]).items():
             theory, measured = 1 - 2 * exact(alpha), power(found, VARIANCE)
-            name = f"{place}variance of A over heads {when}"
-            if when != "at initialisation" and alpha == 0.5:
+            name, after = f"{place}variance of A over heads {when}", when != "at initialisation"
+            if after and alpha == 0.5:
                 # "Does not decay with N" (Fig. 2b), "non-decreasing diversity" (section 3.2).
                 verdict = measured.claimed_no_fall()
                 yield Finding(name, measured.text(), "not below 0", verdict, measured)
-                continue
-            beside = f"{theory}"
-            if when != "at initialisation" and alpha == 1:
-                beside += f" {DERIVED} (caption {CAPTION_2B})"
-            yield measured.finding(name, float(theory), beside)
-            if figure == RICH and when != "at initialisation":
+            else:
+                derived = f" {DERIVED} (caption {CAPTION_2B})" if after and alpha == 1 else ""
+                yield measured.finding(name, float(theory), f"{theory}{derived}")
+            if figure == RICH and after:
                 name = f"{place}RMS change of A {when}, exponent of N"
                 yield power(found, CHANGE).finding(name, 0.0)
 

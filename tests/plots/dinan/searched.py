@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from plots.dinan.vit_search import NEIGHBOURS
-from plots.findings import Finding
+from tests.plots.made import lines, written
 
 # ViT
 
@@ -168,29 +168,17 @@ def frames(points):
     return pd.DataFrame(results), pd.DataFrame([line for lines in metrics for line in lines])
 
 
-def written(folder, results, metrics):
-    """Their files, results first."""
-    folder.mkdir(exist_ok=True, parents=True)
-    paths = [folder / "results.csv", folder / "metrics.csv"]
-    results.to_csv(paths[0], index=False)
-    metrics.to_csv(paths[1], index=False)
-    return paths
-
-
-def lines(findings):
-    """Findings by name, each of which stands once."""
-    found = [line for line in findings if isinstance(line, Finding)]
-    assert len(found) == len({finding.name for finding in found})
-    return {finding.name: finding for finding in found}
+def tables_of(folder, points):
+    """The files of a search's results and metrics."""
+    results, metrics = frames(points)
+    return written(folder, results=results, metrics=metrics)
 
 
 def read_rows(module, folder, rows):
     """What a figure's module reads from a results.csv of these rows."""
-    path = folder / "results.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return module.read([path])
+    return module.read(written(folder, results=rows))
 
 
 def found(module, folder, points):
     """A figure's findings of a search with these runs, by name."""
-    return lines(module.findings(module.read(written(folder, *frames(points)))))
+    return lines(module.findings(module.read(tables_of(folder, points))))

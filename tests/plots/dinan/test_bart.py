@@ -9,17 +9,8 @@ from measure.fits import Optimum
 from plots.__main__ import make
 from plots.dinan import bart_rates, bart_strategies, searches
 from plots.rates import RateSweep
-from tests.plots.dinan.searched import (
-    RATES,
-    both,
-    found,
-    frames,
-    lines,
-    parabola,
-    r2c2,
-    run,
-    written,
-)
+from tests.plots.dinan.searched import RATES, both, found, frames, parabola, r2c2, run, tables_of
+from tests.plots.made import lines, written
 
 GAP = "BART-large: standard - neural-tangent (nats)"
 COST = "n = 1024: cost of lr* / 4, standard - neural-tangent"
@@ -28,13 +19,13 @@ SKIPS = "standard, n = 1024: overflowing steps per run, by lr"
 
 
 def swept(folder, runs):
-    return bart_rates.read(written(folder, *frames(runs)))
+    return bart_rates.read(tables_of(folder, runs))
 
 
 def compared(folder, runs, larger=()):
     """What Figures 4 and 5 read, and their findings."""
-    paths = written(folder / "a", *frames(runs))
-    paths += written(folder / "b", *frames(larger)) if larger else []
+    paths = tables_of(folder / "a", runs)
+    paths += tables_of(folder / "b", larger) if larger else []
     data = bart_strategies.read(paths)
     return data, lines(bart_strategies.findings(data))
 
@@ -153,7 +144,7 @@ def test_overflowing_steps_are_means_over_seeds_by_rate(tmp_path, skips, measure
     said = found(bart_rates, tmp_path, runs)[SKIPS]
     assert (said.measured, said.published, said.verdict) == (measured, "at the higher lr", verdict)
     results, metrics = frames(runs)
-    bare = written(tmp_path, results, metrics.drop(columns="skipped_steps"))
+    bare = written(tmp_path, results=results, metrics=metrics.drop(columns="skipped_steps"))
     assert lines(bart_rates.findings(bart_rates.read(bare)))[SKIPS].measured == "not recorded"
 
 
@@ -288,6 +279,6 @@ def test_figure_3_has_a_line_per_rate_with_its_legend(tmp_path):
 
 
 def test_without_the_larger_models_tables_there_is_figure_4_alone(tmp_path):
-    paths = written(tmp_path, *frames(both()))
+    paths = tables_of(tmp_path, both())
     _, files = make("dinan/bart_strategies", paths, tmp_path / "out")
     assert {file.stem for file in files} == {"figure_4_bart_strategies"}

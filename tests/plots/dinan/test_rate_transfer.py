@@ -8,7 +8,8 @@ import pytest
 from plots.dinan import rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
 from plots.tables import TableError
-from tests.plots.dinan.searched import lines, read_rows
+from tests.plots.dinan.searched import read_rows
+from tests.plots.made import lines
 
 WIDTHS, POWERS = (16, 32, 64, 128), {**TRANSFER_EXPONENTS, "hybrid": 0.5}
 FLOOR = {"standard": 1.3, "neural_tangent": 1.2, "hybrid": 1.1, "maximal_update": 1.2}

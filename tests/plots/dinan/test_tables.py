@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from plots.__main__ import make
-from tests.plots.dinan.searched import RATES, both, complete, frames, point, r2c2, run, written
+from tests.plots.dinan.searched import RATES, both, complete, frames, point, r2c2, run, tables_of
+from tests.plots.made import written
 
 VIT = {
     "dinan/vit_search": {"figure_1_vit_search", "figure_1_vit_optima"},
@@ -34,7 +35,9 @@ def test_the_order_of_rows_does_not_matter(tmp_path, name):
     for order in (1, -1):
         paths = []
         for index, (results, metrics) in enumerate(whole(name)):
-            paths += written(tmp_path / f"{order}{index}", results[::order], metrics[::order])
+            paths += written(
+                tmp_path / f"{order}{index}", results=results[::order], metrics=metrics[::order]
+            )
         text, files = make(name, paths, tmp_path / f"out{order}")
         made.append((text, [f.read_bytes() for f in files if f.suffix == ".png"]))
     assert made[0] == made[1]
@@ -56,7 +59,7 @@ def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
             for rate, status in ((1e-3, "diverged"), (2e-3, "failed"))
         ]
         runs, left_out = [run("standard", 1e-3, 2.0)], "neural-tangent"
-    paths = written(tmp_path, *frames([*runs, *((row, []) for row in made)]))
+    paths = tables_of(tmp_path, [*runs, *((row, []) for row in made)])
     text, files = make(name, paths, tmp_path / "out")
     assert all(file.stat().st_size for file in files)
     assert text.endswith(f"{left_out}: 1 failed left out")
@@ -69,7 +72,7 @@ def test_diverged_runs_alone_are_drawn(tmp_path, name):
         for strategy in ("standard", "neural_tangent")
         for rate in RATES[:2]
     ]
-    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
+    text, files = make(name, tables_of(tmp_path, runs), tmp_path / "out")
     assert files and ("every run diverged" in text or "not measured" in text)
 
 
@@ -92,13 +95,13 @@ def test_what_is_wrong_with_a_table_is_one_line(tmp_path, name, column, refused)
     else:
         results[column] = results[column].astype(object)
         results.loc[slice(None) if column == "curve" else 3, column] = value
-    error = refused(name, *written(tmp_path, results, metrics))
+    error = refused(name, *written(tmp_path, results=results, metrics=metrics))
     assert pd.Series([error]).str.contains(message.format(best=best)).all(), error
 
 
 @each_figure
 def test_a_single_table_is_one_line(tmp_path, name, refused):
-    results, _ = written(tmp_path, *whole(name)[0])
+    (results,) = written(tmp_path, results=whole(name)[0][0])
     assert "1 table given, expected 2: results.csv metrics.csv" in refused(name, results)
 
 
@@ -106,5 +109,5 @@ def test_a_single_table_is_one_line(tmp_path, name, refused):
 def test_every_run_failed(tmp_path, name, refused):
     results, metrics = whole(name)[0]
     assert "every run failed" in refused(
-        name, *written(tmp_path, results.assign(status="failed"), metrics)
+        name, *written(tmp_path, results=results.assign(status="failed"), metrics=metrics)
     )

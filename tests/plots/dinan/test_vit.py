@@ -6,23 +6,15 @@ from plots import style
 from plots.__main__ import make
 from plots.dinan import searches, vit_search, vit_strategies
 from plots.dinan.vit_search import NEIGHBOURS
-from tests.plots.dinan.searched import (
-    OPTIMA,
-    complete,
-    found,
-    frames,
-    lines,
-    point,
-    search,
-    written,
-)
+from tests.plots.dinan.searched import OPTIMA, complete, found, point, search, tables_of
+from tests.plots.made import lines, written
 
 RATE, DECAY = OPTIMA["standard"]
 
 
 def points_of(folder, points, strategy="standard"):
     """The points of a strategy's search, best first, as Figure 1 has them."""
-    return vit_search.strategies(vit_search.read(written(folder, *frames(points))))[strategy]
+    return vit_search.strategies(vit_search.read(tables_of(folder, points)))[strategy]
 
 
 def best_of(points):
@@ -31,7 +23,7 @@ def best_of(points):
 
 
 def said(module, folder, results, metrics):
-    return lines(module.findings(module.read(written(folder, results, metrics))))
+    return lines(module.findings(module.read(written(folder, results=results, metrics=metrics))))
 
 
 def test_the_optimum_is_the_point_with_most_seeds(tmp_path):
@@ -196,7 +188,7 @@ def test_a_large_search_is_drawn(tmp_path):
         for i in range(6)
         for j in range(8)
     ]
-    text, files = make("dinan/vit_search", written(tmp_path, *frames(points)), tmp_path / "out")
+    text, files = make("dinan/vit_search", tables_of(tmp_path, points), tmp_path / "out")
     assert "of 48 points" in text and len(files) == 4
 
 

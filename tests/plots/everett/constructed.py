@@ -7,7 +7,6 @@ import pandas as pd
 
 from plots import style
 from plots.everett import adafactor, alignment, epsilon
-from plots.findings import Finding
 
 RULES = tuple(style.LABELS)
 WIDTHS = (32, 64, 128, 256)
@@ -199,15 +198,3 @@ def longer(exponents, gains, **options):
         "figure_12_adam": pd.DataFrame(short),
         "figure_2_adam": pd.DataFrame(fair),
     }
-
-
-def written(folder, **named):
-    """Tables as files called as the sweeps' are; their paths in the given order."""
-    paths = [folder / f"{stem}.csv" for stem in named]
-    for path, table in zip(paths, named.values(), strict=True):
-        table.to_csv(path, index=False)
-    return paths
-
-
-def lines(found):
-    return {line.name: line for line in found if isinstance(line, Finding)}

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from plots.everett import alignment
-from tests.plots.everett.constructed import lines, probes, written
+from tests.plots.everett.constructed import probes
+from tests.plots.made import lines, written
 
 
 def at_paper(ratio, width=128):

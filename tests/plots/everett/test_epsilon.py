@@ -5,7 +5,8 @@ import math
 import pytest
 
 from plots.everett import epsilon
-from tests.plots.everett.constructed import heat, lines, mitigations
+from tests.plots.everett.constructed import heat, mitigations
+from tests.plots.made import lines
 
 
 def test_heat_maps_are_losses_above_the_best_of_a_width():

@@ -26,13 +26,12 @@ from tests.plots.everett.constructed import (
     heat,
     horizons,
     interventions,
-    lines,
     longer,
     mitigations,
     probes,
     sweep,
-    written,
 )
+from tests.plots.made import lines, written
 
 GAINS = {200: 0.3, 800: 0.1, 3200: 0.0}
 

@@ -11,15 +11,8 @@ from measure.fits import Optimum
 from plots.__main__ import make
 from plots.everett import adafactor, depth, learning_rates, published, weight_decay
 from plots.tables import TableError
-from tests.plots.everett.constructed import (
-    RULES,
-    decayed,
-    depths,
-    families,
-    horizons,
-    lines,
-    written,
-)
+from tests.plots.everett.constructed import RULES, decayed, depths, families, horizons
+from tests.plots.made import lines, written
 
 
 def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from plots.everett import loss_vs_size
-from tests.plots.everett.constructed import SHIFTS, interventions, lines
+from tests.plots.everett.constructed import SHIFTS, interventions
+from tests.plots.made import lines
 
 
 def test_interventions_are_compared_with_the_papers_claims():

@@ -9,7 +9,8 @@ from plots import tables
 from plots.__main__ import make
 from plots.everett import quickstart
 from plots.everett.quickstart import MUP, STANDARD, findings, read
-from tests.plots.everett.constructed import lines, sweep
+from tests.plots.everett.constructed import sweep
+from tests.plots.made import lines
 
 
 def table(standard=-0.8, mup=0.1, **options):
