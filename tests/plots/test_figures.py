@@ -15,14 +15,15 @@ from PIL import Image
 
 from plots import cards, style, tables
 from plots.__main__ import main, make
-from plots.catalogue import load, names, of_shipped, shipped
+from plots.catalogue import load, names, of_shipped, preset_of, shipped
 from plots.findings import Finding
+from tests.plots.made import written
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = names()
-FIGURES = [name for name in NAMES if not name.endswith(tables.DESKTOP)]
+FIGURES = [name for name in NAMES if not preset_of(name)]
 DPI = style.DPI
-TABLES = [(name, index) for name in FIGURES for index in range(len(load(name).TABLES))]
+TABLES = [(name, index) for name in FIGURES for index in range(len(shipped(name)))]
 TITLES = {
     "everett/adafactor": "Everett et al., Figure 10",
     "everett/weight_decay": "Everett et al., Figure 9: Adam, one global learning rate, indep",
@@ -52,7 +53,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
             new = io.BytesIO(style.files(item, stem)[f"{stem}.csv"])
             pd.testing.assert_frame_equal(pd.read_csv(new), pd.read_csv(home / f"{stem}.csv"))
             continue
-        assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(tables.DESKTOP), ""))
+        assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(preset_of(name)), ""))
         assert not re.search(r"Figure \w+$", item.get_suptitle())  # but what it shows
         assert all("\n" not in text.get_text() for text in item.texts)
         style.lay_out(item, DPI)
@@ -140,10 +141,7 @@ def test_a_table_that_is_none_is_one_line(name, index, tmp_path, refused):
 
 @pytest.mark.parametrize(
     ("name", "index", "value"),
-    [
-        (*table, value)
-        for table, value in zip(TABLES, ("", "inf", "-1", "1e300") * len(TABLES), strict=True)
-    ],
+    [(*table, ("", "inf", "-1", "1e300")[place % 4]) for place, table in enumerate(TABLES)],
 )
 def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, capsys, monkeypatch):
     """In every column at once that is neither a size, a setting nor a seed."""
@@ -153,17 +151,19 @@ def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, c
         for column in table.select_dtypes("number")
         if "." not in column and column not in (tables.SEED, tables.STEP)
     ]
-    bad = tmp_path / f"{paths[index].name.partition('.')[0]}.csv"
-    table.astype(object).assign(**dict.fromkeys(measured, value)).to_csv(bad, index=False)
-    paths[index] = bad
-    paths = [bad] if getattr(load(name), "PER_TABLE", False) else paths
-    monkeypatch.setattr(
-        style,
-        "files",
-        lambda item, *_: (
-            {} if isinstance(item, pd.DataFrame) else item.draw_without_rendering() or {}
-        ),
+    (paths[index],) = written(
+        tmp_path,
+        **{
+            paths[index].name.partition(".")[0]: table.astype(object).assign(
+                **dict.fromkeys(measured, value)
+            )
+        },
     )
+
+    def files(item, *_):
+        return {} if isinstance(item, pd.DataFrame) else item.draw_without_rendering() or {}
+
+    monkeypatch.setattr(style, "files", files)
     try:
         main([name, *map(str, paths), "--out", str(tmp_path)])
     except SystemExit as ended:
@@ -172,14 +172,7 @@ def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, c
         assert ended.code == 2 and one_line  # noqa: PT017 - it may also end well
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in FIGURES
-        if name not in ("everett/loss_vs_size", "everett/learning_rates", "bordelon/dynamics")
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in FIGURES if not hasattr(load(name), "ANY")])
 def test_too_many_tables_are_refused(name, refused):
     assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
@@ -193,11 +186,8 @@ def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("folder", ["notes.md", "notes.md/figures"])
-def test_a_file_in_place_of_the_folder_is_refused_before_a_figure_is_drawn(
-    folder, tmp_path, capsys, monkeypatch
-):
+def test_a_file_in_place_of_the_folder_is_refused(folder, tmp_path, capsys):
     (tmp_path / "notes.md").write_text("mine")
-    monkeypatch.setattr("plots.__main__.read", lambda *_: pytest.fail("read"))
     with pytest.raises(SystemExit, match="2"):
         main(["quickstart", "--out", str(tmp_path / folder)])
     assert capsys.readouterr().err == (

@@ -1,7 +1,5 @@
 """Colours that the colour-blind can tell apart, captions, and rows chosen by conditions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -124,7 +122,7 @@ def test_a_caption_says_sweep_preset_data_and_seeds_in_one_line(drawn, tmp_path)
         "1 to 2 seeds per point"
     )
     (figure,), _ = drawn("theory/shares")
-    assert caption(figure) == ""
+    assert caption(figure) == "300 to 2000 networks"
     table = tmp_path / "own" / "fine_sweep" / "results.csv"
     table.parent.mkdir(parents=True)
     (table.parent / "manifest.json").write_text("{}")
@@ -157,6 +155,8 @@ def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused)
 
 def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_out):
     for figure in sweeps:
+        if len(figure.axes) == 1:  # Adam's optima in one panel, of measured slopes alone
+            continue
         figure.draw_without_rendering()
         assert "slope that the paper prints, fixed" in words(figure)
         for axis in figure.axes[-4:]:
@@ -173,7 +173,7 @@ def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_
 
 def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
     figure = sweeps[1]
-    assert "vertex of a parabola (bar: standard error)" in words(figure)
+    assert "vertex of a parabola ± standard error" in words(figure)
     for axis in figure.axes[:8]:
         curves = [line for line in axis.lines if line.get_marker() == "o"]
         points = {point for line in curves for point in zip(*line.get_data(), strict=True)}
@@ -187,4 +187,4 @@ def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
 
 def test_epsilon_is_on_a_logarithmic_axis(drawn):
     figure = drawn("everett/epsilon", where=["prescription.parameterization=mup"])[0][0]
-    assert [axis.get_xscale() for axis in figure.axes[:4:2]] == ["log"] * 2
+    assert [axis.get_xscale() for axis in figure.axes[:2]] == ["log"] * 2
