@@ -21,11 +21,7 @@ from plots.bordelon.scans import ALPHA_LOOKS
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import exponent, exponent_in
 
-TABLES = (
-    "bordelon/initial_kernels",
-    "bordelon/initial_attention",
-    "bordelon/initial_density",
-)
+TABLES = ("bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density")
 ALPHA, N, H, NETWORK = "alpha_attention", "head_dim", "heads", "network"
 COLUMNS = {
     "initial_kernels.csv": (N, "layers", H, NETWORK, "layer", "square_error", "reference_square"),

@@ -28,11 +28,7 @@ from plots.findings import HEADER, Finding, Printed, exact_text
 from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
-TABLES = (
-    "bordelon/figure_6_kernels",
-    "bordelon/figure_6_attention",
-    "bordelon/figure_6_metrics",
-)
+TABLES = ("bordelon/figure_6_kernels", "bordelon/figure_6_attention", "bordelon/figure_6_metrics")
 KINDS = ("pooled", "spatial")
 
 

@@ -30,11 +30,7 @@ from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
 ANY = True
-FIGURES = {
-    "sgd": "figure_11_sgd",
-    "adam": "figure_12_adam",
-    "adafactor": "figure_13_adafactor",
-}
+FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
 ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
 Data = dict[str, pd.DataFrame]  # by optimiser

@@ -31,7 +31,7 @@ INTERVENTIONS = {
     "adam_param_scaling": {
         ("full_constants", "none_constants"): dict.fromkeys(
             ("standard", "ntk", "mup", "mean_field"), True
-        ),
+        )
     },
 }
 # "Standard parameterization outperforms muP and in fact substantially so" (Section 4.2, and the

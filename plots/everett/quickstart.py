@@ -23,10 +23,7 @@ from plots.tables import CURVE, LOSS, RATE, ROOT, WIDTH, TableError
 
 TABLES = ("everett/quickstart",)
 STANDARD, MUP = "standard_global", "mup_full"
-TITLES = {
-    STANDARD: "standard, one global rate",
-    MUP: "muP, full-alignment exponents",
-}
+TITLES = {STANDARD: "standard, one global rate", MUP: "muP, full-alignment exponents"}
 RULES = {STANDARD: "standard", MUP: "mup"}  # whose colours the curves have
 SWEEP, CONFIG = "nanolm_c4/sweeps/quickstart.yaml", "nanolm_c4/configs/laptop.yaml"
 HEADER = str(Finding("finding", "measured", "expected"))

@@ -21,12 +21,7 @@ from plots.theory.tables import BIGRAM
 
 PAPER = "Stratos"
 TABLES = (BIGRAM,)
-PANELS = {
-    "Table 1": "RMS",
-    "Table 2": "variance",
-    "Table 3": "RMS",
-    "alignment": "α, ω and u",
-}
+PANELS = {"Table 1": "RMS", "Table 2": "variance", "Table 3": "RMS", "alignment": "α, ω and u"}
 # Rows as the legends call them; in Table 2 sigma^2 are the variances of the entries of W_0 and of
 # the readout W_r.
 ROWS = {

@@ -130,10 +130,7 @@ def test_robustness_is_judged_by_its_sign(tmp_path, curvature, verdict):
 
 @pytest.mark.parametrize(
     ("skips", "measured", "verdict"),
-    [
-        ({4e-3: 3, 2e-3: 1}, "0.004: 3, 0.002: 1", ""),
-        ({}, "none", "none here"),
-    ],
+    [({4e-3: 3, 2e-3: 1}, "0.004: 3, 0.002: 1", ""), ({}, "none", "none here")],
 )
 def test_overflowing_steps_are_means_over_seeds_by_rate(tmp_path, skips, measured, verdict):
     runs = [

@@ -171,8 +171,7 @@ def test_spikes_per_run_are_compared_with_the_standard_strategy(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("octaves", "verdict"),
-    [(0, "agrees"), (1, "within one step of the search"), (-2, "disagrees")],
+    ("octaves", "verdict"), [(0, "agrees"), (1, "within one step of the search"), (-2, "disagrees")]
 )
 def test_products_of_rate_and_decay_are_compared_in_steps_of_the_search(tmp_path, octaves, verdict):
     results, metrics = complete()

@@ -42,12 +42,7 @@ def shifted(optimizer, shift):
 
 
 @pytest.mark.parametrize(
-    ("shift", "verdict"),
-    [
-        (0.1, "agrees"),
-        (-0.1, "disagrees"),
-        (0.01, "within noise"),
-    ],
+    ("shift", "verdict"), [(0.1, "agrees"), (-0.1, "disagrees"), (0.01, "within noise")]
 )
 def test_what_mup_loses_against_standard_is_claimed_of_adam_alone(shift, verdict):
     data = {name: shifted(name, shift) for name in ("adam", "sgd")}
@@ -76,11 +71,7 @@ def test_the_lowest_of_many_others_is_low_by_chance_too():
 @pytest.mark.parametrize(
     ("shift", "measured", "verdict"),
     [
-        (
-            -0.1,
-            "-0.100 ± 0.014 at D = 256 (next: adam, standard, full_constants)",
-            "agrees",
-        ),
+        (-0.1, "-0.100 ± 0.014 at D = 256 (next: adam, standard, full_constants)", "agrees"),
         (0.1, "+0.100 ± 0.014", "disagrees"),
         (-0.02, "-0.020 ± 0.014", "within noise"),
         (0.02, "+0.020 ± 0.014", "within noise"),
