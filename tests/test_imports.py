@@ -27,10 +27,6 @@ LONGEST = 500  # lines of a file
 # Files that are longer, and why.
 LONGER = dict.fromkeys(
     (
-        "plots/rates.py",
-        "tests/plots/bordelon/test_kernels_decoder.py",
-        "tests/plots/dinan/test_bart.py",
-        "tests/plots/test_readmes.py",
         "tests/sweeps/test_pool.py",
         "tests/sweeps/test_search.py",
         "tests/sweeps/test_sweep_sources.py",

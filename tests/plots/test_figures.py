@@ -251,19 +251,9 @@ def test_help_is_that_of_the_figure(capsys):
             "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv TABLE",
         ),
         (
-            "everett/figure_12_adam_desktop",
-            "sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --preset desktop && "
-            "plots ship results/nanolm_c4/figure_12_adam_desktop/results.csv TABLE",
-        ),
-        (
             "dinan/figure_3_4_metrics_longer",
             "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset longer && "
             "plots ship results/bart_span_denoise/figure_3_4_longer/metrics.csv TABLE",
-        ),
-        (
-            "everett/quickstart",
-            "sweeps run nanolm_c4/sweeps/quickstart.yaml && "
-            "plots ship results/nanolm_c4/quickstart/results.csv TABLE",
         ),
         (
             "bordelon/figure_4_distances",

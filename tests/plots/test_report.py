@@ -84,14 +84,8 @@ def test_every_figure_has_its_pictures_claim_and_commands(page, shipped):
         assert f"python -m plots {name}" in page.js(f"{here}.querySelector('.facts').textContent")
         own = [claim for claim in claims() if claim.entry["figure"] == name]
         assert page.js(f"{here}.querySelectorAll('.claim').length") == len(own)
-
-
-def test_every_picture_is_there_and_has_a_text(page):
-    page.until("[...document.images].every(image => image.complete)")
-    assert (
-        page.js("[...document.images].filter(i => !i.naturalWidth || i.alt.length < 40).length")
-        == 0
-    )
+    page.until("[...document.images].every(image => image.complete && image.naturalWidth)")
+    assert page.js("[...document.images].every(image => image.alt.length > 40)")
 
 
 def test_every_finding_stands_beside_its_verdict(page, shipped):
@@ -151,20 +145,7 @@ def test_it_is_readable_on_a_phone_and_on_a_desk(page, width, scheme):
     assert all(ratio >= 4.5 for _, ratio in ratios), ratios
 
 
-def test_it_is_dark_for_those_who_like_it_dark(page):
-    open_curves(page, "everett-quickstart")
-    colours = []
-    for scheme in ("light", "dark"):
-        page.look(scheme=scheme)
-        page.js("new Promise(resolve => setTimeout(resolve, 500))")
-        colours.append(
-            page.js("""[getComputedStyle(document.body).backgroundColor,
-            document.querySelector('.chart').layout.font.color]""")
-        )
-    assert all(light != dark for light, dark in zip(*colours, strict=True))
-
-
-def test_a_click_or_a_key_sorts_a_table(page):
+def test_a_click_sorts_a_table(page):
     cells = (
         "[...document.querySelectorAll('#everett-adafactor .findings tbody tr')]"
         ".map(row => row.cells[1].textContent)"
@@ -175,16 +156,7 @@ def test_a_click_or_a_key_sorts_a_table(page):
     rising = page.js(cells)
     values = [float(cell.split()[0]) for cell in rising if cell[0] in "+-"]
     assert values == sorted(values) and sorted(rising) == sorted(before) != rising != before
-    page.js(f"document.querySelector('{button}').focus()")
-    for kind in ("keyDown", "keyUp"):
-        page.call(
-            "Input.dispatchKeyEvent",
-            type=kind,
-            key="Enter",
-            code="Enter",
-            text="\r",
-            windowsVirtualKeyCode=13,
-        )
+    page.click(button)
     falling = [float(cell.split()[0]) for cell in page.js(cells) if cell[0] in "+-"]
     assert falling == values[::-1]
     assert page.js(f"document.querySelector('{button}').parentNode.ariaSort") == "descending"
@@ -203,7 +175,7 @@ def test_findings_are_filtered_by_verdict_and_by_words(page):
     assert page.js(f"{shown}.every(row => /optimal rate/i.test(row.textContent))")
 
 
-def test_curves_are_chosen_hovered_and_zoomed(page):
+def test_curves_are_chosen(page):
     open_curves(page, "everett-quickstart")
     chart = "document.querySelector('#everett-quickstart .chart')"
     names_ = f"{chart}.data.map(trace => trace.name).filter(name => /^width/.test(name))"
@@ -212,27 +184,6 @@ def test_curves_are_chosen_hovered_and_zoomed(page):
     page.until(f"!{names_}.includes('width 64')")
     page.click("#everett-quickstart .groups [data-value='mup full']")
     page.until(f"{names_}.length === 3")
-
-    page.place("#everett-quickstart .chart")
-    points = page.js(f"""(() => {{ const a = {chart}._fullLayout, t = {chart}.data[0],
-        box = {chart}.getBoundingClientRect();
-        return t.x.map((x, i) => [box.x + a.xaxis._offset + a.xaxis.d2p(x),
-                                  box.y + a.yaxis._offset + a.yaxis.d2p(t.y[i]), t.y[i]]); }})()""")
-    x, y, loss = points[2]
-    page.mouse("mouseMoved", x - 3, y)
-    page.mouse("mouseMoved", x, y)
-    page.until(f"{chart}.querySelector('.hovertext')?.textContent.includes('{loss:.4f}')")
-
-    before = page.js(f"{chart}.layout.xaxis.range ?? {chart}._fullLayout.xaxis.range")
-    page.mouse("mousePressed", x - 60, y - 20, button="left", clickCount=1)
-    for step in range(6):
-        page.mouse("mouseMoved", x - 60 + 25 * step, y - 20 + 12 * step, button="left", buttons=1)
-    page.mouse("mouseReleased", x + 65, y + 40, button="left", clickCount=1)
-    page.until(
-        f"{chart}._fullLayout.xaxis.range[1] - {chart}._fullLayout.xaxis.range[0] < "
-        f"{before[1] - before[0]}"
-    )
-
     page.click("#everett-quickstart .views [data-value='optimum']")
     page.until(f"{chart}.data.length === 1 && {chart}.data[0].name === 'standard global'")
 
@@ -328,14 +279,6 @@ def test_numbers_that_break_a_figure_are_a_line_in_its_card(results, monkeypatch
             assert "Not drawn yet" in card.html and "its numbers cannot be drawn" in card.html
             with pytest.raises(IndexError):  # of shipped tables it is our mistake
                 cards.figure_card("everett/quickstart", cards.Source([path], False))
-
-
-def test_every_figure_is_named_on_stderr_as_it_is_drawn(tmp_path, monkeypatch, capsys):
-    card = cards.Card("everett/quickstart", "<article></article>")
-    monkeypatch.setattr(report, "cards", lambda *_: iter([card]))
-    report.main(["--output", str(tmp_path / "report.html")])
-    out, err = capsys.readouterr()
-    assert err == "drawn: everett/quickstart\n" and out.startswith("written: ")
 
 
 def test_points_are_those_of_the_table():
