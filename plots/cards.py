@@ -1,6 +1,4 @@
-"""Figures as articles of the report: pictures, the paper's claim, findings, curves and tables."""
-
-from __future__ import annotations
+"""Figures as articles of the report: pictures, the paper's claims, findings, curves and tables."""
 
 import base64
 import hashlib
@@ -10,20 +8,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from html import escape
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from plots import style, tables
-from plots.catalogue import drawings, enough, load, read, shipped, told
+from plots.catalogue import drawings, load, one_line, preset_of, shipped
+from plots.claims import claims
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding, kind
-from plots.tables import DESKTOP, ROOT, RUN, SEED, STATUS, TableError, source_of
+from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
 
-CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
 SHOWN = 105  # pixels of the page per inch of a figure, as far as it fits
 # A sign beside the colour for every kind of verdict, and what the legend says.
@@ -36,57 +32,39 @@ VERDICTS = {
 }
 
 
-# Tables: which a figure is drawn from.
-
-
-def own_table(table: str, results: Path) -> Path | None:
-    """The newest table of yours that stands for a shipped one: of its sweep, at any preset."""
-    sweep, file = source_of(table)
-    paper = table.partition("/")[0]
-    homes = [
-        experiment
-        for experiment in tables.EXPERIMENTS.get(paper, ())
-        if (ROOT / experiment / "sweeps" / f"{sweep}.yaml").exists() or sweep == "initial"
-    ]
-    bases = [results / home for home in homes] + [results]
-    if not homes and paper != "theory":
-        return None
-    folders = [results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))]
-    found = [
-        folder / file
-        for folder in folders
-        if (folder.name == sweep or folder.name.startswith(f"{sweep}_"))
-        and (folder / file).is_file()
-    ]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
-
-
 @dataclass
 class Source:
-    """The tables of one card of the page, and what is known of how they were made."""
+    """The tables of one card of the page, and the commands that draw it."""
 
     paths: list[Path]
     own: bool
     commands: list[str] = field(default_factory=list)
 
-    @property
-    def version(self) -> str:
-        """Changes when a table does."""
-        stats = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in self.paths]
-        return hashlib.sha256(repr(stats).encode()).hexdigest()[:12]
+
+def own_table(table: str, results: Path) -> Path | None:
+    """The newest table of yours that stands for a shipped one: of its sweep, at any preset."""
+    sweep, _, file = source_of(table)
+    described = tables.sweep_file(table)
+    home = "vit_cifar5m" if described is None else described.parts[0]  # of `initial`, too
+    bases = (results, results / home)
+    folders = {results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))}
+    found = [
+        folder / file
+        for folder in folders
+        if re.fullmatch(rf"{sweep}(_.*)?", folder.name) and (folder / file).is_file()
+    ]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def sources(name: str, results: Path | None, live: bool) -> Source | None:
-    """Where a figure's tables are; None for a live page without results of this figure."""
+def sources(name: str, results: Path | None) -> Source:
+    """Where a figure's tables are: yours, where all are there, or the shipped ones."""
     listed = load(name).TABLES
-    apart = name.endswith(DESKTOP)  # beside the figure, which shows your results of any preset
+    apart = preset_of(name)  # beside the figure, which shows your results of any preset
     mine = [own_table(table, results) for table in listed] if results and not apart else []
     found = [path for path in mine if path]
-    if found and (len(found) == len(listed) or enough(name, found)):
-        drawn = " ".join(map(_shown, found))
-        return Source(found, True, [f"python -m plots {name} {drawn}"])
-    if live:
-        return None
+    some = getattr(load(name), "ANY", False)
+    if found and (len(found) == len(listed) or some):
+        return Source(found, True, [f"python -m plots {name} {' '.join(map(_shown, found))}"])
     paths = shipped(name)
     kept = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]
     made = [command for table in kept for command in tables.commands(table)]
@@ -102,42 +80,24 @@ def _shown(path: Path) -> str:
 
 def provenance(path: Path) -> dict[str, str]:
     """A row of the list of tables: file, sweep, runs and seeds, commit, machine and checksum."""
-    table = pd.read_csv(path, low_memory=False)
-    beside = path.with_name(path.name.partition(".")[0] + ".json")
-    origin = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    table, origin = pd.read_csv(path, low_memory=False), tables.origin(path)
     environment = origin.get("environment", {})
-    commits = (
-        [str(environment["commit"])]
-        if "commit" in environment
-        else (sorted(set(table["commit"].dropna().astype(str))) if "commit" in table else [])
-    )
+    commits = {str(environment["commit"])} if "commit" in environment else set()
+    if "commit" in table and not commits:
+        commits = set(table["commit"].dropna().astype(str))
     runs = origin.get("runs", table[RUN].nunique() if RUN in table else None)
     seeds = table[SEED].nunique() if SEED in table else 0
-    packages = environment.get("packages", {})
-    shipped = path.is_relative_to(tables.DATA)
+    torch = environment.get("packages", {}).get("torch")
+    made = [f"torch {torch}"] * bool(torch) + [environment.get("device", "")]
     return {
         "table": _shown(path),
-        "sweep": source_of(f"{path.parent.name}/{path.name.partition('.')[0]}")[0]
-        if shipped
-        else path.parent.name,
+        "sweep": str(origin.get("sweep", path.parent.name)),
         "n": (f"{runs:,} runs" if runs else f"{len(table):,} rows")
         + (f", {seeds} seed{'s' * (seeds > 1)}" if seeds else ""),
-        "commit": ", ".join(re.sub(r"^(\w{10})\w+", r"\1", commit) for commit in commits) or "–",
-        "made with": ", ".join(
-            filter(
-                None,
-                [
-                    f"torch {packages['torch']}" if "torch" in packages else "",
-                    environment.get("device", ""),
-                ],
-            )
-        )
-        or "–",
+        "commit": ", ".join(commit[:10] for commit in sorted(commits)) or "–",
+        "made with": ", ".join(filter(None, made)) or "–",
         "SHA-256": hashlib.sha256(path.read_bytes()).hexdigest()[:12],
     }
-
-
-# Cards: a figure with its claim, findings, curves and tables.
 
 
 @dataclass
@@ -145,28 +105,27 @@ class Card:
     """One article of the page."""
 
     name: str
-    title: str
     html: str
     counts: Counter[str] = field(default_factory=Counter)
 
 
 def figure_card(name: str, source: Source) -> Card:
-    """A figure: pictures, claim, findings, curves, and where the numbers are from."""
-    title, caption = _words(load(name).__doc__ or name)
-    preset = "preset desktop" * name.endswith(DESKTOP)
+    """A figure: pictures, claims, findings, curves, and where the numbers are from."""
+    module = load(name)
+    title, caption = _words(module.__doc__ or name)
+    preset = preset_of(name).replace("_", "preset ")
     head = _head(name, title, "your results" if source.own else preset)
     try:
-        module = load(name)
-        with told(source.paths if source.own else ()):
-            data = read(name, source.paths)
+        with one_line(source.paths if source.own else ()):
+            data = module.read(source.paths)
             lines = list(module.findings(data))
             pictures = "".join(
                 _picture(stem, item, title, caption)
-                for stem, item, _ in drawings(name, data, source.paths)
+                for stem, item in drawings(name, data, source.paths)
             )
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
-        return Card(name, title, _article(name, source, head + body + _explorers(source)))
+        return Card(name, _article(name, head + body + _explorers(source)))
     found = [line for line in lines if isinstance(line, Finding)]
     counts = Counter(kind(finding.verdict) for finding in found)
     header = getattr(module, "HEADER", HEADER)
@@ -178,30 +137,25 @@ def figure_card(name: str, source: Source) -> Card:
         f"{_explorers(source)}{_findings(name, found, header.split())}"
         f"{_notes(notes, bool(found))}{_made(rows)}"
     )
-    return Card(name, title, _article(name, source, body), counts)
+    return Card(name, _article(name, body), counts)
 
 
 def sweep_card(path: Path) -> Card:
     """A sweep of yours that no figure shows: how its runs ended, and their curves."""
-    name, source = f"sweep/{path.parent.name}", Source([path], True)
+    name = f"sweep/{path.parent.name}"
     head = _head(name, path.parent.name.replace("_", " "), "your results")
     try:
         table = tables.read(path, tables.RESULTS)
+        states = ", ".join(f"{n} {state}" for state, n in table[STATUS].value_counts().items())
+        curves = _explorers(Source([path], True)) or '<p class="missing">No size varies in it.</p>'
+        body = f'<p class="caption">Runs: {escape(states)}.</p>{curves}{_made([provenance(path)])}'
     except TableError as error:
-        return Card(
-            name,
-            path.parent.name,
-            _article(name, source, f'{head}<p class="missing">{escape(str(error))}</p>'),
-        )
-    states = ", ".join(f"{n} {state}" for state, n in table[STATUS].value_counts().items())
-    curves = _explorers(source) or '<p class="missing">No rate or size varies in it.</p>'
-    curves += _made([provenance(path)])
-    body = f'{head}<p class="caption">Runs: {escape(states)}.</p>{curves}'
-    return Card(name, path.parent.name, _article(name, source, body))
+        body = f'<p class="missing">{escape(str(error))}</p>'
+    return Card(name, _article(name, head + body))
 
 
-def _article(name: str, source: Source, body: str) -> str:
-    return f'<article id="{anchor(name)}" data-version="{source.version}">{body}</article>'
+def _article(name: str, body: str) -> str:
+    return f'<article id="{anchor(name)}">{body}</article>'
 
 
 def anchor(name: str) -> str:
@@ -211,9 +165,9 @@ def anchor(name: str) -> str:
 
 def _words(doc: str) -> tuple[str, str]:
     """(title, caption) from a figure's docstring, without the lines that say how to call it."""
-    parts = [" ".join(part.split()) for part in doc.strip().split("\n\n")]
-    told = [part for part in parts[1:] if not part.startswith("python -m")]
-    return parts[0].rstrip("."), " ".join(told)
+    first, *others = [" ".join(part.split()) for part in doc.strip().split("\n\n")]
+    caption = [part for part in others if not part.startswith("python -m")]
+    return first.rstrip("."), " ".join(caption)
 
 
 def _head(name: str, title: str, badge: str) -> str:
@@ -225,7 +179,7 @@ def _head(name: str, title: str, badge: str) -> str:
 
 
 def _picture(stem: str, item: object, title: str, caption: str) -> str:
-    """A figure as a lossless WebP image inside the page; a table is told apart by its findings."""
+    """A figure as a lossless WebP image inside the page; a table stands in its findings."""
     if isinstance(item, pd.DataFrame):
         return ""
     import matplotlib.pyplot as plt
@@ -244,11 +198,6 @@ def _picture(stem: str, item: object, title: str, caption: str) -> str:
     )
 
 
-@cache
-def _claims() -> dict[str, dict[str, str]]:
-    return yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
-
-
 def _formulas(words: str) -> str:
     """A claim's alpha_A, W_Q and n^(-3/2) as they are set in a paper."""
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
@@ -262,38 +211,33 @@ def _formulas(words: str) -> str:
 
 
 def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
-    """The column beside the pictures: claim, verdicts, runs, preset and commands."""
-    claim = _claims().get(name.removesuffix(DESKTOP))
-    told = (
-        f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>'
-        if (claim)
-        else "None is listed."
+    """The column beside the pictures: claims, verdicts, runs and commands."""
+    own = [
+        claim for claim in claims() if claim.entry["figure"] == name.removesuffix(preset_of(name))
+    ]
+    said = "".join(
+        f'<p class="claim">{_formulas(claim.entry["claim"])}: <b>{claim.word}</b> '
+        f'<span class="where">{escape(claim.entry["where"])}</span></p>'
+        for claim in own
     )
-    seen = (
-        "".join(
-            f"<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>"
-            for key in VERDICTS
-            if counts[key]
-        )
-        or "<li>Numbers without a verdict, listed below.</li>"
+    tally = "".join(
+        f"<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>"
+        for key in VERDICTS
+        if counts[key]
     )
     runs = {row["sweep"]: row["n"] for row in rows}
-    presets = dict.fromkeys(re.findall(r"--preset (\w+)", " ".join(source.commands)))
-    preset = ", ".join(presets) or (
-        "none: the sweep has one size"
-        if not source.own
-        else ", ".join(path.parent.name for path in source.paths)
-    )
     commands = "".join(
         f'<div class="command"><code>{escape(command).replace("/", "/<wbr>")}</code>'
         f'<button type="button" class="copy" aria-label="Copy the command">copy</button></div>'
         for command in source.commands
     )
     return (
-        f'<aside class="facts"><h4>The paper says</h4><p class="claim">{told}</p>'
-        f'<h4>Measured here</h4><ul class="tally">{seen}</ul>'
-        f"<h4>Runs</h4><p>{escape('; '.join(runs.values()))}</p>"
-        f"<h4>Preset</h4><p>{escape(preset)}</p><h4>Made by</h4>{commands}</aside>"
+        f'<aside class="facts"><h4>Claims, with all shipped tables</h4>'
+        f"{said or '<p>None is listed.</p>'}"
+        f'<h4>Measured here</h4><ul class="tally">'
+        f"{tally or '<li>Numbers without a verdict, listed below.</li>'}</ul>"
+        f"<h4>Runs</h4><p>{escape('; '.join(f'{key}: {n}' for key, n in runs.items()))}</p>"
+        f"<h4>Made by</h4>{commands}</aside>"
     )
 
 
@@ -331,22 +275,19 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
     lines = [line for note in notes for line in str(note).splitlines()]
     if not lines:
         return ""
-    if any(re.search(r"\S {2,}\S", line) for line in lines):  # columns
-        told = f'<pre tabindex="0">{escape(chr(10).join(lines))}</pre>'
-    else:
-        told = "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     words = f"What these numbers rest on ({len(lines)})" if beside else "Measured"
     opened = "" if beside and len(lines) > 4 else " open"
-    return f'<details class="notes"{opened}><summary>{words}</summary>{told}</details>'
+    return f'<details class="notes"{opened}><summary>{words}</summary><ul>{items}</ul></details>'
 
 
 def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
     heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
-    cells = [
+    cells = (
         "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
         for row in rows
-    ]
+    )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
@@ -360,11 +301,12 @@ def _explorers(source: Source) -> str:
     shown = ""
     for path in source.paths:
         try:
-            found = explorer(tables.read(path, (), maker="the sweep"))
+            found = explorer(tables.read(path, ()))
         except (TableError, ValueError):
             continue
         if found:
-            data = json.dumps(found, default=float).replace("</", "<\\/")
+            # `<!--<script>` in a value would keep the element from ending.
+            data = json.dumps(found, default=float).replace("<", "\\u003c")
             words = tables.name(path).replace("_", " ")
             label = escape(f"{words}: loss by {found['axis'] or found['size']}")
             shown += (

@@ -1,58 +1,53 @@
 """The figures by name: which there are, their modules, and their drawings with a paper's credit."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
+import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pandas as pd
 
-from plots import ship, style, tables
-from plots.tables import DESKTOP, TableError
+from plots import style, tables
+from plots.findings import Printed
+from plots.tables import PRESETS, TableError
+
+PAPERS = ("everett", "dinan", "bordelon", "theory")
 
 
 def names() -> list[str]:
-    """The figures that have shipped tables, by paper; each again as NAME_desktop where tables of
-    preset desktop are shipped, too."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
-    figures = [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop and
+    NAME_longer of others."""
     return [
         name
-        for figure in figures
-        for name in (figure, f"{figure}{DESKTOP}")
-        if name == figure or shipped(name)
+        for figure in figures()
+        for name in (figure, *(figure + preset for preset in PRESETS))
+        if shipped(name)
     ]
 
 
+def figures() -> list[str]:
+    """All figures, by paper."""
+    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in PAPERS}
+    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+
+
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure; of NAME_desktop those that there are, if it can do with
-    them."""
-    listed = load(name).TABLES
-    if not name.endswith(DESKTOP):
-        return [tables.shipped(table) for table in listed]
-    paths = [tables.shipped(f"{table}{DESKTOP}") for table in listed]
+    """The shipped tables of a figure, of its preset: all, or where it can do with some (ANY) those
+    that there are; else none."""
+    module, preset = load(name), preset_of(name)
+    if preset and getattr(module, "ONCE", ()) is True:
+        return []
+    paths = [tables.shipped(f"{table}{preset}") for table in module.TABLES]
     found = [path for path in paths if path.exists()]
-    return found if found == paths or (found and enough(name, found)) else []
-
-
-def enough(name: str, paths: Sequence[Path]) -> bool:
-    """Whether a figure can do with some of its tables."""
-    try:
-        with told(paths):
-            read(name, paths)
-    except TableError:
-        return False
-    return True
+    return found if found == paths or getattr(module, "ANY", False) else []
 
 
 def find(word: str) -> str:
     """The full name of a figure; TableError, with the nearest name, for what is none."""
-    known = names()
+    known = list(dict.fromkeys([*figures(), *names()]))
     found = [name for name in known if word in (name, name.partition("/")[2])]
     if len(found) == 1:
         return found[0]
@@ -66,23 +61,24 @@ def find(word: str) -> str:
 
 def load(name: str) -> ModuleType:
     """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
-    return importlib.import_module("plots." + name.removesuffix(DESKTOP).replace("/", "."))
+    name = name.removesuffix(preset_of(name))
+    return importlib.import_module("plots." + name.replace("/", "."))
 
 
-def read(name: str, paths: Sequence[Path]) -> Any:
-    """What a figure reads from its tables; TableError for bad ones, and for tables of two sweeps
-    where the figure shows one."""
-    module = load(name)
-    data = module.read(paths)
-    sweeps = [tables.source_of(table)[0] for table in module.TABLES]
-    several = {sweep for sweep in sweeps if sweeps.count(sweep) > 1} - {"initial"}  # has no runs
-    if len(several) == 1:
-        tables.of_one_sweep(paths)
-    return data
+def preset_of(name: str) -> str:
+    """The end of a figure's name that says the preset of its tables; "" for laptop."""
+    return next((preset for preset in PRESETS if name.endswith(preset)), "")
+
+
+@functools.cache
+def of_shipped(name: str) -> Sequence[Printed]:
+    """What a figure says of its shipped tables; () where it has none."""
+    module, paths = load(name), shipped(name)
+    return module.findings(module.read(paths)) if paths else ()
 
 
 @contextlib.contextmanager
-def told(given: Sequence[Path]) -> Iterator[None]:
+def one_line(given: Sequence[Path]) -> Iterator[None]:
     """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
     try:
         yield
@@ -91,40 +87,26 @@ def told(given: Sequence[Path]) -> Iterator[None]:
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
         if not given:
             raise
-        why = " ".join(str(error).split())
+        files, why = ", ".join(map(str, given)), " ".join(str(error).split())
         raise TableError(
-            f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
-            f"{type(error).__name__}: {why}"
+            f"{files}: its numbers cannot be drawn: {type(error).__name__}: {why}"
         ) from error
 
 
-def drawings(
-    name: str, data: object, paths: Sequence[Path], also: Sequence[str] = ()
-) -> list[tuple[str, object, str]]:
-    """(file name, figure or data frame, caption) of what a figure's data, read from `paths`, show.
-
-    A figure's caption line says its paper, what its tables rest on, and `also`; a data frame and a
-    user's own check have none.
-    """
+def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, object]]:
+    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. Lines
+    above a figure's panels say its paper and what its tables rest on. Of other presets those
+    that they do not change (ONCE) are left out."""
     module, folder = load(name), name.rpartition("/")[0]
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    drawn = list(module.draw(data))
-    counted = getattr(module, "COUNTED", ())  # figures that say their seeds or networks themselves
-    facts = [tables.facts(paths, not counted)] * len(drawn) if paper else [[]]
-    if getattr(module, "PER_TABLE", False):  # its figures are one for each table
-        facts = [tables.facts([path]) for path in paths]
-    elif parts := getattr(module, "PARTS", {}):  # each of them is drawn of some tables
-        facts = [tables.facts(paths[parts[stem]]) for stem, _ in drawn]
-    facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
-    preset = DESKTOP if name.endswith(DESKTOP) else ""
-    return [
-        (
-            stem.removesuffix(preset) + preset,
-            item,
-            ""
-            if isinstance(item, pd.DataFrame)
-            else style.credit(item, paper, stem, [*known, *also]),
-        )
-        for (stem, item), known in zip(drawn, facts, strict=True)
-    ]
+    preset, once = preset_of(name), getattr(module, "ONCE", ())
+    made = []
+    for stem, item, *indices in module.draw(data):
+        if preset and stem in once:
+            continue
+        if paper and not isinstance(item, pd.DataFrame):
+            own = [paths[index] for index in indices[0]] if indices else paths
+            style.credit(item, paper, stem, tables.facts(own))
+        made.append((stem.removesuffix(preset) + preset, item))
+    return made

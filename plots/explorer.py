@@ -1,8 +1,6 @@
 """Points of a sweep's results.csv for curves that a reader looks into: which runs share a point,
 which column is the axis, and where the optimum lies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -10,7 +8,7 @@ import pandas as pd
 
 from measure.fits import optimum
 from plots import style, tables
-from plots.tables import CURVE, DECAY, EPS, PARAMETERIZATION, RATE, SEED, WIDTH
+from plots.tables import CURVE, DECAY, EPS, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDTH
 
 # In the order in which a table's lines are told apart by one of them.
 SIZES = (WIDTH, "model.head_dim", "model.layers", "model.heads")
@@ -67,22 +65,20 @@ def _free(table: pd.DataFrame, columns: Sequence[str], given: Sequence[str]) -> 
 
 
 def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) -> dict:
-    values = tables.losses(rows)
-    rows = rows.loc[values.index].assign(
-        loss=values,
-        group=[_label(row, groups) for row in rows.loc[values.index].to_dict("records")],
-    )
+    rows = rows[rows[STATUS] != "failed"]
+    losses = rows[LOSS].where(rows[STATUS] != "diverged").fillna(math.inf)
+    labels = [_label(row, groups) for row in rows.to_dict("records")]
+    rows = rows.assign(loss=losses, group=labels)
     points, best = [], []
     for (group, line), cell in rows.groupby(["group", size], sort=False):
         means = {}
         for place, runs in cell.groupby(axis) if axis else [(None, cell)]:
-            found = runs["loss"][runs["loss"].map(math.isfinite)]
-            lost = len(runs) - len(found)
-            means[place] = math.inf if lost else found.mean()
-            spread = found.std() if len(found) > 1 else math.nan
-            points.append(
-                [group, line, place, *map(_known, (found.mean(), spread)), len(runs), lost]
-            )
+            ended = runs["loss"][runs["loss"].map(math.isfinite)]
+            lost = len(runs) - len(ended)
+            means[place] = math.inf if lost else ended.mean()
+            spread = ended.std() if len(ended) > 1 else math.nan
+            known = [round(v, 5) if math.isfinite(v) else None for v in (ended.mean(), spread)]
+            points.append([group, line, place, *known, len(runs), lost])
         if not any(map(math.isfinite, means.values())):
             continue
         if axis == RATE and len(means) > 1:  # in its logarithm losses are parabolas near the best
@@ -100,10 +96,6 @@ def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) 
         "best": best,
         "seeds": int(rows[SEED].nunique()),
     }
-
-
-def _known(value: float) -> float | None:
-    return round(value, 5) if math.isfinite(value) else None
 
 
 def _label(row: dict, groups: Sequence[str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 
@@ -48,6 +48,7 @@ class Estimate:
     """A number, its standard error (NaN: unknown) and, where they are known, how many independent
     `groups` (seeds, or runs of a fit) both come from, from which `fitted` parameters were estimated
     (1: a mean); `freedom` are the error's degrees of freedom where they are not groups - fitted.
+    `by_size` has the same number at each size, of an exponent the local one from the size before.
 
     Verdicts have intervals of 95 % coverage where the degrees of freedom are known. Else these are
     two standard errors, which have 70 % with two groups and 82 % with three.
@@ -58,6 +59,7 @@ class Estimate:
     groups: int | None = None
     fitted: int = 1
     freedom: float | None = None
+    by_size: Mapping[float, Estimate] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.freedom is None and self.groups is not None:
@@ -69,7 +71,8 @@ class Estimate:
 
     def __neg__(self) -> Estimate:
         """The number with the other sign, to judge a claim that it is below zero."""
-        return replace(self, value=-self.value)
+        turned = {size: -one for size, one in self.by_size.items()}
+        return replace(self, value=-self.value, by_size=turned)
 
     def text(self, digits: int = 3, sign: str = "+") -> str:
         """value ± error (n = groups), with ? for an unknown error; `sign` "" leaves a plus out."""

@@ -1,44 +1,31 @@
 """Panels that several figures share: loss against rate, optimum and best loss against size."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from plots.rates import LONGEST, Exponent, Sweeps, borrowed, loss_law, octaves
-from plots.style import LOSS_LABEL, STAR, VERTEX, empty
-
-RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
-OPTIMA_NOTE = (
-    "optimum against width: vertex, or best rate run without one; bar: standard error, cut at "
-    f"{LONGEST:g} octaves"
-)
-HOLLOW_NOTE = (
-    "hollow points in the panel of optima: best rate first or last tried, left out of the fit"
-)
-BEST_NOTE = (
-    "loss of the best rate, on fresh seeds or of three and more each at the rate that the others "
-    "choose; bar: standard error from the spread over seeds"
-)
-
-
-def optima_note(fits: Iterable[Exponent], symbol: str = "D") -> str:
-    """What the marks in panels of these optima are."""
-    fits = list(fits)
-    hollow = HOLLOW_NOTE * any(fit.edge for fit in fits)
-    whose = borrowed((fit.sweeps for fit in fits), symbol)
-    return "; ".join(filter(None, (OPTIMA_NOTE, hollow, whose)))
+from plots import style
+from plots.rates import LONGEST, Exponent, Lines, Sweeps, exponent, octaves
+from plots.style import LOST, STAR, VERTEX, empty
 
 
 def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
-    """Loss against learning rate, stable rates only, a line per width with a star at the best rate
-    that was run and, where a parabola has one, its vertex with the standard error of the rate."""
+    """Loss against learning rate, up to the first rate 20 % above the best, a line per width: a
+    star at the best rate that was run, a diamond with the standard error of the rate at the vertex
+    of the parabola through it, where there is one, and a cross at the top edge at the first rate at
+    which a run diverged."""
+    if not sweeps:
+        empty(axis, "no finished run")
+        return
     for width, sweep in sweeps.items():
         stable, best, color = sweep.stable, sweep.best, colors[width]
         axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=color)
         axis.plot(best.grid_value, best.loss, color=color, **STAR)
+        if sweep.unstable:
+            place = {"transform": axis.get_xaxis_transform(), "clip_on": False}
+            axis.plot(sweep.unstable, 1.0, color=color, **LOST, **place)
         if best.inside:
             error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
             ends = [best.value * 2**-error, best.value * 2**error]
@@ -47,7 +34,7 @@ def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
     axis.set_xscale("log", base=2)
 
 
-def loss_limits(axes, sweeps: list[Sweeps]) -> None:
+def loss_limits(axes, sweeps: Sequence[Sweeps]) -> None:
     """One range of losses for all axes: of what is drawn, and a margin."""
     drawn = [sweep for line in sweeps for sweep in line.values()]
     values = [loss for sweep in drawn for loss in sweep.stable.values()]
@@ -58,23 +45,24 @@ def loss_limits(axes, sweeps: list[Sweeps]) -> None:
             axis.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
-    """Optimal rate against width with error bars and the power law; what the fit leaves out,
-    because the best rate is the first or last tried, is hollow."""
+def draw_optima(axis, sweeps: Sweeps, fit: Exponent, shift: float = 1.0, **look) -> None:
+    """Optimal rate against width, `shift` times to the right, with bars of its standard error, at
+    most LONGEST octaves, and the power law; what the fit leaves out, because the best rate is the
+    first or last tried, is hollow."""
     marker = look.pop("marker", "*")
     line = look.pop("ls", "-")
     label = look.pop("label", None)
     errors = octaves(sweeps)
+    if not sweeps:
+        return
     for width, sweep in sweeps.items():
         best, error = sweep.best, float(np.nan_to_num(errors.get(width, 0.0)))
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
-        face = "white" if best.at_edge else look["color"]
-        axis.errorbar(
-            width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1, **look
-        )
-    if fit.law:
+        shape = {"fmt": marker, "ms": 6, "mfc": "white" if best.at_edge else look["color"]}
+        axis.errorbar(width * shift, best.value, yerr=bars, capsize=2, lw=1, **shape, **look)
+    if math.isfinite(fit.value):
         widths = sorted(set(sweeps) - set(fit.edge))
-        axis.plot(widths, [fit.law(width) for width in widths], ls=line, lw=1.2, **look)
+        axis.plot(widths, [fit(width) for width in widths], ls=line, lw=1.2, **look)
     axis.plot([], [], ls=line, lw=1.2, marker=marker, ms=5, label=label, **look)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
@@ -89,28 +77,75 @@ def draw_published(axis, sweeps: Sweeps, power: float, **look) -> None:
     axis.plot(widths, line, **{"ls": ":", "lw": 1.4, "color": "0.45", "zorder": 1, **look})
 
 
+def power_text(fit: Exponent, symbol: str = "D") -> str:
+    """A measured power in matplotlib's notation."""
+    if math.isnan(fit.value):
+        return "no fit"
+    return rf"${symbol}^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}"
+
+
+class Line(NamedTuple):
+    """A line of `transfer`: its panel's title, its sweeps, colour and marker, and the power that
+    the paper gives to its optimum, if it does."""
+
+    label: str
+    sweeps: Sweeps
+    look: Mapping[str, object]
+    published: float | None = None
+
+
+def transfer(lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str):
+    """A panel of loss against rate for every line, and one of the optima against the size; more
+    than four are in two rows, with the legend in the last place. `size`, `rate` and `loss` are
+    labels."""
+    count = len(lines) + 1
+    down = 1 + (count > 4)
+    across = math.ceil(count / down)
+    figure, axes = style.subplots(down, across, (3.5, 3.0))
+    *shown, last = axes.flat[:count]
+    sizes = sorted({n for line in lines for n in line.sweeps})
+    colors = style.width_colors(sizes)
+    for place, (axis, line) in enumerate(zip(shown, lines, strict=True)):
+        draw_rates(axis, line.sweeps, colors)
+        ylabel = "" if place % across else loss
+        axis.set(title=line.label, xlabel=rate, ylabel=ylabel)
+    loss_limits(shown, [line.sweeps for line in lines])
+    entries = []
+    for line in lines:
+        fit, look = exponent(line.sweeps), dict(line.look)
+        label = f"{line.label.partition(',')[0]}: {power_text(fit, symbol)}"
+        entries.append((label, {**look, "ms": 5, "lw": 1.2}))
+        draw_optima(last, line.sweeps, fit, **look)
+        if line.published is not None and line.sweeps:
+            draw_published(last, line.sweeps, line.published, color=look["color"])
+    if sizes:
+        style.octave_limits([last], sizes)
+    last.set(title="best rate", xlabel=size, ylabel=f"best {rate}")
+    if any(line.published is not None for line in lines):
+        entries.append(("slope of the paper", {"color": "0.45", "ls": ":"}))
+    entries += [*style.width_entries(colors, symbol), *style.rate_entries(lines)]
+    style.legend(figure, entries, *axes.flat[count:][:1])
+    return figure
+
+
 def draw_best(axis, sweeps: Sweeps, **look) -> None:
-    """Loss of the best rate against parameters with seed error bars. The line is the power law
-    with a floor where the data determine it (from four sizes on), and joins the points otherwise.
-    """
-    sizes = [sweep.parameters for sweep in sweeps.values()]
-    values = [sweep.loss for sweep in sweeps.values()]
-    errors = [sweep.error if math.isfinite(sweep.error) else 0.0 for sweep in sweeps.values()]
+    """Loss of the best rate against parameters with seed error bars, hollow where a run that judges
+    it diverged."""
+    drawn = [sweep for sweep in sweeps.values() if sweep.ended]
+    sizes, values = [one.parameters for one in drawn], [one.loss for one in drawn]
+    errors = [np.nan_to_num(sweep.lowest.error) for sweep in drawn]
     look = {"ls": "-", "ms": 4, "lw": 1.2, **look}
-    law = loss_law(sweeps)
-    if law and math.isfinite(law.exponent_error):
-        dense = np.geomspace(min(sizes), max(sizes), 51)
-        line = {key: look[key] for key in ("ls", "lw", "color", "alpha") if key in look}
-        axis.plot(dense, [law(size) for size in dense], **line)
-        look["ls"] = ""
     axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
+    lost = [(one.parameters, one.loss) for one in drawn if one.lost]
+    if lost:
+        face = {**look, "ls": "", "mfc": "white", "zorder": 5}
+        axis.plot(*zip(*lost, strict=True), **face)
     axis.set_xscale("log")
 
 
 def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
     """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
-    1M at decades, or in between where there are too few of them; a panel without any line says so,
-    and one whose bars are by the spread over seeds of other widths says of which."""
+    1M at decades, or in between where there are too few of them; a panel without any says so."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     for axis, drawn in zip(axes, panels, strict=True):
@@ -125,6 +160,10 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
         else:
             empty(axis, "no finished run")
         axis.set_xlabel("parameters")
-        if note := borrowed(sweeps for sweeps, _ in drawn).replace(": ", ":\n"):
-            axis.text(0.03, 0.03, f"bars at {note}", fontsize=6, transform=axis.transAxes)
-    axes[0].set_ylabel(LOSS_LABEL)
+    axes[0].set_ylabel(style.LOSS_LABEL)
+
+
+def lost_entries(found: Lines) -> list[tuple[str, dict]]:
+    """The legend entry of hollow points in `size_panels`, if there are some."""
+    lost = any(sweep.lost for sweeps in found.values() for sweep in sweeps.values())
+    return [("some seeds diverged", style.HOLLOW)] if lost else []

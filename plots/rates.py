@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
 from measure import fits
-from plots import tables
+from plots import statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean, slope
 from plots.style import LABELS, present
@@ -23,46 +24,55 @@ NEAR = 0.05
 FREE = 4  # degrees of freedom that a width's own spread takes
 PAIRED = 3  # seeds; with two, 95 % of Student's distribution reach to 12.7 errors
 LONGEST = fits.WINDOW  # octaves; an optimum lies within them of the best rate, whatever its error
-# By whom a sweep's best rate is judged, in the words of `selection_lines`.
+# Octaves to either side of the best rate that a parabola may be fitted to: its neighbours (None),
+# and on a grid of factors of 2 up to where loss curves stop being parabolas.
+WINDOWS = (None, 1.0, 1.5, 2.0, 2.5)
+# By whom a sweep's best rate is judged.
 JUDGES = {
     "fresh": "best rates are judged on fresh seeds",
     "others": "every seed is judged at the rate that the others choose",
     "own": "best rates are judged by the seeds that choose them",
 }
+BySeed = Mapping[float, Mapping[int, float]]  # rate -> seed -> loss, infinite where it diverged
 
 
 @dataclass(frozen=True)
 class RateSweep:
     """Loss against learning rate at one width.
 
-    `losses` are means over the seeds that were run, infinite where one diverged, and `best` is the
-    rate that they choose. `runs`, by seed and infinite where one diverged, judge it; `judges` says
-    which seeds these are, a key of JUDGES, and `tried` has their losses by rate and seed. `noise`
-    is the standard deviation of one run's loss over seeds (NaN: no point has two) with `freedom`
-    degrees of freedom (None: not said), and `spread_of` are the widths whose seeds it comes from
-    (empty: not said).
+    `chosen_from` has the runs that choose the `best` rate, and `runs`, by seed, those that judge
+    it; `judges` says which seeds these are, a key of JUDGES, and `tried` has their losses at all
+    rates. `noise` is the standard deviation of one run's loss over seeds (NaN: no point has two)
+    with `freedom` degrees of freedom (None: not said), from the seeds of the widths `spread_of`.
     """
 
     width: int
     parameters: float
-    losses: Mapping[float, float]
-    runs: Mapping[int, float]
-    noise: float
+    chosen_from: BySeed
     best: fits.Optimum
     judges: str
-    tried: Mapping[float, Mapping[int, float]]
+    runs: Mapping[int, float]
+    tried: BySeed
+    noise: float
     freedom: int | None = None
     spread_of: tuple[int, ...] = ()
+
+    @cached_property
+    def losses(self) -> dict[float, float]:
+        """Means over the seeds that choose, infinite where one diverged."""
+        return {rate: fmean(of.values()) for rate, of in self.chosen_from.items()}
 
     @property
     def stable(self) -> dict[float, float]:
         """The sweep up to its first unstable rate, which is left out."""
         largest, _ = fits.stability(self.losses)
-        return {
-            rate: loss
-            for rate, loss in sorted(self.losses.items())
-            if rate <= largest and math.isfinite(loss)
-        }
+        return {r: loss for r, loss in self.losses.items() if r <= largest and math.isfinite(loss)}
+
+    @property
+    def unstable(self) -> float | None:
+        """The first rate above the stable ones, if a run diverged there."""
+        _, rate = fits.stability(self.losses)
+        return rate if rate is not None and math.isinf(self.losses[rate]) else None
 
     @property
     def ended(self) -> dict[int, float]:
@@ -80,74 +90,64 @@ class RateSweep:
         return fmean(self.ended.values()) if self.ended else math.nan
 
     @property
-    def error(self) -> float:
-        """Its standard error, from the spread over seeds."""
-        return self.noise / math.sqrt(max(len(self.ended), 1))
-
-    @property
     def lowest(self) -> Estimate:
-        """Both."""
-        return Estimate(self.loss, self.error, freedom=self.freedom)
+        """The same with its standard error, from the spread over seeds."""
+        error = self.noise / math.sqrt(max(len(self.ended), 1))
+        return Estimate(self.loss, error, freedom=self.freedom)
 
 
 Sweeps = Mapping[int, RateSweep]  # by width
 Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweeps
 
 
+# From a table to sweeps
+
+
 def rate_sweeps(
     rows: pd.DataFrame, noise: float = math.nan, window: float | None = fits.WINDOW
 ) -> dict[int, RateSweep]:
-    """Width -> sweep, of one line; widths where every run diverged are left out. The parabola of
-    the optimum reaches `window` octaves, or to the neighbours of the best rate."""
+    """Width -> sweep, of one line; widths where every rate has a run that diverged are left out.
+    The parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
         fresh = tables.is_fresh(cell)
-        runs = tables.losses_by(cell[~fresh], RATE)
-        losses = tables.mean_losses(runs)
-        if any(map(math.isfinite, losses.values())):
-            spread = noise / math.sqrt(min(map(len, runs.values())))
-            best = fits.optimum(losses, window, spread)
-            size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
-            others = tables.losses_by(cell[fresh], RATE)
-            judges, judging = _judged(runs, others, best.grid_value)
-            tried = others if judges == "fresh" else runs
-            by_seed = {rate: dict(own) for rate, own in tried.items()}
-            found[int(width)] = RateSweep(
-                int(width), size, losses, judging, noise, best, judges, by_seed
-            )
+        runs = {rate: dict(of) for rate, of in tables.losses_by(cell[~fresh], RATE).items()}
+        losses = {rate: fmean(of.values()) for rate, of in runs.items()}
+        if not any(map(math.isfinite, losses.values())):
+            continue
+        best = fits.optimum(losses, window, noise / math.sqrt(min(map(len, runs.values()))))
+        size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
+        others = {rate: dict(of) for rate, of in tables.losses_by(cell[fresh], RATE).items()}
+        judges, judging = _judged(runs, others, best.grid_value)
+        tried = others if judges == "fresh" else runs
+        found[int(width)] = RateSweep(int(width), size, runs, best, judges, judging, tried, noise)
     return found
 
 
-def _judged(
-    runs: Mapping[float, Sequence[tuple[int, float]]],
-    fresh: Mapping[float, Sequence[tuple[int, float]]],
-    best: float,
-) -> tuple[str, dict[int, float]]:
+def _judged(runs: BySeed, fresh: BySeed, best: float) -> tuple[str, dict[int, float]]:
     """(which seeds judge the best rate, their losses): fresh ones, where there are any; else every
     seed at the rate that the others choose; else those that choose it."""
     if best in fresh:
         return "fresh", dict(fresh[best])
     if chosen := chosen_by_others(runs):
-        return "others", {seed: dict(runs[rate])[seed] for seed, rate in chosen.items()}
+        return "others", {seed: runs[rate][seed] for seed, rate in chosen.items()}
     return "own", dict(runs[best])
 
 
-def chosen_by_others(runs: Mapping[float, Sequence[tuple[int, float]]]) -> dict[int, float]:
+def chosen_by_others(runs: BySeed) -> dict[int, float]:
     """Seed -> the rate with the lowest mean loss of all other seeds, the lowest of equals, of rates
-    that every seed has; empty below three seeds or two such rates. `runs`: rate -> (seed, loss),
-    by rising rate."""
-    seeds = sorted({seed for own in runs.values() for seed, _ in own})
-    shared = {rate: dict(own) for rate, own in runs.items() if len(dict(own)) == len(seeds)}
+    that every seed has; empty below three seeds or two such rates."""
+    seeds = sorted({seed for of in runs.values() for seed in of})
+    shared = {rate: of for rate, of in sorted(runs.items()) if len(of) == len(seeds)}
     if len(seeds) < PAIRED or len(shared) < 2:
         return {}
-    means = {
-        seed: {
-            rate: fmean(loss for other, loss in own.items() if other != seed)
-            for rate, own in shared.items()
-        }
+    return {
+        seed: min(
+            shared,
+            key=lambda rate: fmean(loss for one, loss in shared[rate].items() if one != seed),
+        )
         for seed in seeds
     }
-    return {seed: min(of, key=lambda rate: of[rate]) for seed, of in means.items()}
 
 
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
@@ -162,33 +162,24 @@ def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[in
     return found
 
 
-def lost_lines(rows: pd.DataFrame, keys: Sequence[str], symbol: str = "D") -> list[str]:
-    """Names the widths where every run diverged, by what tells a figure's lines apart."""
-    text = []
-    for names, line in rows.groupby(list(keys), sort=False):
-        lost = sorted(set(map(int, line[WIDTH].unique())) - set(rate_sweeps(line)))
-        if lost:
-            text.append(f"{', '.join(names)}: every run diverged at {symbol} = {_listed(lost)}")
-    return text
+def lines_of(
+    table: pd.DataFrame, keys: Mapping[str, Mapping[str, str]], curves: Mapping[str, str]
+) -> dict[tuple[str, ...], dict[int, RateSweep]]:
+    """(value of every key column, curve) -> sweeps by width, of what has a finished run; `keys`
+    and `curves` have the labels of what comes first, in this order. Lines of the same key values
+    share the spread over seeds at a width."""
+    if not keys:
+        found = curve_sweeps(table, present(curves, table[CURVE]))
+        return {(curve,): sweeps for curve, sweeps in found.items() if sweeps}
+    (column, labels), *rest = keys.items()
+    return {
+        (value, *further): sweeps
+        for value in present(labels, table[column])
+        for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
+    }
 
 
-def edge_lines(sweeps: Lines, symbol: str = "D") -> list[str]:
-    """Names the widths whose best rate is the first or last of those tried: their loss is an upper
-    bound. A single rate was not searched for, and is not named."""
-    text = []
-    for names, line in sweeps.items():
-        searched = {width: sweep.best for width, sweep in line.items() if len(sweep.losses) > 1}
-        edge = [width for width, best in searched.items() if best.at_edge]
-        if edge:
-            text.append(
-                f"{', '.join(names)}: best rate at the edge of its sweep at {symbol} = "
-                f"{_listed(edge)}"
-            )
-    return text
-
-
-def _listed(widths: Sequence[int]) -> str:
-    return ", ".join(map(str, widths))
+# Noise
 
 
 def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
@@ -225,137 +216,134 @@ def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ..
     return {n: (noise, free, (n,)) if free else every for n, (noise, free) in own.items()}
 
 
-def borrowed(lines: Iterable[Sweeps], symbol: str = "D") -> str:
-    """Which widths take the spread over seeds of which others; "" where none does."""
-    every = [(width, sweep.spread_of) for line in lines for width, sweep in line.items()]
-    others = {width: of for width, of in every if of not in ((), (width,))}
-    if not others:
-        return ""
-    of = _listed(sorted(set().union(*others.values())))
-    at = (
-        f"all {symbol}"
-        if len(others) == len(dict(every))
-        else (f"{symbol} = {_listed(sorted(others))}")
-    )
-    return f"{at}: spread of {symbol} = {of}"
+# What findings rest on, said once
 
 
-def noise_line(rows: pd.DataFrame, what: str, symbol: str = "D") -> str:
-    """What the errors of the rows' sweeps rest on; `symbol`, here and elsewhere, is the width's."""
-    at: dict[str, list[int]] = {}
-    for width, (spread, _, of) in width_noise(rows).items():
-        if not of:
-            return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
-        whose = "" if of == (width,) else f", the spread of {symbol} = {_listed(of)}"
-        at.setdefault(f"{spread:.3f} at {symbol} = {{}}{whose}", []).append(width)
-    known = "; ".join(text.format(_listed(widths)) for text, widths in at.items())
-    return f"{what}: standard deviation of the final loss over seeds, near optima: {known} (nats)"
+def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
+    """Optima at an edge, whose loss is an upper bound; widths where every run diverged; the noise;
+    and which seeds judge. `keys` are the columns that tell a figure's lines apart."""
+    edge = {
+        ", ".join(names): [w for w, one in line.items() if one.best.at_edge and len(one.losses) > 1]
+        for names, line in found.items()
+    }
+    text = _at("best rate first or last of those tried", edge, symbol)
+    ended = np.isfinite(table[LOSS]) & (table[STATUS] == "finished")
+    ended = ended[~tables.is_fresh(table)]
+    whole = ended.groupby([table[key] for key in (*keys, WIDTH, RATE)]).all()
+    lost: dict[str, list[int]] = {}
+    for (*names, width), any_rate in whole.groupby(level=[*keys, WIDTH]).any().items():
+        lost.setdefault(", ".join(map(str, names)), []).extend([] if any_rate else [int(width)])
+    text += _at("a run diverged at every rate", lost, symbol)
+    return [*text, noise_line(table, symbol), *_judges(found, symbol)]
 
 
-def noise_lines(table: pd.DataFrame, symbol: str = "D") -> list[str]:
-    """The same for every parameterisation of a table."""
-    labels = present(LABELS, table[PARAMETERIZATION])
-    return [
-        noise_line(table[table[PARAMETERIZATION] == rule], label, symbol)
-        for rule, label in labels.items()
-    ]
+def _at(what: str, widths: Mapping[str, Sequence[int]], symbol: str) -> list[str]:
+    """A line that names lines and their widths; none where there are none."""
+    named = [f"{name} at {symbol} = {listed(own)}" for name, own in widths.items() if own]
+    return [f"{what}: {'; '.join(named)}"] if named else []
 
 
-def selection_lines(found: Lines, symbol: str = "D") -> list[str]:
+def listed(widths: Iterable[int]) -> str:
+    """Widths in a row."""
+    return ", ".join(map(str, widths))
+
+
+def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
+    """The standard deviation of the final loss over seeds, near optima, by parameterisation."""
+    parts = {"": table}
+    if PARAMETERIZATION in table:
+        rules = present(LABELS, table[PARAMETERIZATION])
+        parts = {rules[rule]: table[table[PARAMETERIZATION] == rule] for rule in rules}
+    text = []
+    for label, rows in parts.items():
+        at: dict[str, list[int]] = {}
+        for width, (spread, _, of) in width_noise(rows).items():
+            whose = "" if of == (width,) else f" (spread of {symbol} = {listed(of)})"
+            words = f"{spread:.3f} at {symbol} = {{}}{whose}" if of else "unknown, of one seed"
+            at.setdefault(words, []).append(width)
+        known = (words.format(listed(widths)) for words, widths in at.items())
+        text.append(f"{label} {', '.join(known)}".strip())
+    return "standard deviation of the final loss over seeds, near optima (nats): " + "; ".join(text)
+
+
+def _judges(found: Lines, symbol: str) -> list[str]:
     """By which seeds best rates are judged, how far that is above the lowest loss of the seeds that
     choose where they are the same seeds, and which of them diverge; a single rate was not chosen.
     """
     kinds: dict[str, list[RateSweep]] = {}
-    lost = []
+    lost: dict[str, list[int]] = {}
     for names, line in found.items():
         for sweep in (sweep for sweep in line.values() if len(sweep.losses) > 1):
             kinds.setdefault(sweep.judges, []).append(sweep)
-        gone = ", ".join(
-            f"{sweep.lost} of {len(sweep.runs)} at {symbol} = {width}"
-            for width, sweep in line.items()
-            if sweep.lost
-        )
-        lost += [f"{', '.join(names)}: {gone}"] * bool(gone)
+        lost[", ".join(names)] = [width for width, sweep in line.items() if sweep.lost]
     text = []
     for kind, sweeps in sorted(kinds.items()):
         rises = [sweep.loss - sweep.best.loss for sweep in sweeps if not sweep.lost]
-        line = f"{JUDGES[kind]} (n = {len(sweeps)} sweeps)"
-        if kind == "others" and rises:
-            line += (
-                f", {np.mean(rises):.3f} nats in the mean and {max(rises):.3f} at most above "
-                f"the lowest loss (n = {len(rises)} without one that diverges)"
-            )
-        text.append(line)
-    return [
-        *text,
-        *(
-            ["runs that judge a best rate diverge, and are left out: " + "; ".join(lost)]
-            if lost
-            else []
-        ),
-    ]
+        above = f", {np.mean(rises):.3f} nats above the lowest loss in the mean" if rises else ""
+        text.append(f"{JUDGES[kind]} (n = {len(sweeps)} sweeps{above if kind == 'others' else ''})")
+    return [*text, *_at("of the runs that judge some diverge, and are left out", lost, symbol)]
 
 
-def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
-    """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
-    which seeds judge; `keys` are the columns that tell its lines apart."""
-    return [
-        *edge_lines(found, symbol),
-        *lost_lines(table, keys, symbol),
-        *noise_lines(table, symbol),
-        *selection_lines(found, symbol),
-    ]
+# Exponents of the optimum
 
 
 @dataclass(frozen=True)
-class Exponent(Estimate):
-    """The power of width in the optimal rate; NaN for fewer than two widths.
+class Exponent(statistics.Power):
+    """The power of width in the optimal rate; `edge` are widths left out of it: their best rate is
+    the first or last tried."""
 
-    `law` weighs all widths alike, `weighted` those whose optimum has an error, by it. The standard
-    error is the larger of the one from the scatter of widths, which is small by chance where widths
-    are few, and the one that the optima's own errors, at most LONGEST (which an unknown one counts
-    as), imply for `law`. `edge` are widths left out: their best rate is the first or last tried.
-    """
-
-    law: fits.PowerLaw | None = None
-    weighted: fits.PowerLaw | None = None
-    widths: int = 0
     edge: tuple[int, ...] = ()
-    sweeps: Sweeps = field(default_factory=dict)
+    sweeps: Sweeps = field(default_factory=dict, compare=False)
 
     def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
-        edge = f"; at edge: {_listed(self.edge)}" if self.edge else ""
-        if self.law is None:
-            return f"no fit: {self.widths} width{'s' * (self.widths != 1)}{edge}"
+        edge = f"; at edge: {listed(self.edge)}" if self.edge else ""
+        if math.isnan(self.value):
+            return f"no fit: {self.groups} width{'s' * (self.groups != 1)}{edge}"
         return self.through_widths(digits, sign, edge)
 
 
 def exponent(sweeps: Sweeps) -> Exponent:
-    """The exponent of the optimal rate over the widths whose optimum is not at the edge."""
-    used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    """The exponent of the optimal rate over the widths whose optimum is not at the edge, all alike.
+    Its error holds, beside those of `statistics.power`, how far the window around the best rate
+    that parabolas are fitted to moves it."""
+    used = {width: sweep for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    points = {width: math.log2(sweep.best.value) for width, sweep in used.items()}
+    value = statistics.power(points).value
+    moved = [abs(one - value) for one in by_window(used).values()]
+    left_out = _without_each_seed(used)
+    further = {"windows": max(moved, default=math.nan)}
+    found = statistics.power(points, octaves(sweeps), left_out, None, further)
     edge = tuple(sorted(set(sweeps) - set(used)))
-    law = weighted = None
-    value, error = math.nan, math.nan
-    known = {w: best for w, best in used.items() if math.isfinite(best.error) and best.error > 0}
-    if len(known) > 1:
-        values = [best.value for best in known.values()]
-        weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
-    if len(used) > 1:
-        law = fits.power_law(list(used), [best.value for best in used.values()])
-        implied = slope({w: Estimate(0.0, error) for w, error in octaves(sweeps).items()})
-        value, error = law.exponent, np.fmax(law.error, implied.error)
-    return Exponent(
-        value,
-        float(error),
-        len(used),
-        2,
-        law=law,
-        weighted=weighted,
-        widths=len(used),
-        edge=edge,
-        sweeps=sweeps,
-    )
+    return Exponent(**{**vars(found), "edge": edge, "sweeps": sweeps})
+
+
+def by_window(sweeps: Sweeps) -> dict[float | None, float]:
+    """Window -> the exponent with the parabolas of all optima fitted to it."""
+    found = {}
+    for window in WINDOWS:
+        best = {width: fits.optimum(sweep.losses, window) for width, sweep in sweeps.items()}
+        points = {w: math.log2(one.value) for w, one in best.items() if not one.at_edge}
+        found[window] = statistics.power(points).value
+    return {window: value for window, value in found.items() if math.isfinite(value)}
+
+
+def _without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
+    """Width -> log2 of the optimum without one seed, for each of the seeds that all widths share:
+    runs of a seed share random numbers across widths. None below three of them."""
+    seeds = [{seed for of in s.chosen_from.values() for seed in of} for s in sweeps.values()]
+    shared = sorted(set.intersection(*seeds)) if seeds else []
+    parts = []
+    for left in shared if len(shared) >= PAIRED else ():
+        kept = set(shared) - {left}
+        part = {}
+        for width, sweep in sweeps.items():
+            runs = {r: [of[s] for s in of if s in kept] for r, of in sweep.chosen_from.items()}
+            losses = {rate: fmean(of) for rate, of in runs.items() if of}
+            ends = any(map(math.isfinite, losses.values()))
+            part[width] = math.log2(fits.optimum(losses, fits.WINDOW).value) if ends else math.nan
+        parts.append(part)
+    return parts
 
 
 def octaves(sweeps: Sweeps) -> dict[int, float]:
@@ -372,6 +360,9 @@ def optimum_text(sweep: RateSweep) -> str:
     if not best.inside:
         return f"~{best.value:.3g}"
     return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
+
+
+# Losses of the best rate
 
 
 def transfer_text(sweeps: Sweeps) -> str:
@@ -396,37 +387,7 @@ def cost_of(sweep: RateSweep, rate: float) -> Estimate:
     if len(pairs) >= PAIRED:
         return mean(pairs)
     loss = fmean(there.values()) if there else math.nan
-    return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.error)
-
-
-def loss_law(sweeps: Sweeps) -> fits.IrreduciblePowerLaw | None:
-    """Best loss against parameters as a power law with a floor; None below four sizes."""
-    try:
-        return fits.irreducible_power_law(
-            [sweep.parameters for sweep in sweeps.values()],
-            [sweep.loss for sweep in sweeps.values()],
-            max(sweep.error for sweep in sweeps.values()),
-        )
-    except ValueError:
-        return None
-
-
-def law_text(law: fits.IrreduciblePowerLaw) -> str:
-    """The law's two telling numbers."""
-    if not math.isfinite(law.exponent_error):
-        return f"floor not determined (n = {law.n})"
-    floor = f"floor {law.floor:.2f} ± {law.floor_error:.2f}"
-    return f"{floor}, k {law.exponent:.2f} ± {law.exponent_error:.2f} (n = {law.n} sizes)"
-
-
-def gain(before: Sweeps, after: Sweeps, last: bool = True) -> tuple[int | None, Estimate]:
-    """(width, loss before minus after) at the largest common width, or the smallest; None for the
-    width without a common one."""
-    common = sorted(set(before) & set(after))
-    if not common:
-        return None, UNKNOWN
-    width = common[-1 if last else 0]
-    return width, difference(before[width], after[width])
+    return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.lowest.error)
 
 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
@@ -445,20 +406,20 @@ def unpaired(before: RateSweep, after: RateSweep) -> Estimate:
     return replace(change, freedom=before.freedom) if before.noise == after.noise else change
 
 
+def gains(before: Sweeps, after: Sweeps) -> dict[int, Estimate]:
+    """Common width -> loss before minus after; what is left of runs of which some diverge is not
+    known: they are the better ones."""
+    return {
+        width: difference(before[width], after[width])
+        if not (before[width].lost or after[width].lost)
+        else UNKNOWN
+        for width in sorted(before.keys() & after.keys())
+    }
+
+
 def gain_by_width(before: Sweeps, after: Sweeps) -> Estimate:
     """What a doubling of the width adds to the gain, in nats, over all common widths."""
-    widths = sorted(set(before) & set(after))
-    return slope({width: difference(before[width], after[width]) for width in widths})
-
-
-def gain_text(before: Sweeps, after: Sweeps, symbol: str = "D") -> str:
-    """The gain at the largest common width, and the smallest one's if that is another."""
-    (width, change), (small, earlier) = gain(before, after), gain(before, after, last=False)
-    if width is None:
-        return "not measured"
-    note = f" ({earlier.value:+.3f} at {small})" if small != width else ""
-    lost = before[width].lost + after[width].lost
-    return f"{change.text()} at {symbol} = {width}{note}" + f"; {lost} diverged" * bool(lost)
+    return slope({w: difference(before[w], after[w]) for w in sorted(before.keys() & after.keys())})
 
 
 def compared(
@@ -469,34 +430,26 @@ def compared(
     published: str | None = None,
     symbol: str = "D",
 ) -> Finding:
-    """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
-    (`equal`), or nothing (None), in the words `published`. What is left of runs of which some
-    diverge decides nothing: they are the better ones."""
-    width, change = gain(before, after)
+    """Loss before minus after at the largest common width as a finding: the paper says that there
+    is a gain (`gains`), a loss (`loses`), neither (`equal`), or nothing (None), in the words
+    `published`. Where a run diverges nothing is decided."""
+    by_width = gains(before, after)
+    if not by_width:
+        verdict = "not measured" if claim else ""
+        return Finding(name, "not measured", published or claim or "no claim", verdict, UNKNOWN)
+    (width, change), small = max(by_width.items()), min(by_width)
+    change = replace(change, by_size=by_width)
     verdicts = {
         None: "",
         "gains": change.claimed_gain(),
         "loses": (-change).claimed_gain(),
         "equal": change.claimed_equal(),
     }
-    verdict, published = verdicts[claim], published or claim or "no claim"
-    if width is not None and (before[width].lost or after[width].lost):
-        verdict, change = "undecided: a run diverges" if claim else "", UNKNOWN
-    return Finding(name, gain_text(before, after, symbol), published, verdict, change)
-
-
-def lines_of(
-    table: pd.DataFrame, keys: Mapping[str, Mapping[str, str]], curves: Mapping[str, str]
-) -> dict[tuple[str, ...], dict[int, RateSweep]]:
-    """(value of every key column, curve) -> sweeps by width, of what has a finished run; `keys`
-    and `curves` have the labels of what comes first, in this order. Lines of the same key values
-    share the spread over seeds at a width."""
-    if not keys:
-        found = curve_sweeps(table, present(curves, table[CURVE]))
-        return {(curve,): sweeps for curve, sweeps in found.items() if sweeps}
-    (column, labels), *rest = keys.items()
-    return {
-        (value, *further): sweeps
-        for value in present(labels, table[column])
-        for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
-    }
+    verdict, text = verdicts[claim], change.text()
+    if lost := before[width].lost + after[width].lost:
+        verdict = "undecided: a run diverges" if claim else ""
+        text = f"{difference(before[width], after[width]).text()}, {lost} diverged"
+    at = f" at {symbol} = {width}"
+    if small != width and math.isfinite(by_width[small].value):
+        at += f" ({by_width[small].value:+.3f} at {small})"
+    return Finding(name, text + at, published or claim or "no claim", verdict, change)

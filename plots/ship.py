@@ -8,8 +8,6 @@ ended, --where keeps the part that has; the JSON and the figures' captions say s
 1.5 MB, such as those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import gzip
@@ -21,9 +19,9 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from plots.tables import DATA, Condition, TableError
+from plots.catalogue import PAPERS
+from plots.tables import DATA, TableError, rows_where
 
-PAPERS = ("everett", "dinan", "bordelon", "theory")
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
 EMBEDDED = {
@@ -39,15 +37,14 @@ def part(table: Path, where: Sequence[str]) -> bytes:
     try:
         written = table.read_bytes()
     except OSError as error:
-        raise TableError(
-            f"{table}: cannot read the table: {error.strerror}; give a table of a "
-            "sweep, such as results/EXPERIMENT/SWEEP/results.csv"
-        ) from None
+        why = f"cannot read the table: {error.strerror}"
+        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
+        raise TableError(f"{table}: {why}; {how}") from None
     if not where:
         return written
     rows = pd.read_csv(table)
     for text in where:
-        rows = Condition.parse(text).rows(rows, table)
+        rows = rows_where(rows, text, table)
     header, *lines = written.splitlines(keepends=True)
     return header + b"".join(lines[index] for index in rows.index)
 
@@ -60,28 +57,28 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
         lines = csv.DictReader(written.decode("utf-8").splitlines())
         names = list(dict.fromkeys(row["run"] for row in lines))
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError(
-            f"{table}: no result table: {error!r}; expected a CSV file with a column run"
-        ) from None
+        words = f"no result table: {error!r}; expected a CSV file with a column run"
+        raise TableError(f"{table}: {words}") from None
     if not names:
         raise TableError(f"{table}: no runs in it; run the sweep first")
-    environments = []
+    environments: dict[str, dict] = {}
     for name in names:
         path = table.parent / name / "summary.json"
         try:
-            environments.append(dict(json.loads(path.read_text(encoding="utf-8"))["environment"]))
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            environments[name] = dict(summary["environment"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
-    for name, other in zip(names, environments, strict=True):
-        if other != environments[0]:
-            key = next(k for k in environments[0] | other if environments[0].get(k) != other.get(k))
-            raise TableError(
-                f"{table}: run {name} was made elsewhere than {names[0]} ({key} "
-                f"{environments[0].get(key)} -> {other.get(key)}); run all again"
-            )
+    first = environments[names[0]]
+    for name, other in environments.items():
+        if other != first:
+            key = next(k for k in first | other if first.get(k) != other.get(k))
+            words = f"run {name} was made elsewhere than {names[0]}"
+            change = f"{key} {first.get(key)} -> {other.get(key)}"
+            raise TableError(f"{table}: {words} ({change}); run all again")
     folder = table.resolve().parent
     origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
-    return {**origin, **_data(folder / names[0] / "config.yaml"), "environment": environments[0]}
+    return {**origin, **_data(folder / names[0] / "config.yaml"), "environment": first}
 
 
 def _data(config: Path) -> dict[str, str]:
@@ -139,7 +136,3 @@ def main(argv: Sequence[str] | None = None) -> None:
     keep(written, folder / f"{name}.csv")
     text = json.dumps(origin, indent=1) + "\n"
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,23 +1,118 @@
-"""Powers of a size (heads, head dimension, depth) in something measured over seeds, with errors.
+"""Powers of a size (width, heads, head dimension, depth) in what was measured, with their errors,
+and means over seeds.
 
-Runs of one seed may share random numbers across sizes, so that the points of a fit are not
-independent: errors are jackknife ones, a seed left out of all sizes at once. A seed that lacks a
-size counts at none: sizes are compared on the same seeds.
+Runs of one seed may share random numbers across sizes, so that the points of a line are not
+independent, and the scatter of few points is small by luck now and then. So the error of a power is
+the largest of three: from the scatter about the line, from the points' own errors, and the
+jackknife's, which leaves a seed out of all sizes at once. A seed that lacks a size counts at none.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
-from measure.fits import PowerLaw, power_law
 from plots.findings import UNKNOWN, Estimate, weighted
 
-Statistic = Callable[[pd.DataFrame], float]
+Points = Mapping[float, float]  # size -> log2 of what is measured there
+
+
+@dataclass(frozen=True)
+class Power(Estimate):
+    """The exponent of a power law through several sizes; called with a size, the law's value.
+
+    `errors` are those that its error is the largest of; NaN is left out."""
+
+    intercept: float = math.nan
+    errors: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def __call__(self, size: float) -> float:
+        """The law at a size."""
+        return 2.0 ** (self.intercept + self.value * math.log2(size))
+
+
+def power(
+    points: Points,
+    own: Points | None = None,
+    left_out: Sequence[Points] = (),
+    freedom: float | None = None,
+    further: Mapping[str, float] | None = None,
+) -> Power:
+    """The unweighted straight line through log2 of sizes and `points`; NaN below two sizes.
+
+    `own` are the points' standard errors with their degrees of freedom `freedom` (None: those of
+    the line), `left_out` the points without one group each, `further` other errors by name.
+    """
+    sizes = sorted(points)
+    if len(sizes) < 2:
+        return Power(math.nan, math.nan, groups=len(sizes), fitted=2)
+    x, y = np.log2(sizes), np.array([points[size] for size in sizes])
+    weights = (x - x.mean()) / ((x - x.mean()) @ (x - x.mean()))
+    value = float(weights @ y)
+    intercept = float(y.mean() - value * x.mean())
+    free = len(sizes) - 2 or None
+    alone = np.array([(own or {}).get(size, math.nan) for size in sizes])
+    errors: dict[str, tuple[float, float | None]] = {
+        "points": (float(np.sqrt(np.sum((weights * alone) ** 2))), freedom or free),
+        **{name: (error, free) for name, error in (further or {}).items()},
+    }
+    if free:
+        residuals = y - intercept - value * x
+        scatter = math.sqrt(residuals @ residuals / free * (weights @ weights))
+        errors["scatter"] = (scatter, free)
+    step = np.diff(x)
+    apart = np.hypot(alone[:-1], alone[1:]) / step  # errors of local slopes
+    if len(left_out) > 1:
+        parts = np.array([[part[size] for size in sizes] for part in left_out])
+        jackknife = math.sqrt((len(parts) - 1) * (parts @ weights).var())
+        errors["seeds"] = (jackknife, len(left_out) - 1)
+        apart = np.sqrt((len(parts) - 1) * np.diff(parts).var(axis=0)) / step
+    known = {name: one for name, one in errors.items() if math.isfinite(one[0])}
+    error, free = max(known.values(), key=lambda one: one[0], default=(math.nan, None))
+    slopes = zip(sizes[1:], (np.diff(y) / step).tolist(), apart.tolist(), strict=True)
+    local = {size: Estimate(one, own_error) for size, one, own_error in slopes}
+    return Power(
+        value,
+        error,
+        groups=len(sizes),
+        fitted=2,
+        freedom=free,
+        by_size=local,
+        intercept=intercept,
+        errors={name: one[0] for name, one in known.items()},
+    )
+
+
+def exponent(rows: pd.DataFrame, group: str, size: str, value: str, of: str = "mean") -> Power:
+    """The power of `size` in the mean of `value` over groups, or in their spread (`of`="std"), over
+    the groups that have a finite value at every size; it rests on that many groups."""
+    rows = complete(rows[np.isfinite(rows[value])], group, size)
+    return exponent_in(rows, group, lambda part: part.groupby(size)[value].agg(of))
+
+
+def exponent_in(
+    rows: pd.DataFrame, group: str, points: Callable[[pd.DataFrame], pd.Series]
+) -> Power:
+    """The power of the index in the values above zero of `points(rows)`, a series by size."""
+
+    def logs(part: pd.DataFrame) -> pd.Series:
+        values = points(part)
+        return np.log2(values[np.isfinite(values) & (values > 0)])
+
+    groups, whole = rows[group].unique(), logs(rows)
+    count = len(groups)
+    parts = [logs(rows[rows[group] != one]).reindex(whole.index) for one in groups]
+    parts = parts if count > 1 else []
+    own = {}
+    if parts:
+        spread = pd.concat(parts, axis=1).var(axis=1, ddof=0, skipna=False)
+        own = np.sqrt((count - 1) * spread).to_dict()
+    found = power(whole.to_dict(), own, [part.to_dict() for part in parts], count - 1)
+    return replace(found, groups=count, fitted=1)
 
 
 def complete(rows: pd.DataFrame, group: str, *keys: str) -> pd.DataFrame:
@@ -27,7 +122,9 @@ def complete(rows: pd.DataFrame, group: str, *keys: str) -> pd.DataFrame:
     return rows[rows[group].isin(found.index[found == wanted])]
 
 
-def jackknife(rows: pd.DataFrame, group: str, statistic: Statistic) -> Estimate:
+def jackknife(
+    rows: pd.DataFrame, group: str, statistic: Callable[[pd.DataFrame], float]
+) -> Estimate:
     """The statistic of all rows, and its error from leaving out one group after another; no error
     with a single group or where a part has no value."""
     groups = rows[group].unique()
@@ -36,30 +133,6 @@ def jackknife(rows: pd.DataFrame, group: str, statistic: Statistic) -> Estimate:
         return Estimate(value, math.nan, count)
     parts = np.array([statistic(rows[rows[group] != one]) for one in groups])
     return Estimate(value, math.sqrt((count - 1) * parts.var()), count)
-
-
-def law(rows: pd.DataFrame, size: str, value: str) -> PowerLaw | None:
-    """The unweighted fit to the means of `value` by `size`; None with fewer than two sizes whose
-    mean is above zero."""
-    return fitted(rows.groupby(size)[value].mean())
-
-
-def fitted(means: pd.Series) -> PowerLaw | None:
-    """The power of the index in the finite values above zero; None for fewer than two of them."""
-    means = means[np.isfinite(means) & (means > 0)]
-    return power_law(means.index.tolist(), means.tolist()) if len(means) > 1 else None
-
-
-def power_of(found: PowerLaw | None) -> float:
-    """The exponent of a fit; NaN without one."""
-    return math.nan if found is None else found.exponent
-
-
-def exponent(rows: pd.DataFrame, group: str, size: str, value: str) -> Estimate:
-    """The power of `size` in the mean of `value` and its jackknife error, over the groups that have
-    a finite value at every size."""
-    rows = complete(rows[np.isfinite(rows[value])], group, size)
-    return jackknife(rows, group, lambda part: power_of(law(part, size, value)))
 
 
 def slope(values: Mapping[int, Estimate]) -> Estimate:

@@ -1,11 +1,8 @@
 """The look all figures share, and how they are saved."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,8 @@ import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
-# Above all panels: one line of title, lines of caption; inches, and points of their text.
-TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.13, 7.0
+# Above all panels: a line of title and a line of caption; inches, and points of the caption.
+TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.18, 7.0
 # Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
 # (2021). Any two are told apart with deuteranopia and protanopia (tests/plots/test_style.py).
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -31,11 +28,8 @@ OPTIMIZERS = {
 }
 STAR = {"marker": "*", "ms": 10, "mec": "black", "mew": 0.5, "zorder": 5, "ls": ""}
 VERTEX = {"marker": "D", "ms": 4, "mfc": "white", "mew": 0.9, "zorder": 6, "ls": ""}
-# What the marks in panels of loss against rate mean.
-STAR_ENTRIES = (
-    ("best rate run", {"color": "gray", **STAR}),
-    ("vertex of a parabola (bar: standard error)", {"color": "gray", **VERTEX}),
-)
+LOST = {"marker": "X", "ms": 6, "mec": "white", "mew": 0.6, "zorder": 4, "ls": ""}  # diverged
+HOLLOW = {"color": "gray", "marker": "o", "mfc": "white", "ms": 5, "ls": ""}
 LOSS_LABEL = "eval loss (nats/token)"
 VALIDATION_LABEL = "validation loss (nats/token)"
 # Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
@@ -55,7 +49,6 @@ STRATEGY_COLORS = {
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
-STYLES = ("paper", "talk")
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -111,12 +104,16 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
     )
 
 
-def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
-    """One legend below all panels, (label, line properties or an artist) each, in as many columns
-    as fit."""
+def legend(figure, entries: Sequence[tuple[str, Any]], axis=None, **options) -> None:
+    """One legend, (label, line properties or an artist) each: below all panels, in as many columns
+    as fit, or in the place of an `axis` that is left over."""
+    if axis is not None:
+        axis.axis("off")
+        axis.legend(handles=handles(entries), loc="center", fontsize=8, frameon=False)
+        return
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
-    inches = [0.55 + 0.0073 * options["fontsize"] * len(label) for label in labels]
+    inches = [0.6 + 0.0078 * options["fontsize"] * len(label) for label in labels]
 
     def across(columns: int) -> float:
         down = math.ceil(len(labels) / columns)
@@ -124,6 +121,8 @@ def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
 
     while options["ncols"] > 1 and across(options["ncols"]) > figure.get_figwidth():
         options["ncols"] -= 1
+    # No more columns than fill their rows: a last row of one has no reader.
+    options["ncols"] = math.ceil(len(labels) / math.ceil(len(labels) / options["ncols"]))
     figure.legend(handles=handles(entries), loc="outside lower center", **options)
 
 
@@ -139,11 +138,11 @@ def handles(entries: Sequence[tuple[str, Any]]) -> list:
 
 def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
     """Titles above the first row of panels, what all have below the last, and `y` left of rows."""
-    for axis, title in zip(axes[0], titles, strict=True):
+    for axis, title in zip(axes[0], titles, strict=False):
         axis.set_title(title)
     for axis in axes[-1] if x else ():
         axis.set_xlabel(x)
-    for row, label in zip(axes, y, strict=True):
+    for row, label in zip(axes, y, strict=False):
         row[0].set_ylabel(label)
 
 
@@ -155,29 +154,27 @@ def empty(axis, why: str) -> None:
     axis.grid(False)
 
 
-def bits_axis(axis) -> None:
-    """A second scale on the right: nats on the left in bits."""
-    scale = (lambda nats: nats / math.log(2), lambda bits: bits * math.log(2))
-    axis.secondary_yaxis("right", functions=scale).set_ylabel("validation loss (bits/token)")
-
-
-def octave_limits(axis, widths: list[int]) -> None:
-    """Ticks at the widths, with labels as far as they have room, and at least two whole octaves of
-    rates."""
-    if axis.has_data() and axis.get_yscale() == "log":
-        low, high = (math.log2(end) for end in axis.get_ylim())
-        low, high = math.floor(low), math.ceil(high)
-        axis.set_ylim(2.0**low, 2.0 ** max(high, low + 2))
-    axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
-    inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
-    digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.1  # octaves it takes
-    labelled: list[int] = []
-    for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
-        room = (len(str(width)) + 1) * digit
-        if all(abs(math.log2(width / other)) >= room for other in labelled):
-            labelled.append(width)
-    axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
-    axis.minorticks_off()
+def octave_limits(axes: Sequence, widths: list[int]) -> None:
+    """Ticks at the widths, with labels as far as they have room, and in all panels of a row equally
+    many whole octaves of rates, so that slopes can be compared; at least two."""
+    drawn = [axis for axis in axes if axis.has_data() and axis.get_yscale() == "log"]
+    ends = [[math.log2(end) for end in axis.get_ylim()] for axis in drawn]
+    ends = [[math.floor(low), math.ceil(high)] for low, high in ends]
+    most = max((high - low for low, high in ends), default=2)
+    for axis, (low, high) in zip(drawn, ends, strict=True):
+        spare = max(most, 2) - (high - low)
+        axis.set_ylim(2.0 ** (low - spare // 2), 2.0 ** (high + spare - spare // 2))
+    for axis in axes:
+        axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
+        inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
+        digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.075  # octaves it takes
+        labelled: list[int] = []
+        for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
+            room = (len(str(width)) + 1) * digit
+            if all(abs(math.log2(width / other)) >= room for other in labelled):
+                labelled.append(width)
+        axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
+        axis.minorticks_off()
 
 
 def update_ticks(axis, last: float) -> None:
@@ -195,93 +192,43 @@ def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
     return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
+def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
+    """Legend entries of the marks in panels of loss against rate and of optima, as far as there
+    are some: of Lines, or (label, sweeps) and more each."""
+    sweeps = [sweep for line in lines for sweep in line[1].values()]
+    gray = {"color": "gray"}
+    entries = [
+        ("best rate run", gray | STAR, True),
+        ("vertex of a parabola ± standard error", gray | VERTEX, True),
+        ("a run diverged", gray | LOST, any(sweep.unstable for sweep in sweeps)),
+        ("best rate first or last tried", HOLLOW, any(sweep.best.at_edge for sweep in sweeps)),
+    ]
+    return [(label, look) for label, look, there in entries if there]
+
+
 def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:
     """Legend entries of widths, or of another size."""
     return [(f"{symbol} = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
 
 
 def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:
-    """Says above all panels which figure of which paper this is, by its file name, and below that,
-    smaller, what it rests on: `facts`, and what the figure's own title has after its first line.
-    Returns the text."""
+    """Says above all panels which figure of which paper this is, by its file name, and in one
+    smaller line below that what it rests on. Returns the text."""
     number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
-    own, _, notes = figure.get_suptitle().partition("\n")
     source = f"{paper}, Figure {number[1]}" if paper and number else paper
-    title = ": ".join(filter(None, (source, own)))
+    title = ": ".join(filter(None, (source, figure.get_suptitle())))
+    text = "; ".join(facts)
     width, height = figure.get_size_inches()
-    text = "; ".join(filter(None, (*facts, notes.replace("\n", " "))))
-    lines = textwrap.wrap(text, int(width * 72 / CAPTION_SIZE / 0.56))
-    strip = TITLE_HEIGHT + CAPTION_HEIGHT * len(lines) + 0.05
+    strip = TITLE_HEIGHT + CAPTION_HEIGHT * bool(text)
     total = height + strip  # room that panels do not lose
     figure.set_figheight(total)
-    figure.suptitle(title, fontsize=10, y=1 - 0.06 / total, va="top").set_in_layout(False)
-    figure.text(
-        0.5,
-        1 - TITLE_HEIGHT / total,
-        "\n".join(lines),
-        fontsize=CAPTION_SIZE,
-        va="top",
-        ha="center",
-        color="0.35",
-        linespacing=1.25,
-    ).set_in_layout(False)
+    size = min(10, 118 * width / len(title))  # points, in which it fits
+    figure.suptitle(title, fontsize=size, y=1 - 0.06 / total, va="top").set_in_layout(False)
+    size = min(CAPTION_SIZE, 125 * width / max(len(text), 1))
+    place = {"va": "top", "ha": "center", "color": "0.35", "fontsize": size}
+    figure.text(0.5, 1 - TITLE_HEIGHT / total, text, **place).set_in_layout(False)
     figure.get_layout_engine().set(rect=(0, 0, 1, height / total))
     return f"{title}\n{text}"
-
-
-def rename(figure, labels: Mapping[str, str]) -> set[str]:
-    """Writes other words for labels, in titles and legends, too; returns those that were found."""
-    from matplotlib.text import Text
-
-    found = set()
-    for item in figure.findobj(Text) if labels else ():
-        for old, new in labels.items():
-            text, times = re.subn(
-                rf"(?<!\w){re.escape(old)}(?!\w)", lambda _, new=new: new, item.get_text()
-            )
-            if times:
-                found.add(old)
-                item.set_text(text)
-    return found
-
-
-def dress(figure, kind: str) -> None:
-    """`paper`: serif letters, for a manuscript whose own caption says what is above the panels
-    here; `talk`: letters, lines and marks 1.35 times as large, on a figure 1.2 times as large."""
-    from matplotlib.lines import Line2D
-    from matplotlib.text import Text
-
-    figure.draw_without_rendering()  # makes the ticks
-    if kind == "paper":
-        strip = figure.get_layout_engine().get()["rect"][3]
-        figure.set_figheight(strip * figure.get_figheight())
-        figure.get_layout_engine().set(rect=(0, 0, 1, 1))
-        for text in (figure._suptitle, *figure.texts):
-            text.set_visible(False)
-        for axis in figure.axes:
-            axis.tick_params(which="both", labelfontfamily="serif")
-        for text in figure.findobj(Text):
-            text.set_fontfamily("serif")
-            text.set_math_fontfamily("stix")
-        return
-    figure.set_size_inches(*(side * 1.2 for side in figure.get_size_inches()))
-    for axis in figure.axes:
-        for line in (axis.xaxis, axis.yaxis):
-            labels = [*line.get_ticklabels(), *line.get_ticklabels(minor=True)]
-            line.set_tick_params(
-                which="both",
-                labelsize=max((1.35 * label.get_fontsize() for label in labels), default=10),
-            )
-    ticks = {
-        label
-        for axis in figure.axes
-        for label in (*axis.get_xticklabels(which="both"), *axis.get_yticklabels(which="both"))
-    }
-    for text in set(figure.findobj(Text)) - ticks - {*figure.texts}:
-        text.set_fontsize(1.35 * text.get_fontsize())
-    for line in figure.findobj(Line2D):
-        line.set_linewidth(1.35 * line.get_linewidth())
-        line.set_markersize(1.35 * line.get_markersize())
 
 
 def lay_out(figure, dpi: float) -> None:
@@ -291,22 +238,18 @@ def lay_out(figure, dpi: float) -> None:
     figure.set_layout_engine("none")
 
 
-def files(item, name: str, kind: str | None = None) -> dict[str, bytes]:
+def files(item, name: str) -> dict[str, bytes]:
     """File name -> content of a figure as PNG and PDF, or of a table as CSV; the same data give the
-    same bytes. A figure for a `paper` has 300 dots per inch and letters that stay text in the PDF.
-    """
-    import matplotlib
+    same bytes."""
     import matplotlib.pyplot as plt
 
     if isinstance(item, pd.DataFrame):
         return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
-    paper, found = kind == "paper", {}
-    dpi = 300 if paper else DPI
-    lay_out(item, dpi)
-    with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
-        for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
-            file = io.BytesIO()
-            item.savefig(file, format=ending, dpi=dpi, metadata=metadata)
-            found[f"{name}.{ending}"] = file.getvalue()
+    found = {}
+    lay_out(item, DPI)
+    for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+        file = io.BytesIO()
+        item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+        found[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
     return found

@@ -9,27 +9,25 @@ sample (7c). FLOPs are 6 per parameter and token (the caption of Figure 12 leave
 Findings compare final evaluation losses of runs of equal seeds, which see the same text.
 """
 
-from __future__ import annotations
-
 import itertools
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from plots import style, tables
 from plots.bordelon import observed, scans
-from plots.bordelon.observed import LABELS, SeedPairs, Strip
+from plots.bordelon.observed import LABELS, STATES, SeedPairs
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
-from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.bordelon.scans import ALPHA, EVAL_LOSS, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
 TABLES = ("bordelon/figure_7_12", "bordelon/figure_7_12_metrics", "bordelon/figure_7_12_kernels")
+ONCE = ("figure_7_last_token", "figure_7_spatial")  # of the first seed
 STEPS, TARGETS = "steps", "targets"
 FLOPS = "flops"
 KINDS = ("last_token", "spatial")
@@ -37,8 +35,7 @@ PLACE = (CURVE, *SIZES, ALPHA, SEED, RUN)
 BySize = dict[int, dict[int, float]]  # size -> seed -> a loss
 
 
-@dataclass(frozen=True)
-class Runs:
+class Data(NamedTuple):
     """Finished runs, one row each, what they logged, with the FLOPs spent until then, and their
     kernels; then the names of those that did not finish."""
 
@@ -48,78 +45,33 @@ class Runs:
     cut: Sequence[str] = ()
 
 
-def read(paths: Sequence[Path]) -> Runs:
-    """The tables of one sweep; TableError for bad ones, or without a finished run."""
+def read(paths: Sequence[Path]) -> Data:
+    """The tables of one sweep; TableError without a finished run."""
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
-    results, metrics, entries = paths
-    table = tables.read(results, [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
+    table = tables.read(paths[0], [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
     cut = sorted(table.loc[table[STATUS] != "finished", RUN])
     table = table[table[STATUS] == "finished"]
     if table.empty:
-        raise TableError(f"{results}: no run in it is finished; run the sweep first")
-    tables.one_run_each(
-        table.drop_duplicates(RUN),
-        results,
-        (*SIZES, ALPHA, SEED),
-        "results.csv of figure_7_12.yaml",
-    )
+        raise TableError(f"{paths[0]}: no run in it is finished; run the sweep first")
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
-    logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, scans.EVAL_LOSS], "metrics.csv")
-    logged = logged[logged[RUN].isin(table[RUN])]
-    if logged.empty:
-        raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
-    logged = logged.assign(
-        **{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost, strict=True))) * logged[STEP]}
-    )
-    kernels = observed.read_observed(entries, "observed_kernels.csv")
-    for kind in KINDS:
-        observed.check(kernels, kind, entries)
-    return Runs(table, logged, kernels, cut)
+    metrics = tables.read(paths[1], [*PLACE, STEP, scans.TRAIN_LOSS, EVAL_LOSS], "metrics.csv")
+    metrics = metrics[metrics[RUN].isin(table[RUN])]
+    spent = metrics[RUN].map(dict(zip(table[RUN], cost, strict=True))) * metrics[STEP]
+    kernels = observed.read_kernels(paths[2], KINDS)
+    return Data(table, metrics.assign(**{FLOPS: spent}), kernels, cut)
 
 
-# Losses
-
-
-def finals(runs: Runs, by: str, alpha: float) -> BySize:
+def finals(data: Data, by: str, alpha: float) -> BySize:
     """Size -> seed -> final evaluation loss, of a scan."""
     found: BySize = {}
-    for row in scans.scan(runs.results, by, alpha).sort_values(by).to_dict("records"):
+    for row in scans.scan(data.results, by, alpha).sort_values(by).to_dict("records"):
         found.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
     return found
 
 
-def at_flops(rows: pd.DataFrame, budget: float) -> float:
-    """A run's evaluation loss at some FLOPs, on a line in their logarithm; NaN outside of it."""
-    own = rows[np.isfinite(rows[scans.EVAL_LOSS])].sort_values(FLOPS)
-    spent, losses = own[FLOPS].to_numpy(), own[scans.EVAL_LOSS].to_numpy()
-    # The end of a run is its budget but for rounding.
-    if not len(own) or not spent[0] * (1 - 1e-9) <= budget <= spent[-1] * (1 + 1e-9):
-        return math.nan
-    return float(np.interp(math.log(budget), np.log(spent), losses))
-
-
-def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estimate]]:
-    """(low, high, loss of low - loss of high) for consecutive sizes, at the FLOPs of the smaller
-    one's end."""
-    rows, found = scans.scan(runs.metrics, by, alpha), []
-    sizes = sorted({int(size) for size in rows[by]})
-    for low, high in itertools.pairwise(sizes):
-        gaps = {}
-        for seed, own in rows[rows[by].isin((low, high))].groupby(SEED):
-            small, large = (own[own[by] == size] for size in (low, high))
-            budget = small[FLOPS].max()
-            gaps[seed] = at_flops(small, budget) - at_flops(large, budget)
-        known = {seed: gap for seed, gap in gaps.items() if math.isfinite(gap)}
-        found.append((low, high, mean(known)))
-    return found
-
-
-# Findings
-
-
-def findings(runs: Runs) -> list[Printed]:
-    """Final losses, what growing gives, at equal FLOPs too, what alpha_A changes, then kernels."""
+def findings(data: Data) -> list[Printed]:
+    """Final losses, what growing gives, what alpha_A changes, then kernels."""
     result: list[Printed] = [
         "losses in nats per token over validation text; ± standard errors over seeds (n), of "
         "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
@@ -128,104 +80,62 @@ def findings(runs: Runs) -> list[Printed]:
         "cost the same",
         HEADER,
     ]
-    for alpha in scans.alphas(runs.results):
-        place = f"{scans.alpha_name(alpha)}: "
+    for alpha in scans.alphas(data.results):
+        place, grown = f"{scans.alpha_name(alpha)}: ", {}
         for by in SIZES:
-            found = finals(runs, by, alpha)
+            found = finals(data, by, alpha)
             texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
-            n = "-".join(map(str, sorted({len(own) for own in found.values()})))
-            measured = f"{', '.join(texts)} (n = {n})" if texts else "not measured"
-            result += [
-                Finding(f"{place}final loss by {SYMBOLS[by]}", measured),
-                _growth(found, by, place),
-            ]
-            result += [_per_flop(gap, by, place) for gap in equal_flops(runs, by, alpha)]
-        result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), place))
-    return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels), *scans.cut_lines(runs.cut)]
+            measured = f"{', '.join(texts)} (n = {len(next(iter(found.values()), ()))})"
+            result.append(Finding(f"{place}final loss by {SYMBOLS[by]}", measured))
+            if len(found) < 2:
+                continue
+            gain = mean(differences(found[min(found)], found[max(found)]))
+            name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
+            verdict = "" if by == LAYERS else gain.claimed_gain()
+            result.append(Finding(name, gain.text(4), GROWTH[by], verdict, gain))
+            start = min(found)
+            grown[by] = {size / start: differences(found[start], found[size]) for size in found}
+        factors = grown.get(HEADS, {}).keys() & grown.get(LAYERS, {}).keys()
+        if (factor := max(factors, default=1)) > 1:
+            # Ours: the paper compares them neither by a number nor at equal cost.
+            gain = mean(differences(grown[HEADS][factor], grown[LAYERS][factor]))
+            name = f"{place}gain of {factor:g} times H minus that of L"
+            result.append(Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain(), gain))
+    return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
 
 
-def _growth(found: BySize, by: str, place: str) -> Finding:
-    """What growing the base model to the largest of the scan gains."""
-    name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
-    published = GROWTH[by]
-    if len(found) < 2:
-        return Finding(name, "not measured", published)
-    gain = mean(differences(found[min(found)], found[max(found)]))
-    return Finding(name, gain.text(4), published, "" if by == LAYERS else gain.claimed_gain())
-
-
-def _little(heads: BySize, layers: BySize, place: str) -> Finding:
-    """Whether growing H gains more than growing L does, by the largest factor both scans have."""
-    factors = [
-        {size / min(found): own for size, own in found.items()} if found else {}
-        for found in (heads, layers)
-    ]
-    factor = max(factors[0].keys() & factors[1].keys(), default=1)
-    # Ours: the paper compares them neither by a number nor at equal cost.
-    if factor == 1:
-        name = f"{place}gain of growing H minus that of L"
-        return Finding(name, "not measured", "above 0 (ours)")
-    gain = mean(differences(*(differences(found[1], found[factor]) for found in factors)))
-    name = f"{place}gain of {factor:g} times H minus that of L"
-    return Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain())
-
-
-def _per_flop(gap: tuple[int, int, Estimate], by: str, place: str) -> Finding:
-    low, high, gain = gap
-    symbol = SYMBOLS[by]
-    name = f"{place}the same, {symbol} = {low} minus {high}, at equal FLOPs"
-    # The paper says nothing of when growing pays.
-    better = {"agrees": f"{symbol} = {high} is better", "disagrees": f"{symbol} = {low} is better"}
-    verdict = gain.claimed_gain() if gain.groups else ""
-    return Finding(name, gain.text(4), "", better.get(verdict, verdict))
-
-
-def _of_alpha(runs: Runs) -> list[Finding]:
+def _of_alpha(data: Data) -> Iterator[Finding]:
     """What alpha_A = 1/2 gains, at equal size and so at equal FLOPs as well, beside the paper's two
     claims of it; after N, whether growing N gains more at 1/2, as heads differ (section 3.2)."""
-    if set(scans.alphas(runs.results)) != {1.0, 0.5}:
-        return [Finding("loss at alpha_A = 1 minus that at 1/2", "not measured")]
-    result = []
+    start = scans.base(data.results)
     for by in SIZES:
-        one, half = (finals(runs, by, alpha) for alpha in (1.0, 0.5))
+        one, half = (finals(data, by, alpha) for alpha in (1.0, 0.5))
         for size in sorted(one.keys() & half.keys()):
             place = f"{SYMBOLS[by]} = {size}"
-            if size == scans.base(runs.results)[by]:  # it is in all scans, and said once
+            if size == start[by]:  # it is in all scans, and said once
                 if by != HEADS:
                     continue
                 place = "base"
             gain = mean(differences(one[size], half[size]))
             verdict = gain.claimed_gain()
-            claim = (ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict)) if by != LAYERS else ()
+            claim = (ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict)) if by != LAYERS else ("", "")
             name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
-            result.append(Finding(name, gain.text(4), *claim))
-        if by == HEAD_DIM:
-            name, claim = "gain of growing N at alpha_A = 1/2 minus that at 1", ("above 0",)
-            measured = "not measured"
-            if len(one) > 1 and len(half) > 1:
-                gain = mean(
-                    differences(
-                        *(
-                            differences(found[min(found)], found[max(found)])
-                            for found in (half, one)
-                        )
-                    )
-                )
-                measured, claim = gain.text(4), ("above 0", gain.claimed_gain())
-            result.append(Finding(name, measured, *claim))
-    return result
+            yield Finding(name, gain.text(4), *claim, gain)
+        if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
+            grown = (differences(found[min(found)], found[max(found)]) for found in (half, one))
+            gain = mean(differences(*grown))
+            name = "gain of growing N at alpha_A = 1/2 minus that at 1"
+            yield Finding(name, gain.text(4), "above 0", gain.claimed_gain(), gain)
 
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
     found: list[Printed] = [*observed.basis(kernels)]
-    for kind in KINDS:
-        for by in SIZES:
-            for alpha in scans.alphas(kernels):
-                own = observed.pairs(kernels, kind, by, alpha)
-                finding = observed.aligned(own, kind, by, 1)
-                found.append(replace(finding, name=f"{scans.alpha_name(alpha)}: {finding.name}"))
-            found += _across(kernels, kind, by)
+    for kind, by in itertools.product(KINDS, SIZES):
+        for alpha in scans.alphas(kernels):
+            own = observed.pairs(kernels, kind, by, alpha)
+            found.append(observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: "))
+        found += _across(kernels, kind, by)
     return found
 
 
@@ -236,8 +146,7 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     one, half = (observed.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
     across: dict[int, SeedPairs] = {}
     excess: dict[int, SeedPairs] = {}
-    both = sorted(one.keys() & half.keys())
-    for (size, seed), (same, other) in itertools.permutations(both, 2):
+    for (size, seed), (same, other) in itertools.permutations(sorted(one.keys() & half.keys()), 2):
         if size == same:
             value, *within = (
                 observed.alignment(first[size, seed][1], second[size, other][1])
@@ -245,81 +154,78 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
             )
             across.setdefault(size, {})[seed, other] = value
             excess.setdefault(size, {})[seed, other] = value - sum(within) / 2
+    by_size = {size: observed.over_seeds(values) for size, values in excess.items()}
+    # The size at which they are least alike.
+    worst = max(by_size.values(), key=lambda gap: abs(gap.value), default=None)
     return [
         Finding(name, observed.by_size(across) or "not measured", "about 1"),
-        Finding(f"{name}, minus within one", observed.by_size(excess) or "not measured"),
+        Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst),
     ]
 
 
-# Figures
-
-
-def draw(runs: Runs) -> Iterator[tuple[str, object]]:
+def draw(data: Data) -> Iterator[tuple]:
     """Figures 7 and 12."""
-    trained = runs.metrics[np.isfinite(runs.metrics[TRAIN_LOSS])]
-    yield "figure_7_dynamics", _steps(trained, scans.alphas(runs.results))
-    yield "figure_12_flops", _flops(trained, scans.alphas(runs.results))
+    trained = data.metrics[np.isfinite(data.metrics[scans.TRAIN_LOSS])]
+    own = scans.alphas(data.results)
+    yield "figure_7_dynamics", _steps(trained, own), [0, 1]
+    yield "figure_12_flops", _flops(trained, own), [0, 1]
     for kind, letter in zip(KINDS, "bc", strict=True):
-        title = f"({letter}) {kind.replace('_', ' ')} kernels\n{observed.first_seed(runs.kernels)}"
-        strips = _strips(runs.kernels, kind)
-        yield f"figure_7_{kind}", observed.draw_strips(strips, LABELS[kind], title)
+        grid: list[observed.Strip] = []
+        for alpha in own:
+            # As in the figure, one row of initial kernels: those at the first alpha_A.
+            for strip in observed.strips(data.kernels, kind, alpha, False)[bool(grid) :]:
+                label = f"{strip.label}\n{scans.alpha_title(alpha)}"
+                grid += [observed.Strip(label, strip.panels)] if strip.panels else []
+        title = (
+            f"({letter}) {kind.replace('_', ' ')} kernels of the first seed, {STATES[0]} and after"
+        )
+        yield f"figure_7_{kind}", observed.draw_strips(grid, LABELS[kind], title), [2]
 
 
 def _steps(rows: pd.DataFrame, own: list[float]):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
-    alpha_A = 1/2 gains, which is too little to be seen across panels."""
+    alpha_A = 1/2 gains on equal seeds, which is too little to be seen across panels."""
     both = own == [1.0, 0.5]
     figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle(f"(a) training loss\n{scans.BANDS}, of runs of equal seeds on the right")
+    figure.suptitle("(a) training loss")
     for row, by in zip(axes, SIZES, strict=True):
-        for axis, alpha in zip(row, own, strict=True):
+        lines = [scans.curves(scans.scan(rows, by, alpha), by) for alpha in own]
+        for axis, alpha, found in zip(row[: len(own)], own, lines, strict=True):
             axis.set_title(scans.alpha_title(alpha))
             axis.sharey(axes[0][0])
-            scans.draw_lines(axis, scans.scan(rows, by, alpha), by, scale="linear")
+            scans.draw_lines(axis, found, by, "linear")
         if both:
-            scans.draw_curves(row[-1], _gains(rows, by), by)
+            one, half = lines
+            gains = {
+                n: (one[n] - half[n]).dropna(axis=1, how="all").dropna() for n in one if n in half
+            }
+            scans.draw_lines(
+                row[-1], {n: gap for n, gap in gains.items() if gap.size}, by, "linear"
+            )
             row[-1].sharey(axes[0][-1])
             row[-1].axhline(0, color="black", lw=0.8)
-            row[-1].set(title=r"loss at $\alpha_A$ = 1 minus that at 1/2", xlabel="steps")
+            row[-1].set_title(r"loss at $\alpha_A$ = 1 minus that at 1/2")
         row[0].set_ylabel("training loss\n(nats/token)")
     _outer(axes, len(own))
     return figure
 
 
-def _gains(rows: pd.DataFrame, by: str) -> dict[int, scans.LossCurve]:
-    """Size -> training loss at alpha_A = 1 minus that at 1/2, of runs of equal seeds."""
-    one, half = (
-        {
-            int(size): scans.by_seed(own, by, TRAIN_LOSS)
-            for size, own in scans.scan(rows, by, alpha).groupby(by)
-        }
-        for alpha in (1.0, 0.5)
-    )
-    gains = {
-        size: (one[size] - half[size]).dropna(axis=1, how="all").dropna()
-        for size in sorted(one.keys() & half.keys())
-    }
-    return {
-        size: scans.curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
-        for size, own in gains.items()
-        if own.size
-    }
-
-
 def _flops(rows: pd.DataFrame, own: list[float]):
-    """Figure 12: the same training losses against FLOPs."""
-    figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    figure.suptitle(
-        f"training loss against compute\n{scans.BANDS}; FLOPs: 6 per parameter "
-        "and token, of which the paper's caption leaves out the tokens"
-    )
-    for row, by in zip(axes, SIZES, strict=True):
-        for axis, alpha in zip(row, own, strict=True):
-            axis.set_title(scans.alpha_title(alpha))
-            scans.draw_lines(axis, scans.scan(rows, by, alpha), by, against=FLOPS)
-            axis.set_xlabel("training FLOPs\n(6 x parameters x tokens)")
-        row[0].set_ylabel("training loss\n(nats/token)")
-    _outer(axes, len(own))
+    """Figure 12: the same training losses against FLOPs, both alpha_A in one panel per scan."""
+    figure, axes = style.subplots(1, len(SIZES), (3.6, 2.9), sharey=True)
+    figure.suptitle(r"training loss against compute; dashed: $\alpha_A$ = 1/2")
+    for axis, by in zip(axes[0], SIZES, strict=True):
+        for alpha, dash in zip(own, ("-", "--"), strict=False):
+            scan = scans.scan(rows, by, alpha)
+            per_step = (scan[FLOPS] / scan[STEP]).groupby(scan[by]).mean().to_dict()
+            before = len(axis.lines)
+            scans.draw_lines(axis, scans.curves(scan, by), by, factors=per_step)
+            for line in axis.lines[before:]:
+                line.set_linestyle(dash)
+        handles = axis.lines[: len(per_step)]
+        axis.legend(handles=handles, fontsize=7, frameon=False)
+        axis.set(title=f"{SYMBOLS[by]} grows", xlabel="training FLOPs (6 x parameters x tokens)")
+    axes[0][0].set_ylabel("training loss (nats/token)")
     return figure
 
 
@@ -330,17 +236,3 @@ def _outer(axes, shared: int) -> None:
             axis.tick_params(labelleft=index in (0, shared))
     for axis in axes[:-1].flat:
         axis.set_xlabel("")
-
-
-def _strips(kernels: pd.DataFrame, kind: str) -> list[Strip]:
-    """Figure 7b, c: the initial kernels of the base and the largest models, then the final ones
-    at every alpha_A."""
-    grid: list[Strip] = []
-    for alpha in scans.alphas(kernels):
-        # As in the figure, one row of initial kernels: those at the first alpha_A.
-        for strip in observed.largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[
-            bool(grid) :
-        ]:
-            label = f"{strip.label}\n{scans.alpha_title(alpha)}"
-            grid += [Strip(label, strip.panels)] if strip.panels else []
-    return grid

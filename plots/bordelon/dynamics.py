@@ -1,22 +1,22 @@
 """Loss against steps for models of several sizes (Bordelon et al., Figure 11).
 
-    python -m plots bordelon/dynamics [metrics.csv ...]
+    python -m plots bordelon/dynamics [metrics.csv]
 
-A line per head dimension N, a panel per alpha_A, and the findings: what doubling N changes.
+A line per head dimension N, a panel per alpha_A; below, each loss minus that of the largest N on
+equal seeds, which vanishes as dynamics become alike. The findings: what doubling N changes.
 """
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from plots import style
+from plots import style, tables
 from plots.bordelon import scans
-from plots.bordelon.scans import ALPHA, BANDS, HEAD_DIM, TRAIN_LOSS, Losses
+from plots.bordelon.scans import ALPHA, HEAD_DIM, TRAIN_LOSS, Losses
 from plots.findings import HEADER, Finding, Printed
-from plots.statistics import jackknife
+from plots.statistics import jackknife, mean
 from plots.tables import SEED
 
 TABLES = ("bordelon/figure_11_metrics",)
@@ -24,14 +24,15 @@ TABLES = ("bordelon/figure_11_metrics",)
 
 def read(paths: Sequence[Path]) -> Losses:
     """The training losses of runs that grow N."""
-    return scans.read_losses(paths, HEAD_DIM)
+    tables.expect(paths, "metrics.csv")
+    return scans.read_losses(paths[0], HEAD_DIM)
 
 
-def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Title -> rows of a panel: one per alpha_A, falling, or one for all if there is none."""
+def by_alpha(rows: pd.DataFrame) -> dict[float, pd.DataFrame]:
+    """alpha_A, falling -> its rows; all at 1 where a table does not say it."""
     if ALPHA not in rows:
-        return {"": rows}
-    return {scans.alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in scans.alphas(rows)}
+        return {1.0: rows}
+    return {alpha: rows[rows[ALPHA] == alpha] for alpha in scans.alphas(rows)}
 
 
 def findings(losses: Losses) -> list[Printed]:
@@ -41,36 +42,43 @@ def findings(losses: Losses) -> list[Printed]:
         "standard error over seeds (n)",
         HEADER,
     ]
-    for title, own in panels(losses.rows).items():
-        place = f"{scans.plain(title)}: " if title else ""
-        found = scans.gaps(own, HEAD_DIM)
-        for gap in found:
-            name = f"{place}loss of N = {gap.low} minus that of {gap.high}"
+    for alpha, rows in by_alpha(losses.rows).items():
+        gaps = pd.DataFrame()  # by seed, in absolute value those that all doublings have
+        for (low, one), (high, other) in itertools.pairwise(scans.curves(rows, HEAD_DIM).items()):
+            gap = (one - other).dropna(axis=1, how="all").mean()
+            name = f"{scans.alpha_name(alpha)}: loss of N = {low} minus that of {high}"
+            gaps = pd.concat([gaps, gap.rename(name)], axis=1)
+            text = mean(gap.to_dict()).text(4)
+            if gaps.shape[1] == 1:
+                result.append(Finding(name, text))
+                continue
+            both = gaps[[gaps.columns[0], name]].dropna().rename_axis(SEED).reset_index()
+            less = jackknife(both, SEED, _less)
             # The paper speaks of similar dynamics; that they come closer is ours.
-            claim = ("shrinks (ours)", _shrinks(gap, found[0])) if gap is not found[0] else ()
-            result.append(Finding(name, gap.estimate.text(4), *claim))
+            result.append(Finding(name, text, "shrinks (ours)", less.claimed_gain(), less))
     return [*result, *scans.cut_lines(losses.cut)]
 
 
-def _shrinks(gap: scans.Gap, first: scans.Gap) -> str:
-    """Whether a step in size changes less than the first one did, in absolute value; of the seeds
-    that both have."""
-    both = pd.DataFrame({"first": first.by_seed, "gap": gap.by_seed}).dropna()
-    both = both.rename_axis(SEED).reset_index()
-
-    def less(part: pd.DataFrame) -> float:
-        return abs(part["first"].mean()) - abs(part["gap"].mean())
-
-    return jackknife(both, SEED, less).claimed_gain()
+def _less(part: pd.DataFrame) -> float:
+    """How much less a doubling changes than the first one did, in absolute value."""
+    first, last = part.iloc[:, 1].mean(), part.iloc[:, 2].mean()
+    return abs(first) - abs(last)
 
 
-def draw(losses: Losses) -> Iterator[tuple[str, object]]:
+def draw(losses: Losses) -> Iterator[tuple]:
     """A panel per alpha_A, a line per N."""
-    found = panels(losses.rows)
-    figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
-    figure.suptitle(f"training loss\n{BANDS}")
-    for axis, (title, rows) in zip(axes[0], found.items(), strict=True):
-        scans.draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
-        axis.set_title(title)
+    found = by_alpha(losses.rows)
+    figure, axes = style.subplots(2, len(found), (4.0, 2.6), sharex=True, sharey="row")
+    figure.suptitle("training loss, and its distance to that of the largest N")
+    for (upper, lower), (alpha, rows) in zip(axes.T, found.items(), strict=True):
+        lines = scans.curves(rows, HEAD_DIM)
+        scans.draw_lines(upper, lines, HEAD_DIM, "linear")
+        largest = lines[max(lines)]
+        apart = {size: (own - largest).dropna(axis=1, how="all") for size, own in lines.items()}
+        del apart[max(apart)]
+        scans.draw_lines(lower, apart, HEAD_DIM, "linear")
+        lower.axhline(0, color="black", lw=0.8)
+        upper.set(title=scans.alpha_title(alpha), xlabel="")
     axes[0][0].set_ylabel(scans.LOSS_LABEL)
+    axes[1][0].set_ylabel("minus that of the largest N")
     yield "figure_11_dynamics", figure

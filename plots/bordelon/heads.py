@@ -2,14 +2,11 @@
 
     python -m plots bordelon/heads [DISTANCES METRICS]
 
-The tables are that of `python -m vit_cifar5m.distances` and the metrics.csv of the same sweep.
-
-Exponents are unweighted fits to means over seeds; their errors are jackknife ones, each seed left
-out of all sizes at once. The ensemble of 4b keeps the one left out. The widest models are that
-ensemble: their distance to it, drawn hollow, is their own spread, and no exponent counts it.
+The tables are that of `python -m vit_cifar5m.distances` and the metrics.csv of the same sweep. The
+ensemble of 4b keeps a seed that the jackknife leaves out. The widest models are that ensemble:
+their distance to it, drawn hollow, is their own spread, and no exponent counts it. Bands in (a) are
+standard deviations, as in the paper.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,190 +18,136 @@ import pandas as pd
 from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
-from plots.bordelon.scans import CHANCE, HEADS
-from plots.bordelon.scans import EVAL_LOSS as LOSS
-from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.statistics import complete, exponent, fitted, jackknife, law, power_of
-from plots.tables import TableError
+from plots.bordelon.scans import CHANCE, EVAL_LOSS, HEADS
+from plots.findings import HEADER, Finding, Printed
+from plots.statistics import complete, exponent, jackknife
+from plots.tables import SEED, STEP, TableError
 
 TABLES = ("bordelon/figure_4_distances", "bordelon/figure_4_metrics")
 MEMBER = "member"  # whether a model is of the ensemble it is compared with
-# The columns of each, by its file's usual name.
+DISTANCE = "square_distance"
 COLUMNS = {
-    "distances.csv": (HEADS, "seed", "step", "square_distance", MEMBER),
-    "metrics.csv": (HEADS, "seed", "step", LOSS),
+    "distances.csv": (HEADS, SEED, STEP, DISTANCE, MEMBER),
+    "metrics.csv": (HEADS, SEED, STEP, EVAL_LOSS),
 }
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
 
 
-# Tables
-
-
-def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
-    """The tables as numbers, in the order of COLUMNS; TableError for one that is missing or another
-    one, or without an evaluation."""
-    found = tables.read_each(paths, COLUMNS)
-    found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
-    if found[-1].empty:
+def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Distances, and evaluations; TableError without one."""
+    distances, metrics = tables.read_each(paths, COLUMNS)
+    metrics = metrics[np.isfinite(metrics[EVAL_LOSS])]
+    if metrics.empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
-    for table, path, source in zip(found, paths, COLUMNS, strict=True):
-        tables.one_run_each(table, path, (HEADS, "seed", "step"), f"{source} of figure_4.yaml")
-    return found
+    return distances, metrics
 
 
-# Findings
-
-
-def findings(both: Sequence[pd.DataFrame]) -> list[Printed]:
+def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """Fig. 4a, then 4b."""
     distances, metrics = both
-    seeds = distances.groupby(HEADS)["seed"].nunique()
-    sizes = ", ".join(f"{size:g}" for size in sorted(distances[HEADS].unique()))
+    seeds = distances.groupby(HEADS)[SEED].nunique()
     return [
-        f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
-        f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
-        f"4b: H = {sizes}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
-        " exponents without the widest models, which are the ensemble all are compared with",
+        f"4a: eval loss after {metrics[STEP].max():.0f} steps; a size has learnt when its mean "
+        f"ends {LEARNT:g} nats below ln 10 (ours)",
+        f"4b: {scans.span(seeds)} seeds; exponents without the widest models, which are the "
+        "ensemble all are compared with",
         HEADER,
         *_of_losses(metrics),
         *_of_distances(distances),
     ]
 
 
-def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
+def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
     """4a: whether the final loss falls with H, and its spread over seeds. Runs at chance agree, as
     they all do nothing, so that there is a verdict on the spread only of sizes that have learnt."""
-    last = scans.final(metrics)
+    last = metrics[metrics[STEP] == metrics[STEP].max()]
     sizes = sorted(last[HEADS].unique())
-    if len(sizes) < 2:
-        return [Finding("4a: final loss and its spread over seeds by H", "not measured")]
     low, high = sizes[0], sizes[-1]
+
+    def fall(part: pd.DataFrame) -> float:
+        means = part.groupby(HEADS)[EVAL_LOSS].mean()
+        return means.get(low, math.nan) - means.get(high, math.nan)
 
     def by_size(values: pd.Series) -> str:
         return ", ".join(f"{size:.0f}: {value:.3f}" for size, value in values.items())
 
-    def fall(part: pd.DataFrame) -> float:
-        means = part.groupby(HEADS)[LOSS].mean()
-        return means.get(low, math.nan) - means.get(high, math.nan)
-
-    def spread_exponent(rows: pd.DataFrame) -> Estimate:
-        return jackknife(
-            complete(rows, "seed", HEADS),
-            "seed",
-            lambda part: power_of(fitted(part.groupby(HEADS)[LOSS].std().dropna())),
-        )
-
-    both = complete(last[last[HEADS].isin((low, high))], "seed", HEADS)
-    found = jackknife(both, "seed", fall)
-    groups = last.groupby(HEADS)[LOSS]
+    groups = last.groupby(HEADS)[EVAL_LOSS]
     means = groups.mean()
-    result = [
-        Finding("4a: final loss by H (nats)", by_size(means)),
-        Finding(
-            f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
-            found.text(),
-            "above 0",
-            found.claimed_gain(),
-        ),
-        Finding(
-            "4a: standard deviation over seeds by H (nats)",
-            f"{by_size(groups.std())} (n = {scans.span(groups.count())})",
-        ),
-        Finding("4a: H in that deviation, all H", spread_exponent(last).text(), "below 0"),
-    ]
+    yield Finding("4a: final loss by H (nats)", by_size(means))
+    found = jackknife(complete(last[last[HEADS].isin((low, high))], SEED, HEADS), SEED, fall)
+    name = f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)"
+    yield Finding(name, found.text(), "above 0", found.claimed_gain(), found)
+    spread = f"{by_size(groups.std())} (n = {scans.span(groups.count())})"
+    yield Finding("4a: standard deviation over seeds by H (nats)", spread)
+    whole = exponent(last, SEED, HEADS, EVAL_LOSS, "std")
+    yield Finding("4a: H in that deviation, all H", whole.text(), "below 0")
     learnt = sorted(means.index[means < CHANCE - LEARNT])
-    if len(learnt) < 2:
-        return [
-            *result,
-            Finding(
-                "4a: the same, of H that have learnt",
-                "not measured",
-                "below 0",
-                "no verdict: at chance",
-            ),
-        ]
-    found = spread_exponent(last[last[HEADS].isin(learnt)])
     name = f"4a: the same, of H that have learnt ({', '.join(f'{size:.0f}' for size in learnt)})"
-    return [*result, Finding(name, found.text(), "below 0", (-found).claimed_gain())]
+    if len(learnt) < 2:
+        yield Finding(name, "not measured", "below 0", "no verdict: at chance")
+        return
+    found = exponent(last[last[HEADS].isin(learnt)], SEED, HEADS, EVAL_LOSS, "std")
+    yield Finding(name, found.text(), "below 0", (-found).claimed_gain(), found)
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
     """The paper's steps as far as they were observed, and the last one."""
-    steps = sorted(int(step) for step in distances["step"].unique())
+    steps = sorted(int(step) for step in distances[STEP].unique())
     return sorted({step for step in FIGURE_4B_STEPS if step in steps} | {steps[-1]})
 
 
-def _of_distances(distances: pd.DataFrame) -> list[Finding]:
+def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
     """4b: the power of H at every step, and whether it weakens in training: whether the last one
     is closer to zero than the earliest."""
-    result, steps = [], shown_steps(distances)
+    steps = shown_steps(distances)
     distances = distances[distances[MEMBER] == 0]
-    for step in steps:
-        rows = distances[distances["step"] == step]
-        found = exponent(rows, "seed", HEADS, "square_distance")
-        if step in (0, min(s for s in steps if s or len(steps) == 1)):
-            name = f"4b: H in the logits' square error, step {step}"
-            result.append(found.finding(name, SQUARE_ERROR))
-        else:
-            result.append(Finding(f"4b: the same, step {step}", found.text()))
     first, last = next((s for s in steps if s), steps[0]), steps[-1]
+    for step in steps:
+        found = exponent(distances[distances[STEP] == step], SEED, HEADS, DISTANCE)
+        if step in (0, first):
+            name = f"4b: H in the logits' square error, step {step}"
+            yield found.finding(name, SQUARE_ERROR)
+        else:
+            yield Finding(f"4b: the same, step {step}", found.text(), "", "", found)
 
     def gain(part: pd.DataFrame) -> float:
         late, early = (
-            power_of(law(part[part["step"] == step], HEADS, "square_distance"))
+            exponent(part[part[STEP] == step], STEP, HEADS, DISTANCE).value
             for step in (last, first)
         )
         return late - early
 
-    ends = distances[distances["step"].isin((first, last))]
-    found = jackknife(complete(ends, "seed", HEADS, "step"), "seed", gain)
+    ends = distances[distances[STEP].isin((first, last))]
+    found = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
     name = f"4b: exponent at step {last} minus step {first}"
-    return [*result, Finding(name, found.text(), "above 0", found.claimed_gain())]
+    yield Finding(name, found.text(), "above 0", found.claimed_gain(), found)
 
 
-# Figures
-
-
-def draw(both: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
+def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
     """Figure 4."""
     distances, metrics = both
-    figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle(
-        "training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
-        "in the paper; (b) bars: standard error, hollow: the widest models, which are "
-        "the ensemble"
-    )
-    _draw_losses(axes[0][0], metrics)
-    _draw_distances(axes[0][1], distances)
-    yield "figure_4_many_heads", figure
-
-
-def _draw_losses(axis, metrics: pd.DataFrame) -> None:
-    """Loss over steps: means over seeds, with their standard deviation as a band."""
+    figure, ((left, right),) = style.subplots(1, 2, (4.6, 3.4))
+    figure.suptitle("training with many heads")
     for heads, color in style.width_colors(sorted(metrics[HEADS].unique())).items():
-        groups = metrics[metrics[HEADS] == heads].groupby("step")[LOSS]
-        means, deviations = groups.mean(), groups.std().fillna(0)
-        axis.plot(means.index, means, color=color, lw=1.3, label=f"$H = {heads:.0f}$")
-        axis.fill_between(
-            means.index, means - deviations, means + deviations, color=color, alpha=0.2, lw=0
-        )
-    axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
-    axis.set_xlabel("steps")
-    axis.set_ylabel("evaluation loss (nats/image)")
-    axis.set_title("(a) training", fontsize=9)
-    axis.legend(fontsize=7)
-
-
-def _draw_distances(axis, distances: pd.DataFrame) -> None:
+        groups = metrics[metrics[HEADS] == heads].groupby(STEP)[EVAL_LOSS]
+        means, sd = groups.mean(), groups.std().fillna(0)
+        left.plot(means.index, means, color=color, lw=1.3, label=f"$H = {heads:.0f}$")
+        left.fill_between(means.index, means - sd, means + sd, color=color, alpha=0.2, lw=0)
+    left.axhline(CHANCE, **scans.CHANCE_LOOK, label="chance, ln 10")
+    left.set(xlabel="steps", ylabel="evaluation loss (nats/image)")
+    left.set_title("(a) training", fontsize=9)
+    left.legend(fontsize=7)
     steps = shown_steps(distances)
     for step, color in style.width_colors(steps).items():
-        rows = distances[distances["step"] == step]
-        scans.mean_line(axis, rows, HEADS, "square_distance", color, f"step {step}")
-        members = rows[rows[MEMBER] == 1].groupby(HEADS)["square_distance"].mean()
-        axis.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
-    first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
-    scans.guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    scans.size_axis(axis, distances[HEADS], "heads $H$")
-    axis.set_ylabel("logits: mean square distance to limit")
-    axis.set_title("(b) convergence to many heads", fontsize=9)
-    axis.legend(fontsize=7)
+        rows = distances[distances[STEP] == step]
+        scans.mean_line(right, rows, HEADS, DISTANCE, color, f"step {step}")
+        members = rows[rows[MEMBER] == 1].groupby(HEADS)[DISTANCE].mean()
+        right.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
+    first = distances[distances[STEP] == next((s for s in steps if s), steps[0])]
+    scans.guide(right, first.groupby(HEADS)[DISTANCE].mean(), SQUARE_ERROR, r"$H^{-1}$")
+    right.plot([], [], **style.HOLLOW, label="a model of the ensemble")
+    scans.size_axis(right, distances[HEADS], "heads $H$")
+    right.set_ylabel("logits: mean square distance to limit")
+    right.set_title("(b) convergence to many heads", fontsize=9)
+    right.legend(fontsize=7)
+    yield "figure_4_many_heads", figure

@@ -2,16 +2,13 @@
 
     python -m plots bordelon/initial_heads [KERNELS ATTENTION DENSITY]
 
-The tables are those of `python -m vit_cifar5m.initial`. Exponents are unweighted fits to means over
-networks; their errors are jackknife ones, each network left out of all sizes at once. The widest
-networks of Figure 3a, with which the others are compared, keep the one left out.
+The tables are those of `python -m vit_cifar5m.initial`. Exponents are fits to means over networks;
+the widest networks of Figure 3a, with which the others are compared, keep the network that the
+jackknife leaves out. Densities pool all networks; dotted lines are powers of the paper.
 """
 
-from __future__ import annotations
-
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,67 +19,29 @@ from plots.bordelon import scans
 from plots.bordelon.published import SQUARE_ERROR
 from plots.bordelon.scans import ALPHA_LOOKS
 from plots.findings import HEADER, Finding, Printed
-from plots.statistics import exponent, fitted, jackknife, power_of
+from plots.statistics import exponent, exponent_in
 
-TABLES = (
-    "bordelon/initial_kernels",
-    "bordelon/initial_attention",
-    "bordelon/initial_density",
-)
-FIGURE = "figure_3_initial_heads"
-COUNTED = (FIGURE,)
-# The columns of each, by its file's usual name.
+TABLES = ("bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density")
+ALPHA, N, H, NETWORK = "alpha_attention", "head_dim", "heads", "network"
 COLUMNS = {
-    "initial_kernels.csv": (
-        "head_dim",
-        "layers",
-        "heads",
-        "network",
-        "layer",
-        "square_error",
-        "reference_square",
-    ),
-    "initial_attention.csv": (
-        "alpha_attention",
-        "head_dim",
-        "heads",
-        "network",
-        "second_moment",
-        "fourth_moment",
-    ),
-    "initial_density.csv": (
-        "alpha_attention",
-        "head_dim",
-        "heads",
-        "networks",
-        "low",
-        "high",
-        "count",
-    ),
+    "initial_kernels.csv": (N, "layers", H, NETWORK, "layer", "square_error", "reference_square"),
+    "initial_attention.csv": (ALPHA, N, H, NETWORK, "second_moment", "fourth_moment"),
+    "initial_density.csv": (ALPHA, N, H, "networks", "low", "high", "count"),
 }
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
-# Tables
-
-
 def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
-    """The tables as numbers, in the order of COLUMNS; TableError for one that is missing or another
-    one."""
-    return tables.read_each(paths, COLUMNS, ["layer"])
-
-
-# What exponents are of
-
-
-def relative_errors(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table with `error`, square error over the mean square of the limit's kernel."""
-    return kernels.assign(error=kernels["square_error"] / kernels["reference_square"])
+    """The tables as numbers, in the order of COLUMNS; `error` is the square error over the mean
+    square of the limit's kernel."""
+    kernels, attention, bins = tables.read_each(paths, COLUMNS, ["layer"])
+    error = kernels["square_error"] / kernels["reference_square"]
+    return [kernels.assign(error=error), attention, bins]
 
 
 def kurtoses(attention: pd.DataFrame) -> pd.Series:
     """Head dimension -> excess kurtosis of A, from moments averaged over networks of all H."""
-    moments = attention.groupby("head_dim")[["second_moment", "fourth_moment"]].mean()
+    moments = attention.groupby(N)[["second_moment", "fourth_moment"]].mean()
     return moments["fourth_moment"] / moments["second_moment"] ** 2 - 3
 
 
@@ -102,153 +61,76 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
     return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
-# Findings
-
-
 def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
-    """Fig. 3a, then 3b and c."""
-    kernels, attention, bins = all_tables
-    return [
-        f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
-        f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
-        "square error over the mean square of the limit's kernel",
-        f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
-        f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
+    """Fig. 3a, the power of H in the error of kernels, then 3b and c."""
+    kernels, attention, _ = all_tables
+    result: list[Printed] = [
+        f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}",
         HEADER,
-        *_of_initial(kernels, attention),
-        *_of_density(bins),
     ]
-
-
-def _sizes(column: pd.Series) -> str:
-    return ", ".join(f"{size:g}" for size in sorted(column.unique()))
-
-
-def _of_initial(kernels: pd.DataFrame, attention: pd.DataFrame) -> list[Finding]:
-    """3a: the power of H in the error of kernels; 3c: those of N in the moments of A."""
-    rows, result = relative_errors(kernels), []
-    for layer in sorted(rows["layer"].unique()):
-        found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
+    for layer in sorted(kernels["layer"].unique()):
+        found = exponent(kernels[kernels["layer"] == layer], NETWORK, H, "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
         result.append(found.finding(name, SQUARE_ERROR))
-    found = exponent(rows, "network", "heads", "error")
+    found = exponent(kernels, NETWORK, H, "error")
     result.append(found.finding("3a: the same, all layers", SQUARE_ERROR))
-    for alpha, rows in attention.groupby("alpha_attention"):
+    for alpha, rows in attention.groupby(ALPHA):
         place = scans.alpha_name(alpha)
-        found = exponent(rows, "network", "head_dim", "second_moment")
+        found = exponent(rows, NETWORK, N, "second_moment")
         result.append(found.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
-        found = jackknife(rows, "network", lambda part: power_of(fitted(kurtoses(part))))
+        found = exponent_in(rows, NETWORK, kurtoses)
         result.append(found.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
         values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
         result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
     return result
 
 
-def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian and from the exact ones, and what is to
-    be expected of as many draws from the exact law and of infinitely many."""
-    result, alpha = [], bins["alpha_attention"].min()
-    rows = bins[bins["alpha_attention"] == alpha]
-    for head_dim in sorted(rows["head_dim"].unique()):
-        own = rows[rows["head_dim"] == head_dim].groupby(["low", "high"])["count"].sum()
-        edges = [own.index.get_level_values(0)[0], *own.index.get_level_values(1)]
-        shares = own.to_numpy() / own.sum()
-        normal = _shares(gaussian, edges, head_dim, alpha)
-        exact = _shares(density, edges, head_dim, alpha)
-        name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
-        for what, other in (("the Gaussian", normal), ("the exact density", exact)):
-            expected = expected_variation(exact, other, own.sum())
-            result.append(
-                Finding(
-                    f"{name} {what}",
-                    f"{_variation(shares, other):.3f} "
-                    f"(n = {own.sum():.0f}, expected {expected:.3f})",
-                    f"{_variation(exact, other):.3f} (exact)",
-                )
-            )
-    return result
-
-
-def _variation(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).sum() / 2)
-
-
-def expected_variation(shares: np.ndarray, other: np.ndarray, count: float) -> float:
-    """Mean total variation between `count` independent draws from a law of these shares and another
-    law, each count taken as Gaussian: the mean of its absolute value."""
-    from scipy.special import erf
-
-    gap, spread = shares - other, np.sqrt(shares * (1 - shares) / count)
-    z = gap / np.maximum(spread, 1e-300) / math.sqrt(2)
-    absolute = spread * math.sqrt(2 / math.pi) * np.exp(-(z**2)) + gap * erf(z)
-    return float(absolute.sum() / 2)
-
-
-def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
-    """What a symmetric density has between edges, the outermost bins with their tails."""
-    fine = [np.linspace(low, high, 201) for low, high in itertools.pairwise(edges)]
-    middles = [(points[1:] + points[:-1]) / 2 for points in fine]
-    inside = np.array(
-        [law(m, head_dim, alpha).sum() * (p[1] - p[0]) for m, p in zip(middles, fine, strict=True)]
-    )
-    inside[[0, -1]] += (1 - inside.sum()) / 2
-    return inside
-
-
-# Figures
-
-
-def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
+def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple]:
     """Figure 3, with the variance and kurtosis that its text speaks of."""
     kernels, attention, bins = all_tables
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle(
-        "initial kernels and attention\n"
-        f"{kernels['network'].nunique()} networks per point in (a), "
-        f"{attention['network'].nunique()} in the others; means over networks, bars: "
-        "standard error; densities pool all networks; dotted: powers of the paper"
-    )
-    _draw_kernels(axes[0][0], relative_errors(kernels))
+    figure.suptitle("initial kernels and attention")
+    _draw_kernels(axes[0][0], kernels)
     _draw_moments(axes[0][1], attention)
-    alpha = bins["alpha_attention"].min()
-    shown = bins[bins["alpha_attention"] == alpha]
-    sizes = sorted(shown["head_dim"].unique())
+    alpha = bins[ALPHA].min()
+    shown = bins[bins[ALPHA] == alpha]
+    sizes = sorted(shown[N].unique())
     for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1]), strict=True):
-        _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
+        _draw_density(axis, shown[shown[N] == size], size, alpha)
         title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
         axis.set_title(title, fontsize=9)
-    yield FIGURE, figure
+    yield "figure_3_initial_heads", figure
 
 
 def _draw_kernels(axis, rows: pd.DataFrame) -> None:
     layers = sorted(rows["layer"].unique())
     for layer, color in style.width_colors(layers).items():
         own = rows[rows["layer"] == layer]
-        scans.mean_line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
-    scans.guide(axis, rows.groupby("heads")["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    scans.size_axis(axis, rows["heads"], "heads $H$")
+        label = rf"$\ell = {layer:.0f}$" if layer in (layers[0], layers[-1]) else ""
+        scans.mean_line(axis, own, H, "error", color, label)
+    scans.guide(axis, rows.groupby(H)["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
+    scans.size_axis(axis, rows[H], "heads $H$")
     axis.set_ylabel(
         r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
         r"/\|\mathbf{H}^\ell_\infty\|^2$"
     )
-    axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
-    axis.legend(fontsize=6, ncols=2)
+    axis.set_title(rf"(a) initial kernels, $N = {rows[N].iloc[0]:.0f}$", fontsize=9)
+    axis.legend(fontsize=6)
 
 
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
-    for alpha, rows in attention.groupby("alpha_attention"):
+    for alpha, rows in attention.groupby(ALPHA):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
-        scans.mean_line(axis, rows, "head_dim", "second_moment", color, label)
-        sizes = np.array(sorted(rows["head_dim"].unique()))
+        scans.mean_line(axis, rows, N, "second_moment", color, label)
+        sizes = np.array(sorted(rows[N].unique()))
         axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)
-    rows = attention[attention["alpha_attention"] == attention["alpha_attention"].min()]
-    measured = kurtoses(rows)
+    measured = kurtoses(attention[attention[ALPHA] == attention[ALPHA].min()])
     measured = measured[measured > 0]
     axis.plot(measured.index, measured, "s", ms=4, color=style.GREEN, label="excess kurtosis")
     axis.plot(measured.index, KURTOSIS / measured.index, ":", color=style.GREEN, lw=1)
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
-    scans.size_axis(axis, attention["head_dim"], "head dimension $N$")
+    scans.size_axis(axis, attention[N], "head dimension $N$")
     axis.set_ylabel(r"variance, excess kurtosis of $A$")
     axis.set_title("(section 3.2) moments of attention logits", fontsize=9)
     axis.legend(fontsize=6)
@@ -256,16 +138,11 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
 
 def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> None:
     top = gaussian(np.zeros(1), head_dim, alpha)[0]
-    for heads, color in style.width_colors(sorted(bins["heads"].unique())).items():
-        own = bins[bins["heads"] == heads].groupby(["low", "high"], as_index=False)["count"].sum()
+    for heads, color in style.width_colors(sorted(bins[H].unique())).items():
+        own = bins[bins[H] == heads].groupby(["low", "high"], as_index=False)["count"].sum()
         heights = own["count"] / own["count"].sum() / (own["high"] - own["low"])
-        axis.stairs(
-            heights,
-            [own["low"].iloc[0], *own["high"]],
-            color=color,
-            lw=1,
-            label=f"$H = {heads:.0f}$",
-        )
+        edges, look = [own["low"].iloc[0], *own["high"]], {"color": color, "lw": 1}
+        axis.stairs(heights, edges, label=f"$H = {heads:.0f}$", **look)
         top = max(top, heights.max())
     ends = 4 * head_dim ** (0.5 - alpha)
     grid = np.linspace(-ends, ends, 400)

@@ -4,13 +4,11 @@
 
 The sweep grows one of heads H, head dimension N and depth L at a time from a base model. Draws the
 test loss (6a) and the training loss (8) of each scan against steps, pooled kernels (6b, 9) and
-spatial ones (6c, 10) before and after training, divided by the mean of their diagonal, and the
-density over heads of the attention logits A (6d). The findings: how alike the kernels of different
-sizes and different seeds are, how the initial kernel's scale falls with L, and how the spread of A
-over heads changes with N.
+spatial ones (6c, 10) before and after training, divided by the mean of their diagonal, with their
+similarity to that of the largest size, and the density over heads of the attention logits A (6d).
+The findings: how alike the kernels of different sizes and different seeds are, how the initial
+kernel's scale falls with L, and how the spread of A over heads changes with N.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +28,7 @@ from plots.findings import HEADER, Finding, Printed, exact_text
 from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
-TABLES = (
-    "bordelon/figure_6_kernels",
-    "bordelon/figure_6_attention",
-    "bordelon/figure_6_metrics",
-)
+TABLES = ("bordelon/figure_6_kernels", "bordelon/figure_6_attention", "bordelon/figure_6_metrics")
 KINDS = ("pooled", "spatial")
 
 
@@ -48,17 +42,14 @@ class Data(NamedTuple):
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """The three tables of one sweep; TableError for bad ones."""
+    """The three tables of one sweep."""
     tables.expect(paths, "observed_kernels.csv", "observed_attention.csv", "metrics.csv")
-    kernels = observed.read_observed(paths[0], "observed_kernels.csv")
-    attention = observed.read_observed(paths[1], "observed_attention.csv")
-    for kind in KINDS:
-        observed.check(kernels, kind, paths[0])
-    losses = (scans.read_losses(paths[2:], scans.HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS))
-    return Data(kernels, attention, *losses)
-
-
-# Attention
+    own = [BLOCK, observed.TOKEN, observed.ATTENDED, HEAD, VALUE]
+    needed = [*observed.PLACE, *own]
+    attention = tables.read(paths[1], needed, "observed_attention.csv", numbers=own)
+    losses = (scans.read_losses(paths[2], scans.HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS))
+    kernels = observed.read_kernels(paths[0], KINDS)
+    return Data(kernels, attention[np.isfinite(attention[VALUE])], *losses)
 
 
 def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], np.ndarray]:
@@ -78,9 +69,6 @@ def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], 
 def spread(values: np.ndarray) -> float:
     """Unbiased variance over heads, mean over places: (places, heads) -> number."""
     return float(values.var(axis=-1, ddof=1).mean()) if values.shape[-1] > 1 else math.nan
-
-
-# Findings
 
 
 def findings(data: Data) -> list[Printed]:
@@ -107,21 +95,16 @@ def findings(data: Data) -> list[Printed]:
 def _scales(found: Pairs, kind: str) -> list[Finding]:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
     the exponent with which it does."""
-    values: dict[int, dict[int, float]] = {}
-    for (size, seed), (initial, _) in found.items():
-        values.setdefault(size, {})[seed] = observed.scale(initial)
+    places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in found.items()]
+    rows = pd.DataFrame(places, columns=[LAYERS, SEED, VALUE])
+    values = {
+        int(size): dict(zip(of[SEED], of[VALUE], strict=True)) for size, of in rows.groupby(LAYERS)
+    }
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
         return [Finding(name, "not measured", "falls")]
     text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
     fall = mean(differences(values[min(values)], values[max(values)]))
-    rows = pd.DataFrame(
-        [
-            {LAYERS: size, SEED: seed, VALUE: one}
-            for size, own in values.items()
-            for seed, one in own.items()
-        ]
-    )
     result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
@@ -132,10 +115,10 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
         return -law.exponent if math.isfinite(law.exponent_error) else math.nan
 
     try:
-        found = jackknife(complete(rows, SEED, LAYERS), SEED, power)
+        fitted = jackknife(complete(rows, SEED, LAYERS), SEED, power)
     except (ValueError, RuntimeError) as error:
         return [*result, Finding(name, f"not measured: {error}", f"-1 {DERIVED}")]
-    return [*result, found.finding(name, -1.0, f"-1 {DERIVED}")]
+    return [*result, fitted.finding(name, -1.0, f"-1 {DERIVED}")]
 
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
@@ -152,73 +135,57 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
     )
     laws = []
     for name, value, published, beside in measured:
-        rows = pd.DataFrame(
-            [(size, seed, value(a)) for (size, seed), a in found.items()],
-            columns=[HEAD_DIM, SEED, VALUE],
-        )
+        places = [(size, seed, value(a)) for (size, seed), a in found.items()]
+        rows = pd.DataFrame(places, columns=[HEAD_DIM, SEED, VALUE])
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
         laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
     return laws
 
 
-# Figures
-
-
-def draw(data: Data) -> Iterator[tuple[str, object]]:
+def draw(data: Data) -> Iterator[tuple]:
     """Figures 6 and 8 to 10."""
-    yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)")
-    yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL)
+    yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)"), [2]
+    yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL), [2]
+    kernels, alpha = data.kernels, scans.alphas(data.kernels)[0]
     for kind, letter, number in zip(KINDS, "bc", (9, 10), strict=True):
-        kernels, unit = data.kernels, LABELS[kind]
-        largest, every = (
-            strips(kernels, kind) for strips in (observed.largest_of_scans, observed.all_of_scans)
-        )
-        alpha = scans.alpha_title(scans.alphas(kernels)[0])
-        title = f"{kind} kernels, {alpha}\n{observed.first_seed(kernels)}"
-        yield f"figure_6_{kind}", observed.draw_strips(largest, unit, f"({letter}) {title}")
-        yield f"figure_{number}_kernels", observed.draw_strips(every, unit, title)
-    yield "figure_6_attention", _attention(data.attention)
+        title = f"{kind} kernels of the first seed, {scans.alpha_title(alpha)}"
+        for name, every in ((f"figure_6_{kind}", False), (f"figure_{number}_kernels", True)):
+            grid = observed.strips(kernels, kind, alpha, every)
+            label = title if every else f"({letter}) {title}"
+            yield name, observed.draw_strips(grid, LABELS[kind], label), [0]
+    yield "figure_6_attention", _attention(data.attention), [1]
 
 
 def _attention(attention: pd.DataFrame):
-    """Figure 6d: the density over heads of A, a row per alpha_A, before and after."""
+    """Figure 6d: the density over heads of A at one pair of tokens, a row per alpha_A, before and
+    after; a tick per head of all seeds, and Gaussian kernel estimates."""
+    from scipy.stats import gaussian_kde
+
     own = scans.alphas(attention)
-    figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharex=True, sharey=True)
-    figure.suptitle(
-        "(d) attention logits of heads\nticks: heads of all seeds at one pair of "
-        "tokens; curves: Gaussian kernel estimates; sd: standard deviation"
-    )
+    figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharey="row")
+    figure.suptitle("(d) attention logits of heads; sd: standard deviation")
     for row, alpha in zip(axes, own, strict=True):
         # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
         # the places of a block are sorted, and the last but one is (last, middle) of its token.
         seeds: dict[int, list[np.ndarray]] = {}
         for (size, _), states in entries(attention, HEAD_DIM, alpha).items():
             seeds.setdefault(size, []).append(states[:, -2])
-        found = {size: np.concatenate(own, axis=1) for size, own in sorted(seeds.items())}
-        for (size, values), color in zip(
-            found.items(), style.width_colors(list(found)).values(), strict=True
-        ):
-            for axis, state in zip(row, values, strict=True):
-                deviation = f", sd {state.std(ddof=1):.2f}" if len(state) > 1 else ""
-                _draw_density(axis, state, color=color, label=f"N = {size}{deviation}")
+        colors = style.width_colors(list(seeds))
+        for size in sorted(seeds):
+            states = np.concatenate(seeds[size], axis=1)
+            for axis, values in zip(row, states, strict=True):
+                deviation = values.std(ddof=1)
+                x = np.linspace(values.min() - 3 * deviation, values.max() + 3 * deviation, 200)
+                label = f"N = {size}, sd {deviation:.2f}"
+                look = {"color": colors[size], "lw": 1.3, "label": label}
+                axis.plot(x, gaussian_kde(values)(x), **look)
+                axis.plot(values, np.zeros_like(values), "|", ms=5, mew=0.7, color=colors[size])
         for axis, state in zip(row, STATES, strict=True):
             axis.set_title(f"{state}, {scans.alpha_title(alpha)}")
-            if axis.get_legend_handles_labels()[0]:
-                axis.legend(fontsize=7, frameon=False)
+            axis.legend(fontsize=7, frameon=False)
         row[0].set_ylabel("density over heads")
     style.label_grid(axes, x="attention logit A")
     return figure
-
-
-def _draw_density(axis, values: np.ndarray, **look) -> None:
-    """A Gaussian kernel estimate, and a tick per head."""
-    from scipy.stats import gaussian_kde
-
-    if len(values) > 2 and values.std() > 0:
-        reach = 3 * values.std(ddof=1)
-        x = np.linspace(values.min() - reach, values.max() + reach, 200)
-        axis.plot(x, gaussian_kde(values)(x), lw=1.3, **look)
-    axis.plot(values, np.zeros_like(values), "|", ms=5, mew=0.7, color=look["color"])
 
 
 def _dynamics(rows: pd.DataFrame, loss: str, label: str):
@@ -226,12 +193,11 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     the first evaluation, Figure 8 shows what 6a cannot."""
     alpha = scans.alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
-    name = "(a) test loss" if loss == EVAL_LOSS else "training loss"
-    first = rows[STEP].min()
-    early = f"; first evaluation at step {first:.0f}" if first > 1 and loss == EVAL_LOSS else ""
-    figure.suptitle(f"{name}{early}\n{scans.BANDS}")
+    name = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
+    figure.suptitle(name)
     for axis, by in zip(axes[0], SIZES, strict=True):
-        scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
+        own = scans.curves(scans.scan(rows, by, alpha), by, loss)
+        scans.draw_lines(axis, own, by, binned=loss == TRAIN_LOSS)
         axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")
     scans.label_decades(axes[0][0], "x")
     axes[0][0].set_ylabel(label)

@@ -4,8 +4,6 @@ The tables are observed_kernels.csv and observed_attention.csv of sweeps that gr
 head dimension N and depth L at a time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.scans import ALPHA, SIZES, SYMBOLS, alphas, base, scan
+from plots.bordelon.scans import ALPHA, SIZES, SYMBOLS, alphas, scan
 from plots.findings import Estimate, Finding
 from plots.tables import CURVE, RUN, SEED, STEP, TableError
 
@@ -30,24 +28,19 @@ Pairs = dict[tuple[int, int], tuple[Kernel, Kernel]]  # (size, seed) -> initial 
 SeedPairs = dict[tuple[int, int], float]  # a number of two runs, by their seeds
 
 
-def read_observed(path: Path, source: str) -> pd.DataFrame:
-    """observed_kernels.csv or observed_attention.csv; TableError for a bad one.
-
-    Entries that were not finite are left out.
-    """
-    own = {
-        "observed_kernels.csv": [ROW, COLUMN, VALUE],
-        "observed_attention.csv": [BLOCK, TOKEN, ATTENDED, HEAD, VALUE],
-    }[source]
-    needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
-    rows = tables.read(path, needed, source, numbers=own)
-    tables.one_run_each(
-        rows.drop_duplicates(RUN),
-        path,
-        (*SIZES, ALPHA, SEED),
-        f"{source} of figure_6.yaml or figure_7_12.yaml",
-    )
-    return rows[np.isfinite(rows[VALUE])]
+def read_kernels(path: Path, kinds: Sequence[str]) -> pd.DataFrame:
+    """The finite entries of observed_kernels.csv; TableError without a run that has kernels of
+    these kinds before and after training."""
+    own = [ROW, COLUMN, VALUE]
+    rows = tables.read(path, [*PLACE, *own, KIND], "observed_kernels.csv", numbers=own)
+    rows = rows[np.isfinite(rows[VALUE])]
+    for kind in kinds:
+        if not any(pairs(rows, kind, by, alpha) for by in SIZES for alpha in alphas(rows)):
+            raise TableError(
+                f"{path}: no {kind} kernels before and after training of any run; set "
+                "training.observe_every to the number of steps and run the sweep"
+            )
+    return rows
 
 
 def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
@@ -56,18 +49,7 @@ def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
     found: dict[tuple[int, int], list[Kernel]] = {}
     for (size, seed, _), entries in own.groupby([by, SEED, STEP]):
         found.setdefault((int(size), int(seed)), []).append(matrix(entries))
-    return {
-        place: (kernels[0], kernels[1]) for place, kernels in found.items() if len(kernels) == 2
-    }
-
-
-def check(rows: pd.DataFrame, kind: str, path: Path) -> None:
-    """TableError without a run of `kind` that has a kernel before and one after training."""
-    if all(not pairs(rows, kind, by, alpha) for by in SIZES for alpha in alphas(rows)):
-        raise TableError(
-            f"{path}: no {kind} kernels before and after training of any run; set "
-            "training.observe_every to the number of steps and run the sweep"
-        )
+    return {place: (of[0], of[1]) for place, of in found.items() if len(of) == 2}
 
 
 def matrix(rows: pd.DataFrame) -> Kernel:
@@ -123,18 +105,18 @@ def over_seeds(values: SeedPairs) -> Estimate:
     return Estimate(average, math.sqrt((n - 1) * left.var()), n)
 
 
-def aligned(found: Pairs, kind: str, by: str, state: int) -> Finding:
+def aligned(found: Pairs, kind: str, by: str, state: int, place: str = "") -> Finding:
     """Whether the kernels of a scan come closer to that of the largest size, of other seeds."""
-    symbol, values = SYMBOLS[by], to_largest(found, state)
+    values = to_largest(found, state)
     largest = max((size for size, _ in found), default=0)
-    name = f"{STATES[state]} {kind} kernel: alignment with {symbol} = {largest}"
+    name = f"{place}{STATES[state]} {kind} kernel: alignment with {SYMBOLS[by]} = {largest}"
     if len(values) < 2:
         return Finding(name, "not measured", "rises")
     first, last = values[min(values)], values[max(values)]
-    both = {pair: last[pair] - first[pair] for pair in first.keys() & last.keys()}
-    gain = over_seeds(both)
-    measured = f"{by_size(values)} (n = {gain.groups})"
-    return Finding(name, measured, "rises", gain.claimed_gain(), gain)
+    gain = over_seeds({pair: last[pair] - first[pair] for pair in first.keys() & last.keys()})
+    return Finding(
+        name, f"{by_size(values)} (n = {gain.groups})", "rises", gain.claimed_gain(), gain
+    )
 
 
 def by_size(values: Mapping[int, SeedPairs]) -> str:
@@ -159,9 +141,6 @@ def basis(kernels: pd.DataFrame) -> list[str]:
     return text
 
 
-# Panels
-
-
 class Strip(NamedTuple):
     """Kernels side by side, each with its title."""
 
@@ -170,65 +149,57 @@ class Strip(NamedTuple):
 
 
 def draw_strips(grid: Sequence[Strip], unit: str, title: str):
-    """Rows of kernels, each divided by the mean of its diagonal, which is written below it: sizes
+    """Rows of kernels, all in one scale: each is divided by the mean of its diagonal, as sizes
     change the scale so much that undivided ones would show the largest alone."""
     across = max(len(row.panels) for row in grid)
-    figure, axes = style.subplots(len(grid), across, (1.75, 2.05))
+    figure, axes = style.subplots(len(grid), across, (1.6, 1.95))
     figure.suptitle(title)
+    parts = [[kernel / (scale(kernel) or 1) for _, kernel in row.panels] for row in grid]
+    top = max(float(np.nanmax(np.abs(part))) for row in parts for part in row)
     for axis in axes.flat:
         axis.set_visible(False)
-    for axis_row, row in zip(axes, grid, strict=True):
-        parts = [kernel / (scale(kernel) or 1) for _, kernel in row.panels]
-        top = max(float(np.nanmax(np.abs(part))) for part in parts)
-        for axis, (name, kernel), part in zip(axis_row, row.panels, parts, strict=True):
+    for axis_row, row, kernels in zip(axes, grid, parts, strict=True):
+        for axis, (name, _), part in zip(axis_row, row.panels, kernels, strict=False):
             axis.set(visible=True, xticks=[], yticks=[])
             axis.grid(False)
             image = axis.imshow(part, vmin=-top, vmax=top, cmap="RdBu_r", interpolation="nearest")
             axis.set_title(name, fontsize=8)
-            axis.set_xlabel(f"{unit} (mean diag. {scale(kernel):.3g})", fontsize=7)
-        axis_row[0].set_ylabel(f"{row.label}\n{unit}", fontsize=7)
-        bar = figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
-        bar.set_label("entry / mean diag.", fontsize=7)
-        bar.ax.tick_params(labelsize=7)
+        axis_row[0].set_ylabel(f"{row.label}\n{unit} by {unit}", fontsize=7)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.02, aspect=30)
+    bar.set_label("entry / mean of the diagonal", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
     return figure
 
 
-def first_seed(kernels: pd.DataFrame) -> str:
-    """Which of the runs kernels are drawn of."""
-    return f"runs of the first seed ({kernels[SEED].min():.0f}); diag.: diagonal of a kernel"
-
-
-def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
-    """Figure 6b, c: initial and final kernels of the base model and the largest of every scan."""
-    alpha, columns = alphas(kernels)[0], {}
-    start = base(kernels)
-    whole = "base: " + "{} = {},\n{} = {}, {} = {}".format(
-        *(part for size in SIZES for part in (SYMBOLS[size], start[size]))
-    )
+def strips(kernels: pd.DataFrame, kind: str, alpha: float, every: bool) -> list[Strip]:
+    """A row of initial kernels and one of final ones of the first seed: of `every` scan all its
+    sizes, or in one pair of rows the base model and the largest size of every scan (Figure 6b, c).
+    Below a name stands the similarity to the kernel of the largest size, of other seeds; there the
+    base model's to it."""
+    grid: list[Strip] = []
+    columns: dict[str, list[tuple[str, Kernel]]] = {}
     for by in SIZES:
         found = pairs(kernels, kind, by, alpha)
         sizes = sorted({size for size, _ in found})
-        for size in (sizes[0], sizes[-1]) if sizes else ():
-            seed = min(seed for other, seed in found if other == size)
-            name = whole if size == sizes[0] else f"{SYMBOLS[by]} = {size}"
-            columns.setdefault(name, found[size, seed])
-    return _by_state(columns)
+        own: dict[str, list[tuple[str, Kernel]]] = {}
+        for size in sizes if every else [*sizes[:1], *sizes[1:][-1:]]:
+            firsts = found[size, min(seed for other, seed in found if other == size)]
+            name = f"{SYMBOLS[by]} = {size}" if every or size != sizes[0] else "base"
+            for state, kernel in enumerate(firsts):
+                alike, words = to_largest(found, state), "\n "
+                if every and size in alike:
+                    words = f"\nsimilarity {over_seeds(alike[size]).value:.2f}"
+                elif size == sizes[-1] and sizes[0] in alike:
+                    below = over_seeds(alike[sizes[0]]).value
+                    words = "\nthe largest" if every else f"\nof the base {below:.2f}"
+                own.setdefault(name, []).append((name + words, kernel))
+        columns |= {name: two for name, two in own.items() if name not in columns}
+        if every and len(own) > 1:
+            grid += _rows(own)
+    return grid or _rows(columns)
 
 
-def _by_state(columns: Mapping[str, tuple[Kernel, Kernel]]) -> list[Strip]:
-    """A row of initial kernels and one of final ones."""
+def _rows(columns: Mapping[str, Sequence[tuple[str, Kernel]]]) -> list[Strip]:
     return [
-        Strip(label, [(name, pair[state]) for name, pair in columns.items()])
-        for state, label in enumerate(STATES)
+        Strip(label, [two[state] for two in columns.values()]) for state, label in enumerate(STATES)
     ]
-
-
-def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
-    """Figures 9 and 10: initial and final kernels of every size of every scan."""
-    alpha, grid = alphas(kernels)[0], []
-    for by in SIZES:
-        found = pairs(kernels, kind, by, alpha)
-        firsts = {size: found[size, seed] for size, seed in sorted(found, reverse=True)}
-        columns = {f"{SYMBOLS[by]} = {size}": firsts[size] for size in sorted(firsts)}
-        grid += _by_state(columns) if len(columns) > 1 else []
-    return grid or largest_of_scans(kernels, kind)

@@ -1,7 +1,5 @@
 """What Bordelon et al. print and findings are compared with, each with its source."""
 
-from __future__ import annotations
-
 from plots.bordelon.scans import HEAD_DIM, HEADS, LAYERS
 
 DERIVED = "derived"  # next to exponents that follow from the paper's but do not stand in it

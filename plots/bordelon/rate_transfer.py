@@ -3,106 +3,68 @@
     python -m plots bordelon/rate_transfer [results.csv]
 
 Evaluation loss against the learning rate eta_0, a line per head dimension N and a panel per
-alpha_A, then the best rate against N.
+alpha_A, then the best rate against N. The paper has no power of N; the dotted line in the panels of
+losses is chance.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import panels, rates, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
-from plots.rates import RateSweep, exponent
-from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.rates import Sweeps, exponent
+from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
 TABLES = ("bordelon/figure_2",)
-LOSS_LABEL = "evaluation loss (nats/image)"
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read.
-
-    TableError for a table that lacks a column or has two runs at one rate.
-    """
+    """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, ALPHA, HEAD_DIM, RATE]})
-    path = paths[0]
-    table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
-    tables.one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
-    rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(scans.alpha_title)})
-    if rows[STATUS].eq("failed").all():
-        raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
-    return rows
+    table = tables.only(table, paths[0], ALPHA, ALPHA_LOOKS)
+    return table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(scans.alpha_name)})
 
 
-def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
-    """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
-    seeds at the same N where enough is known of it, as small ones spread most."""
-    titles = {alpha: scans.alpha_title(alpha) for alpha in scans.alphas(rows)}
-    found = rates.curve_sweeps(rows, titles.values())
-    return {alpha: found[title] for alpha, title in titles.items()}
+def fits(rows: pd.DataFrame) -> dict[float, Sweeps]:
+    """alpha_A, falling -> N -> loss against rate with the optimum."""
+    names = {alpha: scans.alpha_name(alpha) for alpha in scans.alphas(rows)}
+    found = rates.curve_sweeps(rows, names.values())
+    return {alpha: found[name] for alpha, name in names.items()}
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
-    fitted = fits(rows)
-    result = [rates.noise_line(rows, "both alpha_A", "N"), HEADER]
-    for alpha, sweeps in fitted.items():
+    result: list[Printed] = [HEADER]
+    found = fits(rows)
+    for alpha, sweeps in found.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
+        claim = ("0", fit.distance(0.0), fit)
+        cost = f"{place}: cost of the smallest N's rate at the largest N"
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
-            Finding(
-                f"{place}: exponent of N in the best rate", fit.text(), "0", fit.distance(0.0), fit
-            ),
-            Finding(
-                f"{place}: cost of the smallest N's rate at the largest N",
-                rates.transfer_text(sweeps),
-                "about 0",
-            ),
+            Finding(f"{place}: exponent of N in the best rate", fit.text(), *claim),
+            Finding(cost, rates.transfer_text(sweeps), "about 0"),
         ]
-    named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
-    notes = [*rates.lost_lines(rows, [CURVE], "N"), *rates.edge_lines(named, "N")]
-    return [*result, *map(scans.plain, notes)]
+    lines = {(scans.alpha_name(alpha),): sweeps for alpha, sweeps in found.items()}
+    return [*result, *rates.basis(rows, lines, [CURVE], "N")]
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(rows: pd.DataFrame) -> Iterator[tuple]:
     """A panel of rates per alpha_A and one of the optima."""
-    fitted = fits(rows)
-    head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
-    colors = style.width_colors(head_dims)
-    figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    note = panels.optima_note(map(exponent, fitted.values()), "N").replace("width", "N")
-    figure.suptitle(
-        f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
-        "dotted: no power of N (the paper)"
-    )
-    for axis, (alpha, sweeps) in zip(axes[0], fitted.items(), strict=True):
-        axis.sharex(axes[0][0])
-        axis.sharey(axes[0][0])
-        panels.draw_rates(axis, sweeps, colors)
-        axis.axhline(CHANCE, color="black", ls=":", lw=1)
-        axis.set_title(scans.alpha_title(alpha))
-        axis.set_xlabel(r"learning rate $\eta_0$")
-    axes[0][0].set_ylabel(LOSS_LABEL)
-    axes[0][0].set_ylim(top=min(axes[0][0].get_ylim()[1], 1.05 * CHANCE))
-    axis = axes[0][-1]
-    for alpha, sweeps in fitted.items():
-        fit = exponent(sweeps)
-        power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
-        label = scans.alpha_title(alpha) + power
-        panels.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
-        if sweeps:
-            panels.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
-    if head_dims:
-        style.octave_limits(axis, head_dims)
-    axis.set(title="best rate", xlabel="head dimension N", ylabel=r"best learning rate $\eta_0$")
-    axis.legend(fontsize=7)
-    chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})
-    style.legend(figure, [*style.width_entries(colors, "N"), *style.STAR_ENTRIES, chance])
+    lines = [
+        panels.Line(scans.alpha_title(alpha), sweeps, ALPHA_LOOKS[alpha], 0.0)
+        for alpha, sweeps in fits(rows).items()
+    ]
+    loss = "evaluation loss (nats/image)"
+    figure = panels.transfer(lines, "N", "head dimension N", r"learning rate $\eta_0$", loss)
+    for axis in figure.axes[: len(lines)]:
+        axis.axhline(CHANCE, **scans.CHANCE_LOOK)
+        axis.set_ylim(top=min(axis.get_ylim()[1], 1.05 * CHANCE))
+    figure.suptitle("learning rates against head dimension")
     yield "figure_2a_rate_transfer", figure

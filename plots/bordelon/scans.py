@@ -7,12 +7,8 @@ the default) or a fortieth of the run (scale="linear"); bands are standard error
 that ended before the others of their table are left out, and named in the findings.
 """
 
-from __future__ import annotations
-
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +16,6 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Estimate
-from plots.statistics import mean
 from plots.tables import CURVE, RUN, SEED, STEP, TableError
 
 HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
@@ -35,43 +29,38 @@ ALPHA_LOOKS = {
 }
 TRAIN_LOSS, EVAL_LOSS = "train_loss", "eval_loss"
 CHANCE = math.log(10)  # loss in nats of ten equal probabilities
+CHANCE_LOOK = {"color": "black", "ls": ":", "lw": 1}
 LOSS_LABEL = "training loss (nats/image)"
-BANDS = "lines and bands: means and standard errors over seeds"
 PER_OCTAVE, PER_RUN = 4, 40
 FEW_POINTS = 25
 # Ratios of a logarithmic axis' ends: two of 1, 2 and 5 are within the first; up to the second all
 # of them have room.
 LEAST_SPAN, FEW_DECADES = 5.0, 1e4
-
-
-# Tables
+Curves = Mapping[int, pd.DataFrame]  # size -> losses, a row per step and a column per seed
 
 
 class Losses(NamedTuple):
-    """Rows of metrics tables that have a loss, and the runs that are left out because they ended
-    before the others of their table."""
+    """Rows of a metrics table that have a loss, and the runs that are left out because they ended
+    before the others."""
 
     rows: pd.DataFrame
     cut: list[str]
 
 
-def read_losses(paths: Sequence[Path], by: str, loss: str = TRAIN_LOSS) -> Losses:
-    """The losses of some metrics tables, of runs as long as the longest of their table; TableError
-    for bad ones."""
-    whole, cut = [], []
-    for path in paths:
-        columns = [CURVE, by, SEED, RUN, STEP, loss]
-        table = tables.read(path, columns, "metrics.csv", numbers=[ALPHA, *SIZES])
-        table = table[np.isfinite(table[loss])]
-        if table.empty:
-            raise TableError(f"{path}: no run has logged a {loss}")
-        kept = table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
-        whole.append(kept)
-        cut += sorted({*table[RUN]} - {*kept[RUN]})
-    return Losses(pd.concat(whole, ignore_index=True), cut)
+def read_losses(path: Path, by: str, loss: str = TRAIN_LOSS) -> Losses:
+    """The losses of a metrics table, of runs as long as the longest; TableError for a bad one."""
+    columns = [CURVE, by, SEED, RUN, STEP, loss]
+    table = tables.read(path, columns, "metrics.csv", numbers=[ALPHA, *SIZES])
+    table = table[np.isfinite(table[loss])]
+    if table.empty:
+        raise TableError(f"{path}: no run has logged a {loss}")
+    kept = table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
+    return Losses(kept, sorted({*table[RUN]} - {*kept[RUN]}))
 
 
-# Scans and their losses
+def cut_lines(runs: Sequence[str]) -> list[str]:
+    """The line that names runs that ended early."""
+    return [f"left out, as they ended before the others: {', '.join(runs)}"] if runs else []
 
 
 def base(rows: pd.DataFrame) -> dict[str, int]:
@@ -86,92 +75,18 @@ def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFram
     return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
 
 
-def final(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last evaluation; runs that did not get there have none."""
-    return metrics[metrics["step"] == metrics["step"].max()]
-
-
 def span(counts: pd.Series) -> str:
     """The range of some counts: 3, or 2 to 3."""
     low, high = counts.min(), counts.max()
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-@dataclass(frozen=True)
-class LossCurve:
-    """Loss against steps of one size: mean over `seeds` seeds and its standard error (NaN for
-    one), at the steps that all of them logged."""
-
-    steps: np.ndarray
-    losses: np.ndarray
-    errors: np.ndarray
-    seeds: int
-
-
-def curve(losses: pd.DataFrame, loss: str, scale: str, last: float) -> LossCurve:
-    """The line through losses with a row per step, up to `last`, and a column per seed."""
-    at = losses.index.to_numpy(float)
-    places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
-    # Evaluations are few and not noisy: each keeps its place.
-    bins = np.ceil(places).astype(int) if loss == TRAIN_LOSS else np.arange(len(at))
-    steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
-    binned = losses.groupby(bins).mean()
-    n = binned.shape[1]
-    errors = binned.std(axis=1, ddof=1) / math.sqrt(n) if n > 1 else binned.mean(axis=1) * math.nan
-    return LossCurve(steps, binned.mean(axis=1).to_numpy(), errors.to_numpy(), n)
-
-
-def lines(
-    rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
-) -> dict[int, LossCurve]:
-    """Size -> line, by rising size; TableError where a size has two runs of one seed."""
-    last = rows[STEP].max()
+def curves(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, pd.DataFrame]:
+    """Losses by size, at the steps that all seeds of a size have."""
     return {
-        int(size): curve(by_seed(own, by, loss), loss, scale, last)
+        int(size): own.pivot(index=STEP, columns=SEED, values=loss).dropna().sort_index()
         for size, own in rows.groupby(by)
     }
-
-
-def by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
-    """Losses of one size: a row per step that all seeds have, a column per seed."""
-    again = rows[rows.duplicated([SEED, STEP])]
-    if not again.empty:
-        row = again.iloc[0]
-        raise TableError(
-            f"two runs with {by} {row[by]:g} and seed {row[SEED]:g} are in one panel, "
-            f"{row[RUN]} and another; expected one"
-        )
-    return rows.pivot(index=STEP, columns=SEED, values=loss).dropna().sort_index()
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Loss of size `low` minus that of `high`, the next one: mean over logged steps of the runs
-    with equal seeds, which see the same samples in the same order, by seed."""
-
-    low: int
-    high: int
-    by_seed: pd.Series
-
-    @property
-    def estimate(self) -> Estimate:
-        """The mean over seeds, with its standard error."""
-        return mean(self.by_seed.to_dict())
-
-
-def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
-    """What each size gains over the one before it, over common seeds and steps."""
-    losses = {int(size): by_seed(own, by, loss) for size, own in rows.groupby(by)}
-    sizes = list(losses)
-    found = []
-    for low, high in itertools.pairwise(sizes):
-        values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean()
-        if len(values):
-            found.append(Gap(low, high, values))
-    return found
-
-
-# Words and axes
 
 
 def alphas(rows: pd.DataFrame) -> list[float]:
@@ -189,19 +104,9 @@ def alpha_title(alpha: float) -> str:
     return rf"$\alpha_A$ = {alpha_text(alpha)}"
 
 
-def plain(title: str) -> str:
-    """A title as terminals can show it."""
-    return title.replace(r"$\alpha_A$", "alpha_A")
-
-
 def alpha_name(alpha: float) -> str:
     """alpha_A as findings write it."""
     return f"alpha_A = {alpha_text(alpha)}"
-
-
-def cut_lines(runs: Sequence[str]) -> list[str]:
-    """The line that names runs that ended early."""
-    return [f"left out, as they ended before the others: {', '.join(runs)}"] if runs else []
 
 
 def size_axis(axis, sizes: pd.Series, label: str) -> None:
@@ -239,50 +144,32 @@ def label_decades(axis, along: str = "y") -> None:
 
 def draw_lines(
     axis,
-    rows: pd.DataFrame,
+    found: Curves,
     by: str,
-    loss: str = TRAIN_LOSS,
     scale: str = "log",
-    against: str = STEP,
+    binned: bool = True,
+    factors: Mapping[int, float] | None = None,
 ) -> None:
-    """Fills a panel: loss against steps, or what else grows with them, a line per size."""
-    found = lines(rows, by, loss, scale)
-    per_step = {
-        int(size): float((own[against] / own[STEP]).mean()) for size, own in rows.groupby(by)
-    }
-    draw_curves(
-        axis,
-        {size: replace(line, steps=line.steps * per_step[size]) for size, line in found.items()},
-        by,
-    )
+    """Fills a panel: loss against steps, or `factors` times these by size, a line per size with its
+    band; evaluations, which are few and not noisy, keep their places (`binned` False)."""
+    last = max((own.index.max() for own in found.values()), default=1)
+    for (size, losses), color in zip(
+        found.items(), style.width_colors(list(found)).values(), strict=True
+    ):
+        at = losses.index.to_numpy(float)
+        places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
+        bins = np.ceil(places).astype(int) if binned else np.arange(len(at))
+        steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
+        steps = steps * (factors or {}).get(size, 1.0)
+        values = losses.groupby(bins).mean()
+        mean, error = values.mean(axis=1), values.sem(axis=1)
+        mark = {"ms": 3, "marker": "o" if len(steps) < FEW_POINTS else ""}
+        axis.plot(steps, mean, lw=1.3, color=color, label=f"{SYMBOLS[by]} = {size}", **mark)
+        if values.shape[1] > 1:
+            axis.fill_between(steps, mean - error, mean + error, color=color, alpha=0.2, lw=0)
     axis.set_xscale(scale)
     axis.set_xlabel("steps")
     axis.legend(fontsize=7, frameon=False)
-
-
-def draw_curves(axis, found: Mapping[int, LossCurve], by: str) -> None:
-    """A line with its band per size; few points are marked."""
-    for (size, line), color in zip(
-        found.items(), style.width_colors(list(found)).values(), strict=True
-    ):
-        axis.plot(
-            line.steps,
-            line.losses,
-            lw=1.3,
-            color=color,
-            ms=3,
-            marker="o" if len(line.steps) < FEW_POINTS else "",
-            label=f"{SYMBOLS.get(by, by)} = {size}",
-        )
-        if line.seeds > 1:
-            axis.fill_between(
-                line.steps,
-                line.losses - line.errors,
-                line.losses + line.errors,
-                color=color,
-                alpha=0.2,
-                lw=0,
-            )
 
 
 def mean_line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str, **look) -> None:
@@ -290,25 +177,15 @@ def mean_line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str
     groups = rows.groupby(size)[value]
     means, errors = groups.mean(), groups.sem().fillna(0)
     means = means[means > 0]
-    low = np.minimum(errors[means.index], 0.99 * means)
-    axis.errorbar(
-        means.index,
-        means,
-        [low, errors[means.index]],
-        color=color,
-        label=label,
-        marker="o",
-        ms=3,
-        lw=1,
-        elinewidth=0.7,
-        **look,
-    )
+    bars = [np.minimum(errors[means.index], 0.99 * means), errors[means.index]]
+    look = {"marker": "o", "ms": 3, "lw": 1, "elinewidth": 0.7, **look}
+    axis.errorbar(means.index, means, bars, color=color, label=label, **look)
 
 
-def guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6) -> None:
+def guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6, **look) -> None:
     """A dotted line of the predicted power, above the points."""
     means = means[means > 0]
     if len(means) > 1:
         sizes = means.index.to_numpy(float)
         line = above * means.iloc[0] * (sizes / sizes[0]) ** power
-        axis.plot(sizes, line, ":", color="black", lw=1.2, label=label)
+        axis.plot(sizes, line, ":", **{"color": "black", "lw": 1.2, **look}, label=label)

@@ -8,18 +8,16 @@ losses. What is exchanged is judged by seed, each strategy at its best rate. The
 and the relative rates at once, and has no number to compare.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import panels, rates, style, tables
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Finding, Printed
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
-from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.tables import CURVE, RATE, RESULTS, WIDTH, TableError
 
 TABLES = ("dinan/ablations",)
 STANDARD, SCALED = "standard", "neural_tangent"
@@ -47,23 +45,12 @@ SHAPES = dict(zip(LABELS, "os^Dos^", strict=True))
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table's runs; TableError if it lacks a column, has two runs at one rate or several
-    widths."""
+    """The table's runs, of one width."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     rows = tables.only(table, paths[0], CURVE, LABELS)
-    tables.one_run_each(
-        rows,
-        paths[0],
-        [CURVE, WIDTH, RATE, SEED],
-        "results.csv of bart_span_denoise/sweeps/ablations.yaml",
-    )
     if rows[WIDTH].nunique() > 1:
-        raise TableError(
-            f"{paths[0]}: {rows[WIDTH].nunique()} widths; expected one: choose it "
-            f"with --where {WIDTH}={rows[WIDTH].min():g}"
-        )
-    if rows[STATUS].eq("failed").all():
-        raise TableError(f"{paths[0]}: every run failed; see their log.txt and run the sweep again")
+        choice = f"--where {WIDTH}={rows[WIDTH].min():g}"
+        raise TableError(f"{paths[0]}: several widths; expected one: choose it with {choice}")
     return rows
 
 
@@ -78,36 +65,20 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     found = fits(rows)
     lines = {(curve,): {sweep.width: sweep} for curve, sweep in found.items()}
     result: list[Printed] = [
-        f"n = {rows[WIDTH].iloc[0]:g}; gains are differences by seed of the final loss, each at "
-        "its best rate",
-        *(
-            line.partition(" at D = ")[0]
-            for line in [
-                *rates.lost_lines(rows, [CURVE]),
-                *rates.edge_lines(lines),
-            ]
-        ),
-        *rates.selection_lines(lines, "n"),
+        "gains are differences by seed of the final loss, each at its best rate",
+        *rates.basis(rows, lines, [CURVE], "n"),
         HEADER,
     ]
     for curve, sweep in found.items():
-        lowest = mean(sweep.ended).text(sign="")
-        result.append(
-            Finding(
-                f"{LABELS[curve]}: lowest loss (nats)",
-                f"{lowest} at lr = {sweep.best.grid_value:g}",
-            )
-        )
+        lowest = f"{mean(sweep.ended).text(sign='')} at lr = {sweep.best.grid_value:g}"
+        result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest))
     for what, before, after in EXCHANGES:
-        runs = [found[curve].ended if curve in found else {} for curve in (before, after)]
-        gain = mean(differences(*runs))
-        result.append(Finding(f"gain of {what} (nats)", gain.text(), "no number", sign(gain)))
+        if {before, after} <= found.keys():
+            gain = mean(differences(found[before].ended, found[after].ended))
+            verdict = gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
+            name = f"gain of {what} (nats)"
+            result.append(Finding(name, gain.text(), "no number", verdict, gain))
     return result
-
-
-def sign(gain: Estimate) -> str:
-    """Whether an exchange helps, as a claim that it does would be judged."""
-    return gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
 
 
 def formula(label: str) -> str:
@@ -118,26 +89,20 @@ def formula(label: str) -> str:
     return label
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(rows: pd.DataFrame) -> Iterator[tuple]:
     """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
     found = fits(rows)
     figure, axes = style.subplots(1, 3, (3.4, 3.1))
-    figure.suptitle(
-        "word embeddings and logits, exchanged one at a time\n"
-        f"n = {rows[WIDTH].iloc[0]:g}; {panels.RATE_NOTE}; right: marks, and loss of "
-        "the best rate; bar: standard error over seeds"
-    )
+    figure.suptitle("word embeddings and logits, exchanged one at a time")
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in found.values()])
+    colors = dict(zip(LABELS, style.PALETTE, strict=False))
     for axis, strategy in zip(losses, (STANDARD, SCALED), strict=True):
-        own = [curve for curve in found if curve.startswith(strategy)]
-        for curve, color in zip(
-            own, style.shades(style.STRATEGY_COLORS[strategy], len(own)), strict=True
-        ):
+        for curve in (curve for curve in found if curve.startswith(strategy)):
             stable, at = found[curve].stable, found[curve].best
-            look = {"color": color, "marker": SHAPES[curve], "ms": 4}
+            look = {"color": colors[curve], "marker": SHAPES[curve], "ms": 4}
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
-            axis.plot(at.grid_value, at.loss, color=color, **style.STAR)
+            axis.plot(at.grid_value, at.loss, color=colors[curve], **style.STAR)
             value = mean(found[curve].ended)
             best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
         axis.set_xscale("log", base=2)

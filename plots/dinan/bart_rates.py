@@ -3,345 +3,249 @@
     python -m plots dinan/bart_rates [results.csv metrics.csv]
 
 Validation loss against updates for every learning rate, standard on the left and neural-tangent on
-the right, a row per width; steps that were skipped because the gradient overflowed are marked. A
-second figure has the lowest loss against the mapped rate, and the optimal one against width.
+the right, a row per width: means over seeds, [lowest loss ± standard error over n seeds]. A second
+figure has the lowest loss against the mapped rate, and the optimal one against width.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from plots import panels, rates, style, tables
+import numpy as np
+import pandas as pd
+
+from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
-from plots.dinan.searches import Point, Search, Sweep, bits, exactly, mapped_rate, model_name
+from plots.dinan.searches import LR, SKIPPED, STRATEGIES, Losses, Searched, exactly, judged, of
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
+from plots.tables import RATE, RUN, SEED, STEP, WIDTH
 
 TABLES = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
-STRATEGIES = tuple(RATE_EXPONENTS)
 # How far the rate is lowered to see what that costs: two steps of the paper's grid.
 LOWERED = 4
 GRID_STEP = 1.0  # octaves
-RED, BLACK, BLUE = (0.84, 0.15, 0.12), (0.0, 0.0, 0.0), (0.25, 0.60, 1.0)
-LOST = {"marker": "X", "ms": 6, "ls": "", "zorder": 4}
+read = searches.by_loss
 
 
-def read(paths: Sequence[Path]) -> Sweep:
-    """Both tables of one sweep, in any order."""
-    tables.expect(paths, "results.csv", "metrics.csv")
-    return searches.by_loss(paths)[0]
+def widths(searched: Searched) -> list[int]:
+    """All widths, rising."""
+    return sorted(map(int, searched.rows[WIDTH].unique()))
 
 
-def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
-    """Strategy -> width -> lowest losses against mapped rates, with the optimum's parabola."""
-    return rates.curve_sweeps(sweep.rows, STRATEGIES)
+def losses_at(sweep: RateSweep, rate: float) -> dict[int, float]:
+    """Seed -> lowest loss at a mapped rate, on a line in log(rate) between its neighbours. Seeds
+    that lack one of them, or diverged there, are left out; empty outside of the rates."""
+    below = [r for r in sorted(sweep.chosen_from) if r <= rate * (1 + 1e-6)]
+    above = [r for r in sorted(sweep.chosen_from) if r >= rate * (1 - 1e-6)]
+    if not below or not above:
+        return {}
+    low, high = below[-1], above[0]
+    share = math.log(rate / low) / math.log(high / low) if high > low else 0.0
+    first, second = sweep.chosen_from[low], sweep.chosen_from[high]
+    values = {s: first[s] + share * (second[s] - first[s]) for s in first.keys() & second.keys()}
+    return {seed: value for seed, value in sorted(values.items()) if math.isfinite(value)}
 
 
-def degradation(search: Search | None, fit: RateSweep | None) -> Estimate:
+def degradation(sweep: RateSweep | None) -> Estimate:
     """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats against
     the best one as it is judged, the mean over seeds; NaN where it was not run."""
-    if search is None or fit is None:
+    if sweep is None:
         return UNKNOWN
-    there = {run.seed: run.best for run in search.judged}
-    lower = search.losses_at(fit.best.value / LOWERED)
-    return mean(differences(lower, there))
+    return mean(differences(losses_at(sweep, sweep.best.value / LOWERED), sweep.ended))
 
 
-# Findings
-
-
-def findings(sweep: Sweep) -> list[Printed]:
+def findings(searched: Searched) -> list[Printed]:
     """Optima and what surrounds them at every width, then what connects the widths."""
-    fitted = fits(sweep)
+    found = searches.fits(searched)
     result: list[Printed] = [
-        "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
-        "errors",
-        rates.noise_line(sweep.rows, "both strategies", "n"),
-        "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
-        "or the lowest point of the parabola around it",
+        "a run's loss is the lowest of its evaluations; mapped: lr for standard, n^(-3/2) lr for "
+        "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it",
+        rates.noise_line(searched.rows, "n"),
         HEADER,
     ]
-    for width in sweep.widths:
-        found = sweep.at(width)
+    for width in widths(searched):
         for strategy in STRATEGIES:
             name = f"{style.STRATEGIES[strategy]}, n = {width}: "
-            search, fit = found.get(strategy), fitted[strategy].get(width)
-            if search is None:
-                result.append(Finding(name + "lr*", "not measured"))
-            elif search.optimum is None or fit is None:
-                result += [Finding(name + "lr*", "every run diverged"), _skipped(search, name)]
-            else:
-                result += [*_optimum(search, fit, name), _skipped(search, name)]
-        result += _between(found, {s: fitted[s].get(width) for s in STRATEGIES}, width)
-    return [*result, *_exponents(fitted), *sweep.failed]
+            rows, sweep = of(searched, strategy, width), found[strategy].get(width)
+            if sweep:
+                result += _optimum(searched, strategy, sweep, name)
+            elif len(rows):
+                result.append(Finding(f"{name}lr*", "every run diverged"))
+            if len(rows):
+                result.append(_skipped(searched, rows, name))
+        result += _between([found[s].get(width) for s in STRATEGIES], width)
+    return [*result, *_exponents(found), *searched.failed]
 
 
-def _optimum(search: Search, fit: RateSweep, name: str) -> list[Finding]:
+def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> list[Finding]:
     """The best rate of the grid, the lowest point of the parabola around it in mapped units, the
     loss there, and what a lower rate costs."""
-    best, vertex, n = search.optimum, fit.best, len(search.points)
-    edge = "" if best not in (search.points[0], search.points[-1]) else ", at the edge"
-    grid = f"{best.rate:.3g}, mapped {best.mapped:.3g} (of {n} rate{'s' * (n != 1)}{edge})"
-    error = f"{vertex.error:.2f}" if math.isfinite(vertex.error) else "?"
-    parabola = f"{vertex.value:.3g}, ± {error} octaves ({vertex.n} rates)"
+    best, n = sweep.best, len(sweep.chosen_from)
+    power = float(RATE_EXPONENTS[strategy])
+    rate = best.grid_value / sweep.width**power
+    edge = ", at the edge" if best.at_edge else ""
+    grid = f"{rate:.3g}, mapped {best.grid_value:.3g} (of {n} rate{'s' * (n != 1)}{edge})"
+    error = f"{best.error:.2f}" if math.isfinite(best.error) else "?"
+    parabola = f"{best.value:.3g}, ± {error} octaves ({best.n} rates)"
+    if not best.inside:
+        why = "the best rate is at the edge" if best.at_edge else "runs diverge beside the best"
+        parabola = f"no parabola: {why}"
     beside: list[tuple[str, ...]] = [(), ()]
-    if search.width == BART_WIDTH:
-        theirs = BART_RATES[search.strategy]
-        there = mapped_rate(search.strategy, theirs, BART_WIDTH)
-        beside = [
-            (f"{theirs:g}", f"lr x 2^{math.log2(best.rate / theirs):+.1f}"),
-            (f"{there:.3g} (grid)", f"lr x 2^{math.log2(vertex.value / there):+.2f}"),
-        ]
-    if not vertex.inside:
-        why = "the best rate is at the edge" if vertex.at_edge else "runs diverge beside the best"
-        parabola, beside[1] = f"no parabola: {why}", ()
-    loss = average([run.best for run in search.judged])
-    in_bits = Estimate(bits(loss.value), bits(loss.error))
+    if sweep.width == BART_WIDTH:
+        theirs = BART_RATES[strategy]
+        there = theirs * BART_WIDTH**power
+        octaves = [math.log2(value / there) for value in (best.grid_value, best.value)]
+        beside[0] = (f"{theirs:g}", f"lr x 2^{octaves[0]:+.1f}")
+        beside[1] = (f"{there:.3g} (grid)", f"lr x 2^{octaves[1]:+.2f}") if best.inside else ()
+    loss = average(list(sweep.ended.values()))
+    bits = Estimate(loss.value / math.log(2), loss.error / math.log(2))
+    lowest = f"{loss.text(4, '')} nats, {bits.text(4, '')} bits (n = {len(sweep.ended)})"
+    lower = Finding(
+        f"{name}loss at lr* / {LOWERED} minus lowest (nats)", degradation(sweep).text(4)
+    )
     return [
-        Finding(name + "lr* of the grid", grid, *beside[0]),
-        Finding(name + "lr* by a parabola, mapped", parabola, *beside[1]),
-        Finding(
-            name + "lowest loss",
-            f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(search.judged)})",
-        ),
-        Finding(
-            name + f"loss at lr* / {LOWERED} minus lowest (nats)", degradation(search, fit).text(4)
-        ),
+        Finding(f"{name}lr* of the grid", grid, *beside[0]),
+        Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1]),
+        Finding(f"{name}lowest loss", lowest),
+        lower,
+        *_parts(judged(searched, strategy, sweep), name),
     ]
 
 
-def _skipped(search: Search, name: str) -> Finding:
-    """Steps skipped per run, by falling rate, and whether rates above the optimum skip more than
-    the others."""
+def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
+    """How much of the final loss is infilling of what masks hide, and how much copying of what
+    stands in the input, in nats per target of its kind; of tables that say so."""
+    infilling, share = "final_eval_infilling", "final_eval_infilled_tokens"
+    if infilling not in runs or not len(runs):
+        return []
+    filled = (runs[infilling] / runs[share]).to_dict()
+    copied = ((runs[searches.FINAL] - runs[infilling]) / (1 - runs[share])).to_dict()
+    part = f"{runs[share].mean():.0%} of targets"
+    values = {"infilling": (filled, part), "copying": (copied, "the others")}
+    return [
+        Finding(f"{name}final loss of {what} (nats)", f"{mean(of_).text(3, '')}, {words}")
+        for what, (of_, words) in values.items()
+    ]
+
+
+def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
+    """Steps that were skipped because the gradient overflowed, by falling rate."""
     name += "overflowing steps per run, by lr"
-    counts = {
-        point: [run.skipped for run in point.runs if run.skipped is not None]
-        for point in reversed(search.points)
-    }
-    means = {point: sum(own) / len(own) for point, own in counts.items() if own}
-    if not means:
+    logs = {run: searched.log(run) for run in rows[RUN]}
+    counts = {run: log[SKIPPED].max() for run, log in logs.items() if SKIPPED in log}
+    if not counts:
         return Finding(name, "not recorded", "at the higher lr")
-    hit = [f"{point.rate:.3g}: {value:.3g}" for point, value in means.items() if value]
-    others = ["others none"] if 0 < len(hit) < len(means) else []
+    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(LR)["skipped"].mean()[::-1]
+    hit = [f"{rate:.3g}: {value:.3g}" for rate, value in means.items() if value > 0]
     verdict = "" if hit else "none here"
-    if hit and search.optimum is not None:
-        above, below = (
-            [
-                value
-                for point, value in means.items()
-                if (point.rate > search.optimum.rate) == higher
-            ]
-            for higher in (True, False)
-        )
-        verdict = "not measured"
-        if above and below:
-            more, less = (mean(dict(enumerate(own))) for own in (above, below))
-            verdict = (more - less).claimed_gain()
-    return Finding(name, ", ".join(hit + others) or "none", "at the higher lr", verdict)
+    return Finding(name, ", ".join(hit) or "none", "at the higher lr", verdict)
 
 
-def _between(
-    found: Mapping[str, Search], fitted: Mapping[str, RateSweep | None], width: int
-) -> list[Finding]:
+def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
     """How far apart the two strategies' optima lie once they are mapped, and whether lowering the
     rate costs the standard strategy more."""
-    name = f"n = {width}: mapped lr*, neural-tangent / standard (octaves)"
-    both = [fitted[strategy] for strategy in ("neural_tangent", "standard")]
-    match = Finding(name, "not measured", "0", "not measured")
+    result = []
     if None not in both:
-        first, second = (Estimate(math.log2(fit.best.value), fit.best.error) for fit in both)
-        gap = first - second
+        standard, scaled = (Estimate(math.log2(one.best.value), one.best.error) for one in both)
+        gap = scaled - standard
         # The paper compares points of a grid; errors longer than its cell do not.
         within = abs(gap.value) <= GRID_STEP / 2 and gap.error <= GRID_STEP / 2
         verdict = "agrees within the paper's grid" if within else gap.claimed_equal()
-        if any(fit.best.at_edge for fit in both):
-            verdict = "undecided: at an edge"
-        match = Finding(name, gap.text(2), "0", verdict, gap)
-    high, low = (
-        degradation(found.get(strategy), fitted[strategy])
-        for strategy in ("standard", "neural_tangent")
-    )
-    more = high - low
+        if any(one.best.at_edge for one in both):
+            verdict, gap = "undecided: at an edge", replace(gap, error=math.nan)
+        name = f"n = {width}: mapped lr*, neural-tangent / standard (octaves)"
+        result.append(Finding(name, gap.text(2), "0", verdict, gap))
+    more = degradation(both[0]) - degradation(both[1])
     name = f"n = {width}: cost of lr* / {LOWERED}, standard - neural-tangent"
-    return [match, Finding(name, more.text(4), "above 0", more.claimed_gain())]
+    return [*result, Finding(name, more.text(4), "above 0", more.claimed_gain(), more)]
 
 
-def _exponents(fitted: Mapping[str, Mapping[int, RateSweep]]) -> list[Finding]:
+def _exponents(found: Mapping[str, rates.Sweeps]) -> list[Finding]:
     """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
     what lambda leaves to tune and should not know the width."""
     power, result = RATE_EXPONENTS["neural_tangent"], []
     for strategy in STRATEGIES:
-        fit = exponent(fitted[strategy])
+        fit = exponent(found[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        beside = (f"{power} (lambda)", fit.distance(float(power)), fit) if fit.law else ()
-        result.append(Finding(name, fit.text(), *beside))
-    fit = exponent(fitted["neural_tangent"])
-    own = Estimate(fit.value - float(power), fit.error, fit.groups, fit.fitted)
-    beside = (own.through_widths(), "0", own.distance(0.0), own) if fit.law else (fit.text(),)
-    return [*result, Finding("neural-tangent: exponent of the width in lr* itself", *beside)]
+        claim = (f"{power} (lambda)", fit.distance(float(power)), fit)
+        result.append(Finding(name, fit.text(), *claim))
+    own = replace(fit, value=fit.value - float(power), by_size={})
+    name = "neural-tangent: exponent of the width in lr* itself"
+    return [*result, Finding(name, own.text(), "0", own.distance(0.0), own)]
 
 
-# Figure 3
-
-
-def rate_colors(points: Sequence[Point]) -> dict[Point, tuple[float, float, float]]:
-    """Red for the highest rate, the others from black to blue as the rate falls."""
-    *lower, highest = points
-    last = max(len(lower) - 1, 1)
-    shares = [index / last for index in range(len(lower))]
-    mixed = [
-        tuple(black + share * (blue - black) for black, blue in zip(BLACK, BLUE, strict=True))
-        for share in shares
-    ]
-    return {highest: RED, **dict(zip(reversed(lower), mixed, strict=True))}
-
-
-def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
+def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 3, and its optima."""
-    yield "figure_3_bart_rates", _curves(sweep)
-    yield "figure_3_bart_optima", _optima(sweep)
+    found = searches.fits(searched)
+    yield "figure_3_bart_rates", _curves(searched, found)
+    lines = []
+    for strategy in STRATEGIES:
+        color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
+        label = style.STRATEGIES[strategy] + (r", lr $n^{-3/2}$" if strategy != "standard" else "")
+        power = float(RATE_EXPONENTS["neural_tangent"])
+        look = {"color": color, "marker": marker}
+        lines.append(panels.Line(label, found[strategy], look, power))
+    loss = f"minimum {style.VALIDATION_LABEL}"
+    figure = panels.transfer(lines, "n", "width n", "lr, mapped", loss)
+    figure.suptitle("optima")
+    yield "figure_3_bart_optima", figure
 
 
-def _curves(sweep: Sweep):
+def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
-    widths = sweep.widths
-    figure, axes = style.subplots(len(widths), 2, (6.5, 3.1), sharey="row")
-    figure.suptitle(
-        "searches for the learning rate\nmeans over seeds; [lowest loss ± standard "
-        "error over n seeds]; from black to blue as the rate falls, the highest red"
-    )
-    for row, width in zip(axes, widths, strict=True):
-        found = sweep.at(width)
-        lines = [point.line for search in found.values() for point in search.points]
-        last = max((steps[-1] for steps, _ in lines if len(steps)), default=1.0)
-        low, high = searches.limits(
-            [
-                point.line
-                for search in found.values()
-                for point in search.points
-                if math.isfinite(point.loss)
-            ],
-            last,
-        )
+    figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
+    figure.suptitle("searches for the learning rate, lighter as the rate rises")
+    for row, width in zip(axes, widths(searched), strict=True):
+        drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):
-            axis.set_title(f"{style.STRATEGIES[strategy]}, {model_name(width)}")
-            if strategy in found:
-                _draw_search(axis, found[strategy], high)
-            style.update_ticks(axis, 1.02 * last)
+            axis.set_title(f"{style.STRATEGIES[strategy]}, {searches.model_name(width)}")
+            rows, sweep = of(searched, strategy, width), found[strategy].get(width)
+            drawn += _draw_search(axis, searched, rows, sweep)
             axis.tick_params(labelleft=True)
             axis.set_ylabel(style.VALIDATION_LABEL)
-            style.bits_axis(axis)
-        overflow = any(run.overflows for search in found.values() for run in search.runs)
-        row[0].set_ylim(
-            low - (0.16 if overflow else 0.06) * (high - low), high + 0.06 * (high - low)
-        )
+        last = max((steps[-1] for steps, _ in drawn if len(steps)), default=1.0)
+        low, high = searches.limits(drawn, last)
+        row[0].set_ylim(low - 0.08 * (high - low), high + 0.06 * (high - low))
+        for axis in row:
+            style.update_ticks(axis, 1.02 * last)
     style.label_grid(axes, x="updates")
-    runs = [run for search in sweep.searches.values() for run in search.runs]
-    entries = [("optimum *", {"color": "black", "lw": 1.9})]
-    if any(run.diverged for run in runs):
-        entries.append(("diverged", {"color": "gray", **LOST}))
-    if any(run.overflows for run in runs):
-        entries.append(
-            ("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6, "mew": 1})
-        )
+    entries = [("optimum *", {"color": "gray", "lw": 2.2})]
+    if np.isinf(searched.rows[searches.LOSS]).any():
+        entries.append(("diverged", {"color": "gray", **style.LOST}))
     style.legend(figure, entries)
     return figure
 
 
-def _draw_search(axis, search: Search, top: float) -> None:
-    """A line per rate, the optimum's thick, and overflows below the lines, a row per rate."""
-    colors, handles, row = rate_colors(search.points), {}, 0
-    for point in search.points:
-        best = point is search.optimum
-        look = {"color": colors[point], "lw": 1.9 if best else 1.0, "zorder": 3 if best else 2}
-        steps, losses = point.line
-        mapped = "" if point.mapped == point.rate else f" ({exactly(point.mapped)})"
-        label = f"{exactly(point.rate)}{mapped} [{point.text}]" + " *" * best
-        (handles[point],) = axis.plot(steps, losses, label=label, **look)
-        if not math.isfinite(point.loss) and len(steps):
-            axis.plot(steps[-1], min(losses[-1], top), color=colors[point], **LOST)
-    for point in reversed(search.points):
-        steps = sorted({step for run in point.runs for step in run.overflows or ()})
-        if steps:
-            height = 0.02 + 0.028 * row
-            axis.plot(
-                steps,
-                [height] * len(steps),
-                "|",
-                color=colors[point],
-                ms=4,
-                mew=1,
-                transform=axis.get_xaxis_transform(),
-                clip_on=False,
-            )
-            row += 1
-    mapped = "" if search.strategy == "standard" else r" ($n^{-3/2}$ lr)"
-    axis.legend(
-        handles=[handles[point] for point in reversed(search.points)],
-        title=f"lr{mapped} [minimum loss, nats]",
-        loc="upper left",
-        fontsize=6.5,
-        title_fontsize=6.5,
-        alignment="left",
-        frameon=False,
-        bbox_to_anchor=(1.16, 1.03),
-        borderaxespad=0,  # right of the scale in bits
-    )
-
-
-# Optima
-
-
-def _optima(sweep: Sweep):
-    """Lowest loss against the mapped rate for each strategy, then optima against width."""
-    fitted, colors = fits(sweep), style.width_colors(sweep.widths)
-    figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    note = panels.optima_note(map(exponent, fitted.values()), "n")
-    figure.suptitle(
-        f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width "
-        "in the mapped rate, -3/2"
-    )
-    for axis, strategy in zip(axes[0], STRATEGIES, strict=True):
-        axis.set_title(style.STRATEGIES[strategy])
-        panels.draw_rates(axis, fitted[strategy], colors)
-        axis.set_xlabel("lr" if strategy == "standard" else r"$n^{-3/2}$ lr")
-    limits = [(axis.get_xlim(), axis.get_ylim()) for axis in axes[0][:2] if axis.lines]
-    if limits:  # the same rates and losses in both panels, with room for stars at the lowest
-        (lows, highs), (bottoms, tops) = (
-            list(zip(*ends, strict=True)) for ends in zip(*limits, strict=False)
-        )
-        bottom = min(bottoms) - 0.05 * (max(tops) - min(bottoms))
-        for axis in axes[0][:2]:
-            axis.set(xlim=(min(lows), max(highs)), ylim=(bottom, max(tops)))
-    axes[0][0].set_ylabel("minimum " + style.VALIDATION_LABEL)
-    _draw_widths(axes[0][2], fitted, sweep.widths)
-    style.legend(figure, [*style.width_entries(colors, "n"), *style.STAR_ENTRIES])
-    return figure
-
-
-def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: list[int]) -> None:
-    for strategy, fit in fitted.items():
-        law = exponent(fit)
-        known = law.law is not None
-        label = style.STRATEGIES[strategy]
-        label += rf": $n^{{{law.value:.2f} \pm {law.error:.2f}}}$" if known else ""
-        label += f", {law.widths} widths" if known else ""
-        look = {
-            "color": style.STRATEGY_COLORS[strategy],
-            "label": label,
-            "marker": style.STRATEGY_MARKERS[strategy],
-        }
-        if fit:
-            panels.draw_optima(axis, fit, law, **look)
-            power = float(RATE_EXPONENTS["neural_tangent"])
-            panels.draw_published(axis, fit, power, color=look["color"])
-    style.octave_limits(axis, widths)
-    axis.set_title("optimum")
-    axis.set_xlabel("width n")
-    axis.set_ylabel("optimal lr, mapped")
-    if any(fitted.values()):
-        axis.legend(fontsize=6.5, loc="lower left")
+def _draw_search(
+    axis, searched: Searched, rows: pd.DataFrame, sweep: RateSweep | None
+) -> list[Losses]:
+    """A line per rate, the mean over seeds or the first that diverged, the optimum's thick. Returns
+    the lines of what did not diverge."""
+    colors = style.width_colors(sorted(rows[RATE].unique()))
+    handles, drawn = [], []
+    for rate, own in rows.groupby(RATE):
+        best = sweep is not None and rate == sweep.best.grid_value
+        lost = own[np.isinf(own[searches.LOSS])]
+        log = pd.concat([searched.log(run) for run in (lost if len(lost) else own)[RUN]])
+        evaluated = log.dropna(subset=[searches.EVAL_LOSS])
+        line = evaluated.pivot_table(index=STEP, columns=SEED, values=searches.EVAL_LOSS).dropna()
+        steps, values = line.index.to_numpy(float), line.mean(axis=1).to_numpy()
+        text = f"{len(lost)} of {len(own)} diverged"
+        if lost.empty:
+            text = searches.loss_text(list(own[searches.LOSS]))
+            drawn.append((steps, values))
+        mapped = "" if own[LR].iloc[0] == rate else f" ({exactly(rate)})"
+        label = f"{exactly(own[LR].iloc[0])}{mapped} [{text}]" + " *" * best
+        look = {"color": colors[rate], "lw": 2.2 if best else 1.0, "zorder": 3 if best else 2}
+        handles += axis.plot(steps, values, label=label, **look)
+        if len(lost) and len(steps):
+            axis.plot(steps[-1], values[-1], color=colors[rate], **style.LOST)
+    mapped = r" ($n^{-3/2}$ lr)" if (rows[LR] != rows[RATE]).any() else ""
+    title = f"lr{mapped} [minimum loss, nats]"
+    place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.03), "borderaxespad": 0}
+    size = {"fontsize": 6.5, "title_fontsize": 6.5, "alignment": "left", "frameon": False}
+    axis.legend(handles=handles[::-1], title=title, **place, **size)
+    return drawn

@@ -1,7 +1,5 @@
 """What Dinan et al. (Part II) print and findings are compared with, each with its source."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 # Section 1E: (lr*, wd*) of the ViT, n = 768, from lr* and lr* wd* = 8e-4, as (1.94) has it: decay

@@ -15,8 +15,6 @@ often. Gaussian noise alone of 10 % per line crosses the loss threshold in 0.4 o
 full window and in 2 of 1,000 with a window of 20.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -32,21 +30,14 @@ NOTE = (
     f"so far; training loss above m + max({MADS:g} MAD, {100 * SHARE:g}% of m), m "
     f"the median of the {WINDOW} logged lines before"
 )
-# A drop of exactly the threshold, as the difference of two binary fractions, is none.
-_ROUNDING = 1e-9
-
-
-def warm_up_end(steps: Sequence[int], lr_factors: Sequence[float]) -> int:
-    """The first step whose learning-rate factor is the highest; 0 for no lines."""
-    peak = max(lr_factors, default=0.0)
-    return next((step for step, factor in zip(steps, lr_factors, strict=True) if factor == peak), 0)
 
 
 def accuracy_spikes(steps: Sequence[int], top1: Sequence[float], warm_up: int) -> list[int]:
     """The steps at which accuracy spikes begin; accuracies are fractions."""
     best, beyond = -math.inf, []
     for step, value in zip(steps, top1, strict=True):
-        beyond.append(step >= warm_up and best - value > ACCURACY_DROP + _ROUNDING)
+        # A drop of exactly the threshold, as the difference of two binary fractions, is none.
+        beyond.append(step >= warm_up and best - value > ACCURACY_DROP + 1e-9)
         best = max(best, value)
     return _begins(steps, beyond)
 
@@ -69,19 +60,16 @@ def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> 
 
 def _begins(steps: Sequence[int], beyond: Sequence[bool]) -> list[int]:
     """The first step of every unbroken series of lines beyond a threshold."""
-    earlier = [False, *beyond]
-    return [
-        step for step, now, then in zip(steps, beyond, earlier, strict=True) if now and not then
-    ]
+    earlier = [False, *beyond[:-1]]
+    found = zip(steps, beyond, earlier, strict=True) if steps else ()
+    return [step for step, now, then in found if now and not then]
 
 
 def of_run(rows: pd.DataFrame) -> tuple[list[int], list[int]]:
     """(accuracy spikes, loss spikes) of one run: its rows of metrics.csv by rising step."""
-    trained = rows[rows[TRAIN_LOSS].notna() & rows[LR_FACTOR].notna()]
-    steps = trained[STEP].tolist()
-    warm_up = warm_up_end(steps, trained[LR_FACTOR].tolist())
-    evaluated = rows[rows[TOP1].notna()]
-    return (
-        accuracy_spikes(evaluated[STEP].tolist(), evaluated[TOP1].tolist(), warm_up),
-        loss_spikes(steps, trained[TRAIN_LOSS].tolist(), warm_up),
-    )
+    trained = rows.dropna(subset=[TRAIN_LOSS, LR_FACTOR])
+    peak = trained.loc[trained[LR_FACTOR] == trained[LR_FACTOR].max(), STEP]
+    warm_up = peak.iloc[0] if len(peak) else 0
+    evaluated = rows.dropna(subset=[TOP1])
+    top1 = accuracy_spikes(evaluated[STEP].tolist(), evaluated[TOP1].tolist(), warm_up)
+    return top1, loss_spikes(trained[STEP].tolist(), trained[TRAIN_LOSS].tolist(), warm_up)

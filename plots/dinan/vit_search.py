@@ -7,21 +7,21 @@ point of the search, its optimum in black, and enlarged where they end. A second
 best accuracy of every point and marks the six neighbours that confirm the optimum.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+
+import pandas as pd
 
 from plots import style
 from plots.dinan import searches, spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
-from plots.dinan.searches import EPOCH, Point, Search, Sweep, enlarge_end, exactly, pair, percent
-from plots.dinan.spikes import TOP1
+from plots.dinan.searches import BEST_TOP1, Searched, exactly, pair, shown
 from plots.findings import HEADER, Finding, Printed
+from plots.tables import CURVE, DECAY, RATE, RUN, STATUS, WIDTH
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
+ONCE = True  # of the first seed alone, which all presets have
 # Exponents of two in (lr, wd); twice both and half both are left out (footnote 42).
 NEIGHBOURS = ((1, 0), (0, 1), (1, -1), (-1, 1), (0, -1), (-1, 0))
 COLORS = style.PALETTE[:-1]  # of learning rates; black is the optimum's
@@ -30,286 +30,195 @@ DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 SPAN = 5.0
 LOST = (0.6, 0.6, 0.6)  # the colour of runs that diverged
 read = searches.by_accuracy
+Place = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Confirmation:
-    """Whether the six neighbours of an optimum were run and none is better."""
-
-    missing: tuple[tuple[float, float], ...]
-    better: tuple[Point, ...]
-    tied: int  # neighbours with the same accuracy and no lower loss
-    elsewhere: tuple[Point, ...]  # better points that are no neighbours
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the optimum stands."""
-        return not self.missing and not self.better
-
-    @property
-    def measured(self) -> str:
-        """How many neighbours there are and how many of them are better."""
-        run = len(NEIGHBOURS) - len(self.missing)
-        ties = f", {self.tied} tied and decided by the loss" if self.tied else ""
-        return f"{run} of {len(NEIGHBOURS)} run, {len(self.better) or 'none'} better{ties}"
-
-    @property
-    def verdict(self) -> str:
-        """Confirmed, or what stands against it."""
-        against = [
-            *(
-                [f"not run: {', '.join(pair(*place) for place in self.missing)}"]
-                if self.missing
-                else []
-            ),
-            *([f"better: {', '.join(point.pair for point in self.better)}"] if self.better else []),
-        ]
-        word = f"not confirmed, {'; '.join(against)}" if against else "confirmed"
-        far = ", ".join(point.pair for point in self.elsewhere)
-        return f"{word}; better elsewhere: {far}" if far else word
+def strategies(searched: Searched) -> dict[str, pd.DataFrame]:
+    """Strategy -> the first seed of its points, best first, the optimum's marked."""
+    found = {}
+    for strategy in style.STRATEGIES:
+        rows = searched.rows[searched.rows[CURVE] == strategy]
+        if len(rows):
+            best, points = searches.optimum(rows), searches.firsts(rows)
+            found[strategy] = points.assign(chosen=points[RUN].isin(best[RUN]))
+    return found
 
 
-def neighbours(point: Point) -> list[tuple[float, float]]:
-    """The six places around a point, twice or half its rate and decay."""
-    return [(point.rate * 2.0**rate, point.decay * 2.0**decay) for rate, decay in NEIGHBOURS]
+def neighbours(points: pd.DataFrame) -> dict[Place, pd.DataFrame]:
+    """The six places around the optimum, twice or half its rate and decay, and what was run
+    there."""
+    best = points[points["chosen"]].iloc[0]
+    places = [(best[RATE] * 2.0**rate, best[DECAY] * 2.0**decay) for rate, decay in NEIGHBOURS]
+    return {place: searches.at(points, *place) for place in places}
 
 
-def confirm(search: Search) -> Confirmation:
-    """The optimum against its neighbours and against all others, by their first seeds."""
-    optimum = search.optimum
-    around = {place: search.at(*place) for place in neighbours(optimum)}
-    there = [point for point in around.values() if point is not None]
-    better = [point for point in search.points if point.score > optimum.score]
-    return Confirmation(
-        missing=tuple(place for place, point in around.items() if point is None),
-        better=tuple(point for point in better if point in there),
-        tied=sum(p.score[0] == optimum.score[0] and p not in better for p in there),
-        elsewhere=tuple(point for point in better if point not in there),
-    )
+def confirmed(points: pd.DataFrame) -> tuple[str, str]:
+    """(how many of the neighbours were run and are better, whether that confirms the optimum)."""
+    best, around = points[points["chosen"]].iloc[0], neighbours(points)
+    before = points.iloc[: int(points["chosen"].to_numpy().argmax())]
+    before = before[(before["top"] > best["top"]) | (before["last"] < best["last"])]
+    beside = set(itertools.chain.from_iterable(one[RUN] for one in around.values()))
+    better = before[before[RUN].isin(beside)]
+    missing = [pair(*place) for place, one in around.items() if one.empty]
+    run = len(NEIGHBOURS) - len(missing)
+    against = [f"not run: {', '.join(missing)}"] * bool(missing)
+    against += [f"better: {pair(one[RATE], one[DECAY])}" for _, one in better.iterrows()]
+    word = f"not confirmed, {'; '.join(against)}" if against else "confirmed"
+    far = [pair(one[RATE], one[DECAY]) for _, one in before[~before[RUN].isin(beside)].iterrows()]
+    word += f"; better elsewhere: {', '.join(far)}" if far else ""
+    return f"{run} of {len(NEIGHBOURS)} run, {len(better) or 'none'} better", word
 
 
-def bulk_rate(strategy: str, rate: float, width: int) -> float:
-    """Effective learning rate of the matrices in the blocks: lr times their factor."""
-    return rate * width ** float(BULK_EXPONENTS[strategy])
-
-
-def findings(sweep: Sweep) -> list[Printed]:
+def findings(searched: Searched) -> list[Printed]:
     """Optimum, confirmation, spikes and divergence of every strategy."""
-    found = sweep.by_strategy
     text: list[Printed] = [
         "one run per point, its first seed; best top-1 over training; equal accuracies are "
         "decided by the final loss",
         spikes.NOTE,
         HEADER,
     ]
-    for strategy, label in style.STRATEGIES.items():
-        if strategy not in found:
-            text.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
-            continue
-        search, there, state = found[strategy], VIT_OPTIMA.get(strategy), confirm(found[strategy])
-        optimum, n, runs = search.optimum, len(search.points), search.firsts
+    for strategy, points in strategies(searched).items():
+        label, there = style.STRATEGIES[strategy], VIT_OPTIMA.get(strategy)
+        best = points[points["chosen"]].iloc[0]
         beside, product = ("in a figure only",), ""
         if there:
-            octaves = (math.log2(optimum.rate / there[0]), math.log2(optimum.decay / there[1]))
+            octaves = (math.log2(best[RATE] / there[0]), math.log2(best[DECAY] / there[1]))
             beside = pair(*there), "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
             product = f"{there[0] * there[1]:.3g}"
+        measured = f"{pair(best[RATE], best[DECAY])} [{100 * best[BEST_TOP1]:.2f}] of {len(points)}"
+        around, word = confirmed(points)
         text += [
-            Finding(
-                f"{label}: optimum (lr*, wd*) [best top-1, %]",
-                f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}",
-                *beside,
-            ),
-            Finding(
-                f"{label}: neighbours of the optimum", state.measured, "all lower", state.verdict
-            ),
-            Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", product),
+            Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]", f"{measured} points", *beside),
+            Finding(f"{label}: neighbours of the optimum", around, "all lower", word),
+            Finding(f"{label}: lr* wd*", f"{best[RATE] * best[DECAY]:.3g}", product),
         ]
-        if search.width is not None:
-            rate = bulk_rate(strategy, optimum.rate, search.width)
-            theirs = f"{bulk_rate(strategy, there[0], VIT_WIDTH):.3g}" if there else ""
-            measured = f"{rate:.3g} at n = {search.width}"
+        if WIDTH in points and points[WIDTH].nunique() == 1:
+            power, width = float(BULK_EXPONENTS[strategy]), int(best[WIDTH])
+            theirs = f"{there[0] * VIT_WIDTH**power:.3g}" if there else ""
+            measured = f"{best[RATE] * width**power:.3g} at n = {width}"
             text.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
-        for kind, counts in zip(
-            ("accuracy", "training loss"),
-            zip(*(run.spikes for run in runs), strict=True),
-            strict=False,
-        ):
-            measured = f"{sum(counts)} in {sum(map(bool, counts))} of {len(counts)} runs"
+        counts = [list(map(len, spikes.of_run(searched.log(run)))) for run in points[RUN]]
+        for kind, own in zip(("accuracy", "training loss"), zip(*counts, strict=True), strict=True):
+            measured = f"{sum(own)} in {sum(map(bool, own))} of {len(own)} runs"
             text.append(Finding(f"{label}: spikes in {kind}", measured))
-        diverged = sum(run.diverged for run in runs)
-        text.append(Finding(f"{label}: diverged", f"{diverged} of {len(runs)} runs"))
-    return [*text, *sweep.failed]
+        lost = (points[STATUS] == "diverged").sum()
+        text.append(Finding(f"{label}: diverged", f"{lost} of {len(points)} runs"))
+    return [*text, *searched.failed]
 
 
-def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
+def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 1, and the map of its optima."""
-    yield "figure_1_vit_search", _curves(sweep.by_strategy)
-    yield "figure_1_vit_optima", _map(sweep.by_strategy)
+    found = strategies(searched)
+    yield "figure_1_vit_search", _curves(searched, found)
+    yield "figure_1_vit_optima", _map(found)
 
 
-def _curves(found: Mapping[str, Search]):
-    """Figure 1: accuracy against epoch for all points."""
+def _curves(searched: Searched, found: dict[str, pd.DataFrame]):
+    """Figure 1: accuracy against epoch for all points; colours tell learning rates apart, dashes
+    weight decays; the optimum's line is thick, and a cross ends a run that diverged."""
     figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
-    figure.suptitle(
-        "searches for learning rate and weight decay\n"
-        f"first seed ({_seeds(found)}) of every point; colours: lr, dashes: wd, "
-        "*: optimum; the last epochs are enlarged"
-    )
+    figure.suptitle("searches for learning rate and weight decay; colours: lr, dashes: wd")
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.set_title(label)
-        if strategy in found:
-            _draw_curves(axis, found[strategy])
-        else:
+        if strategy not in found:
             style.empty(axis, "not run")
+            continue
+        points = found[strategy]
+        rates, decays = sorted(points[RATE].unique()), sorted(points[DECAY].unique())[::-1]
+        handles = {}
+        for _, point in points.sort_values("chosen", kind="stable").iterrows():
+            look = {"color": "black", "lw": 1.8}
+            if not point["chosen"]:
+                color = COLORS[rates.index(point[RATE]) % len(COLORS)]
+                dash = DASHES[decays.index(point[DECAY]) % len(DASHES)]
+                look = {"color": color, "lw": 1.0, "ls": dash}
+            if point[STATUS] == "diverged":
+                look |= {"marker": "X", "ms": 6, "markevery": [-1]}
+            text = "diverged" if point[STATUS] == "diverged" else f"{100 * point[BEST_TOP1]:.2f}"
+            name = f"{shown(point[RATE], point[DECAY])} [{text}]" + " *" * point["chosen"]
+            line = searches.accuracy(searched, point[RUN])
+            (handles[point[RUN]],) = axis.plot(line.index, line, label=name, **look)
+        searches.enlarge_end(axis)
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.03), "borderaxespad": 0}
+        size = {"fontsize": 7, "title_fontsize": 7, "labelspacing": 0.3, "handlelength": 3.2}
+        shape = {"ncols": math.ceil(len(handles) / 22), "frameon": False, "alignment": "left"}
+        axis.legend(
+            handles=[handles[run] for run in points[RUN]],
+            title="(lr, wd) [best top-1, %]",
+            **place,
+            **size,
+            **shape,
+        )
     style.label_grid(axes, x="epoch", y=["top-1 validation accuracy (%)"] * 2)
     return figure
 
 
-def _seeds(found: Mapping[str, Search]) -> str:
-    return ", ".join(map(str, sorted({run.seed for own in found.values() for run in own.firsts})))
-
-
-def _draw_curves(axis, search: Search) -> None:
-    """One line per point, the optimum's last and thick; colours tell learning rates apart, dashes
-    weight decays; a cross ends a run that diverged."""
-    rates = sorted({point.rate for point in search.points})
-    decays = sorted({point.decay for point in search.points}, reverse=True)
-    handles = {}
-    for point in sorted(search.points, key=lambda point: point == search.optimum):
-        best = point == search.optimum
-        look = (
-            {"color": "black", "lw": 1.8}
-            if best
-            else {
-                "color": COLORS[rates.index(point.rate) % len(COLORS)],
-                "lw": 1.0,
-                "ls": DASHES[decays.index(point.decay) % len(DASHES)],
-            }
-        )
-        if point.runs[0].diverged:
-            look |= {"marker": "X", "ms": 6, "markevery": [-1]}
-        line = point.runs[0].accuracy
-        label = f"{point.shown} [{percent(point.runs[0])}]" + " *" * best
-        (handles[point],) = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
-    enlarge_end(axis)
-    axis.legend(
-        handles=[handles[point] for point in search.points],
-        title="(lr, wd) [best top-1, %]",
-        loc="upper left",
-        ncols=math.ceil(len(handles) / 22),
-        bbox_to_anchor=(1.01, 1.03),
-        borderaxespad=0,
-        frameon=False,
-        fontsize=7,
-        title_fontsize=7,
-        alignment="left",
-        handlelength=3.2,
-        labelspacing=0.3,
-        columnspacing=1.0,
-    )
-
-
-def _map(found: Mapping[str, Search]):
+def _map(found: dict[str, pd.DataFrame]):
     """The best accuracy of every point by rate and decay, the optimum and its neighbours marked."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     figure, axes = style.subplots(2, 2, (4.6, 3.4))
-    figure.suptitle(
-        "the optima and their neighbours\n"
-        f"best top-1 (%) of the first seed ({_seeds(found)}) of every point"
-    )
-    # The points of accuracy that the colours cover: all that occur, in halves, up to SPAN.
-    gaps = [
-        _gap(search, point)
-        for search in found.values()
-        for point in search.points
-        if not (point.runs[0].diverged or search.optimum.runs[0].diverged)
-    ]
-    span = min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
+    figure.suptitle("the optima and their neighbours, best top-1 (%)")
+    top = max(100 * points["top"].max() for points in found.values())
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.grid(False)
+        axis.set_title(label, fontsize=9)
         if strategy in found:
-            _draw_map(axis, found[strategy], span)
-            state = confirm(found[strategy])
-            word = "confirmed" if state.confirmed else f"not confirmed ({state.measured})"
-            axis.set_title(f"{label}: {word}", fontsize=9)
+            _draw_map(axis, found[strategy], top)
+            axis.set_title(f"{label}: {confirmed(found[strategy])[1]}", fontsize=9)
         else:
-            axis.set_title(label, fontsize=9)
             style.empty(axis, "not run")
     style.label_grid(axes, x="learning rate", y=["weight decay"] * 2)
-    scale = ScalarMappable(Normalize(-span, 0), "viridis")
-    bar = figure.colorbar(
-        scale, ax=axes, extend="min" if span == SPAN else "neither", shrink=0.8, aspect=30
-    )
-    bar.set_label("best top-1 minus the optimum's (points)")
+    scale = ScalarMappable(Normalize(top - SPAN, top), "viridis")
+    bar = figure.colorbar(scale, ax=axes, extend="min", shrink=0.8, aspect=30)
+    bar.set_label("best top-1 (%)")
     box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
     marks = [
         ("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
         ("neighbour", {**box, "mec": "black", "mew": 1.5}),
+        ("diverged", {**box, "mfc": LOST, "mec": LOST}),
+        ("neighbour, not run", {"color": "black", "marker": "$?$", "ls": "", "ms": 7}),
     ]
-    if any(confirm(search).missing for search in found.values()):
-        question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
-        marks.append(("neighbour, not run", question))
-    if any(run.diverged for search in found.values() for run in search.firsts):
-        marks.append(("diverged", {**box, "mfc": LOST, "mec": LOST}))
     style.legend(figure, marks)
     return figure
 
 
-def _gap(search: Search, point: Point) -> float:
-    """Points of accuracy between a point and the optimum, of their first seeds."""
-    return 100 * (search.optimum.runs[0].best - point.runs[0].best)
-
-
-def _draw_map(axis, search: Search, span: float) -> None:
-    """A square per point in octaves, with its accuracy written in it."""
+def _draw_map(axis, points: pd.DataFrame, top: float) -> None:
+    """A square per point in octaves, with its accuracy written in it; colours are those of all
+    panels."""
     import matplotlib
     from matplotlib.patches import Rectangle
 
-    optimum, around = search.optimum, neighbours(search.optimum)
-    beside = [search.at(*place) for place in around]
+    around = neighbours(points)
+    beside = set(itertools.chain.from_iterable(one[RUN] for one in around.values()))
     gaps = [1.0]  # an octave, or the finest distance of two points' rates or decays if that is less
-    for values in ({p.rate for p in search.points}, {p.decay for p in search.points}):
-        logs = sorted(map(math.log2, values))
+    for column in (RATE, DECAY):
+        logs = sorted(map(math.log2, points[column].unique()))
         gaps += [high - low for low, high in itertools.pairwise(logs) if high - low > 1e-3]
     side = min(gaps)
     # What is drawn last lies on top: edges of neighbours, then that of the optimum.
-    for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
-        edge, width = ("black", 1.5) if point in beside else ("white", 0.5)
-        if point == optimum:
+    order = points.assign(beside=points[RUN].isin(beside)).sort_values(["chosen", "beside"])
+    for _, point in order.iterrows():
+        edge, width = ("black", 1.5) if point["beside"] else ("white", 0.5)
+        if point["chosen"]:
             edge, width = style.VERMILION, 2.5
-        lost, x, y = point.runs[0].diverged, math.log2(point.rate), math.log2(point.decay)
-        share = 0.0
-        if not lost and not optimum.runs[0].diverged:
-            share = min(max(1 - _gap(search, point) / span, 0.0), 1.0)
-        color = LOST if lost else matplotlib.colormaps["viridis"](share)
-        axis.add_patch(
-            Rectangle(
-                (x - side / 2, y - side / 2),
-                side,
-                side,
-                facecolor=color,
-                edgecolor=edge,
-                linewidth=width,
-            )
-        )
+        lost, x, y = point[STATUS] == "diverged", math.log2(point[RATE]), math.log2(point[DECAY])
+        share = 0.0 if lost else min(max(1 - (top - 100 * point["top"]) / SPAN, 0.0), 1.0)
+        face = LOST if lost else matplotlib.colormaps["viridis"](share)
+        look = {"facecolor": face, "edgecolor": edge, "linewidth": width}
+        axis.add_patch(Rectangle((x - side / 2, y - side / 2), side, side, **look))
         ink = "black" if share > 0.6 or lost else "white"
-        text = "div." if lost else percent(point.runs[0])
+        text = "div." if lost else f"{100 * point['top']:.2f}"
         axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
-    missing = [place for place, point in zip(around, beside, strict=True) if point is None]
+    missing = [place for place, one in around.items() if one.empty]
     for rate, decay in missing:
         axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
-    places = [(p.rate, p.decay) for p in search.points] + missing
     # Ticks at the values that were run, at most eight, and room around.
-    for values, along, limits in zip(
-        zip(*places, strict=True),
-        (axis.xaxis, axis.yaxis),
-        (axis.set_xlim, axis.set_ylim),
-        strict=False,
-    ):
+    ends = ((axis.xaxis, axis.set_xlim), (axis.yaxis, axis.set_ylim))
+    for index, (column, (along, limit)) in enumerate(zip((RATE, DECAY), ends, strict=True)):
+        values = [*points[column], *(place[index] for place in missing)]
         values = sorted({f"{value:.3g}": value for value in values}.values())
-        shown = values[:: math.ceil(len(values) / 8)]
-        labels = [exactly(value) for value in shown]
-        along.set_ticks([math.log2(value) for value in shown], labels=labels, fontsize=7)
-        limits(math.log2(values[0]) - 0.6 * side, math.log2(values[-1]) + 0.6 * side)
+        ticks = values[:: math.ceil(len(values) / 8)]
+        along.set_ticks([*map(math.log2, ticks)], labels=[*map(exactly, ticks)], fontsize=7)
+        limit(math.log2(values[0]) - 0.6 * side, math.log2(values[-1]) + 0.6 * side)

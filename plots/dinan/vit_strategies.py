@@ -2,28 +2,27 @@
 
     python -m plots dinan/vit_strategies [results.csv metrics.csv]
 
-Top-1 validation accuracy against epoch at each strategy's (lr*, wd*), a line per seed; the mean
-best accuracy with its standard error, over the seeds that did not choose the optimum; and
-mid-training spikes per run.
+Top-1 validation accuracy against epoch at each strategy's (lr*, wd*), a thin line per seed and
+their mean; the mean best accuracy with its standard error, over the seeds that did not choose the
+optimum; and mid-training spikes per run.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pandas as pd
 
 from plots import style
-from plots.dinan import spikes
+from plots.dinan import searches, spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
-from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy, enlarge_end
-from plots.dinan.spikes import TOP1
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.dinan.searches import BEST_TOP1, Searched, pair, percents, shown
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.statistics import average
+from plots.style import STRATEGIES, STRATEGY_COLORS, STRATEGY_MARKERS
+from plots.tables import CURVE, DECAY, RATE, RUN, SEED, STATUS
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
-read = by_accuracy
+read = searches.by_accuracy
 # Kind of spikes and the runs they are counted in -> marks.
 SPIKES = {
     ("accuracy", "all runs"): {"marker": "o", "ms": 4, "ls": ""},
@@ -33,28 +32,34 @@ SPIKES = {
 }
 
 
-def judging(search: Search) -> list[Run]:
-    """The runs at the optimum that had no say in where it is: the first seed of all points chose
-    it, and is the better there for having been chosen. All where there is no other seed."""
-    chose = {run.seed for run in search.firsts}
-    runs = search.optimum.runs
-    return [run for run in runs if run.seed not in chose] or list(runs)
+def optima(searched: Searched) -> dict[str, pd.DataFrame]:
+    """Strategy -> the runs at its optimum; `chose` marks the seed that chose it: that of all
+    points."""
+    found = {}
+    for strategy in STRATEGIES:
+        rows = searched.rows[searched.rows[CURVE] == strategy]
+        if len(rows):
+            best = searches.optimum(rows)
+            found[strategy] = best.assign(chose=best[SEED] == rows[SEED].min())
+    return found
 
 
-def best_accuracies(search: Search) -> list[float]:
-    """Best top-1 in percent of the judging runs that did not diverge."""
-    return [100 * run.best for run in judging(search) if not run.diverged]
+def judging(runs: pd.DataFrame) -> pd.DataFrame:
+    """Those that had no say in where the optimum is; all where there is no other seed."""
+    return runs if runs["chose"].all() else runs[~runs["chose"]]
 
 
-def spike_counts(search: Search, kind: str, where: str) -> list[int]:
-    """Spikes of a kind in every run, or in those at the optimum."""
-    runs = search.optimum.runs if where == "optimum" else search.runs
-    return [run.spikes[kind != "accuracy"] for run in runs]
+def spike_counts(searched: Searched, best: pd.DataFrame, kind: str, where: str) -> list[int]:
+    """Spikes of a kind in every run of a strategy, or in those at its optimum."""
+    rows = best
+    if where != "optimum":
+        rows = searched.rows[searched.rows[CURVE] == best[CURVE].iloc[0]]
+    return [len(spikes.of_run(searched.log(run))[kind != "accuracy"]) for run in rows[RUN]]
 
 
-def findings(sweep: Sweep) -> list[Printed]:
+def findings(searched: Searched) -> list[Printed]:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
-    found = sweep.by_strategy
+    found = optima(searched)
     text: list[Printed] = [
         "± is the standard error over n runs, without that of a finite validation set; errors "
         "of differences add in squares; best top-1: without the seed that chose the optimum, where "
@@ -62,57 +67,42 @@ def findings(sweep: Sweep) -> list[Printed]:
         spikes.NOTE,
         HEADER,
     ]
-    accuracies = {strategy: best_accuracies(search) for strategy, search in found.items()}
-    for strategy, label in style.STRATEGIES.items():
-        name = f"{label}: best top-1 (%)"
-        if strategy not in found:
-            text.append(Finding(name, "not measured"))
-            continue
-        values, point = accuracies[strategy], found[strategy].optimum
-        lost = len(judging(found[strategy])) - len(values)
+    means = {}
+    for strategy, runs in found.items():
+        label, values = STRATEGIES[strategy], percents(judging(runs))
+        means[strategy] = average(values)
+        lost = len(judging(runs)) - len(values)
         n = f"(n = {len(values)}{f', {lost} diverged' if lost else ''})"
-        measured = f"{average(values).text(2, '')} {n} at {point.pair}"
-        text.append(Finding(name, measured, "in a figure only"))
-        text += _luck(found[strategy], label)
+        place = pair(runs[RATE].iloc[0], runs[DECAY].iloc[0])
+        measured = f"{means[strategy].text(2, '')} {n} at {place}"
+        text.append(Finding(f"{label}: best top-1 (%)", measured, "in a figure only"))
+        chose = runs[runs["chose"] & (runs[STATUS] != "diverged")]
+        if len(chose) and not runs["chose"].all() and values:
+            best = 100 * chose[BEST_TOP1].iloc[0]
+            error = means[strategy].error * math.sqrt(len(values) + 1)  # of a run beside a mean
+            gap = Estimate(best - means[strategy].value, error)
+            name = f"{label}: best top-1 of the seed that chose the optimum (%)"
+            text.append(Finding(name, f"{best:.2f}, {gap.text(2)} to the others' mean"))
     for better, worse in VIT_CLAIMS:
-        gain = average(accuracies.get(better, ())) - average(accuracies.get(worse, ()))
-        name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
+        gain = means.get(better, UNKNOWN) - means.get(worse, UNKNOWN)
+        name = f"{STRATEGIES[better]} - {STRATEGIES[worse]}: best top-1 (points)"
         text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
     for kind, where in SPIKES:
-        counts = {strategy: spike_counts(search, kind, where) for strategy, search in found.items()}
-        start = counts.get("standard", [])
-        for strategy, label in style.STRATEGIES.items():
-            name, own = f"{label}: spikes in {kind} per run, {where}", counts.get(strategy, [])
-            measured = f"{average(own).text(2, '')} (n = {len(own)})" if own else "not measured"
-            if not (start and own) or strategy == "standard":
+        counts = {s: spike_counts(searched, runs, kind, where) for s, runs in found.items()}
+        for strategy, own in counts.items():
+            name = f"{STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
+            measured = f"{average(own).text(2, '')} (n = {len(own)})"
+            if strategy == "standard" or "standard" not in counts:
                 text.append(Finding(name, measured))
                 continue
+            start = counts["standard"]
             fewer = average(start) - average(own)
             verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
-            text.append(
-                Finding(
-                    name,
-                    f"{measured}, {fewer.text(2)} fewer than standard's",
-                    "fewer",
-                    verdict,
-                    fewer,
-                )
-            )
-    return [*text, _product(found), *sweep.failed]
-
-
-def _luck(search: Search, label: str) -> Iterator[Finding]:
-    """How much better the seed that chose the optimum is there than seeds that did not; the error
-    is that of one run beside a mean. Nothing where there are no others."""
-    judges, others = judging(search), best_accuracies(search)
-    chose = [run for run in search.optimum.runs if run not in judges and not run.diverged]
-    if chose and others:
-        mean, best = average(others), 100 * chose[0].best
-        gap = Estimate(best - mean.value, mean.error * math.sqrt(len(others) + 1))
-        yield Finding(
-            f"{label}: best top-1 of the seed that chose the optimum (%)",
-            f"{best:.2f}, {gap.text(2)} to the others' mean",
-        )
+            measured += f", {fewer.text(2)} fewer than standard's"
+            text.append(Finding(name, measured, "fewer", verdict, fewer))
+    if {"standard", "neural_tangent"} <= found.keys():
+        text.append(_product(found))
+    return [*text, *searched.failed]
 
 
 def _verdict(gain: Estimate) -> str:
@@ -122,112 +112,73 @@ def _verdict(gain: Estimate) -> str:
     return gain.claimed_gain()
 
 
-def _product(found: Mapping[str, Search]) -> Finding:
+def _product(found: dict[str, pd.DataFrame]) -> Finding:
     """lr* wd* of neural-tangent over that of standard; a step of the search is an octave of either
     factor."""
-    name = "lr* wd*: neural-tangent / standard"
-    both = ("standard", "neural_tangent")
-    if not all(strategy in found for strategy in both):
-        return Finding(name, "not measured", "1", "not measured")
-    products = [found[s].optimum.rate * found[s].optimum.decay for s in both]
+    best = [found[strategy].iloc[0] for strategy in ("standard", "neural_tangent")]
+    standard, scaled = (point[RATE] * point[DECAY] for point in best)
     theirs = VIT_OPTIMA["standard"][0] * VIT_OPTIMA["standard"][1]
-    octaves = math.log2(products[1] / products[0])
-    measured = f"{products[1]:.3g} / {products[0]:.3g} = 2^{octaves:+.1f}"
+    octaves = math.log2(scaled / standard)
+    measured = f"{scaled:.3g} / {standard:.3g} = 2^{octaves:+.1f}"
     verdict = "agrees" if abs(octaves) < 0.5 else "disagrees"
     if 0.5 <= abs(octaves) < 1.01:
         verdict = "within one step of the search"
+    name = "lr* wd*: neural-tangent / standard"
     return Finding(name, measured, f"both {theirs:.3g}", verdict)
 
 
-def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
+def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 2: curves on the left, accuracies and spikes on the right."""
-    found = sweep.by_strategy
+    found = optima(searched)
     figure, axes = style.subplots(2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]})
     for axis in axes[:, 0]:
         axis.remove()
     left = figure.add_subplot(axes[0, 0].get_gridspec()[:, 0])
-    _draw_curves(left, found)
+    entries = []
+    for strategy, runs in found.items():
+        look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy], "ms": 4}
+        lines = [searches.accuracy(searched, run) for run in runs[RUN]]
+        for line in lines:
+            left.plot(line.index, line, color=look["color"], lw=0.6, alpha=0.45)
+        mean = pd.concat(lines, axis=1).dropna().mean(axis=1)
+        left.plot(mean.index, mean, lw=1.8, markevery=5, **look)
+        place = shown(runs[RATE].iloc[0], runs[DECAY].iloc[0])
+        entries.append((f"{STRATEGIES[strategy]} {place}", look))
+    searches.enlarge_end(left)
+    left.set(xlabel="epoch", ylabel="top-1 validation accuracy (%)")
     _draw_accuracies(axes[0, 1], found)
-    _draw_spikes(axes[1, 1], found)
-    ticks = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
+    _draw_spikes(axes[1, 1], searched, found)
+    ticks = [label.replace("-", "-\n") for label in STRATEGIES.values()]
     for axis in axes[:, 1]:
         axis.set_xticks(range(len(ticks)), labels=ticks, fontsize=7)
         axis.set_xlim(-0.6, len(ticks) - 0.4)
         axis.grid(False, axis="x")
-    figure.suptitle(
-        "strategies at their optima\nleft: mean over seeds (thick) and every seed "
-        "(thin), the last epochs enlarged; right: seeds that did not choose the "
-        "optimum, mean ± standard error"
-    )
-    entries = [
-        (
-            f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
-            {
-                "color": style.STRATEGY_COLORS[strategy],
-                "marker": style.STRATEGY_MARKERS[strategy],
-                "ms": 4,
-            },
-        )
-        for strategy, search in found.items()
-    ]
+    figure.suptitle("strategies at their optima")
     style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
 
 
-def _draw_curves(axis, found: Mapping[str, Search]) -> None:
-    """The mean over seeds, where all have an evaluation, over a thin line of each."""
-    for strategy, search in found.items():
-        color, lines = (
-            style.STRATEGY_COLORS[strategy],
-            [run.accuracy.set_index(EPOCH)[TOP1] for run in search.optimum.runs],
-        )
-        for line in lines:
-            axis.plot(line.index, 100 * line, color=color, lw=0.6, alpha=0.45)
-        mean = 100 * pd.concat(lines, axis=1).dropna().mean(axis=1)
-        axis.plot(
-            mean.index,
-            mean,
-            color=color,
-            lw=1.8,
-            ms=4,
-            markevery=5,
-            marker=style.STRATEGY_MARKERS[strategy],
-        )
-    enlarge_end(axis)
-    axis.set_xlabel("epoch")
-    axis.set_ylabel("top-1 validation accuracy (%)")
-
-
-def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
-    """Every seed, the mean and its standard error."""
-    for place, strategy in enumerate(style.STRATEGIES):
-        values = best_accuracies(found[strategy]) if strategy in found else []
+def _draw_accuracies(axis, found: dict[str, pd.DataFrame]) -> None:
+    """Every judging seed, the mean and its standard error."""
+    for place, strategy in enumerate(STRATEGIES):
+        values = percents(judging(found[strategy])) if strategy in found else []
         if values:
-            color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
+            look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy]}
             mean = average(values)
             beside = [place - 0.3 + 0.3 * index / len(values) for index in range(len(values))]
-            axis.plot(beside, values, color=color, marker=marker, ms=4, ls="", alpha=0.5, mew=0)
-            axis.errorbar(
-                place + 0.15, mean.value, mean.bar, color=color, marker=marker, ms=5, capsize=3
-            )
+            axis.plot(beside, values, ms=4, ls="", alpha=0.5, mew=0, **look)
+            axis.errorbar(place + 0.15, mean.value, mean.bar, ms=5, capsize=3, **look)
     axis.set_ylabel("best top-1 (%)")
 
 
-def _draw_spikes(axis, found: Mapping[str, Search]) -> None:
+def _draw_spikes(axis, searched: Searched, found: dict[str, pd.DataFrame]) -> None:
     """Mean spikes per run: both kinds, of all runs and of those at the optimum."""
-    for place, (strategy, color) in enumerate(style.STRATEGY_COLORS.items()):
+    for place, (strategy, color) in enumerate(STRATEGY_COLORS.items()):
         for index, ((kind, where), look) in enumerate(SPIKES.items()):
             if strategy in found:
-                mean = average(spike_counts(found[strategy], kind, where))
-                axis.errorbar(
-                    place + 0.17 * (index - 1.5),
-                    mean.value,
-                    mean.bar,
-                    capsize=2,
-                    lw=1,
-                    color=color,
-                    **look,
-                )
+                mean = average(spike_counts(searched, found[strategy], kind, where))
+                beside, bar = place + 0.17 * (index - 1.5), {"capsize": 2, "lw": 1}
+                axis.errorbar(beside, mean.value, mean.bar, color=color, **bar, **look)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0) - 0.02 * high, 1.45 * max(high, 1))  # room for the legend
     axis.set_ylabel("spikes per run")

@@ -10,4 +10,6 @@ FIGURES = (
     "adafactor",
     "learning_rates",
     "depth",
+    "length",
+    "table_4_constants",
 )

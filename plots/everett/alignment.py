@@ -4,28 +4,29 @@
 
 Reads the probes of a sweep: one figure per optimiser, a row per kind of dense layer and a column
 per parameterisation, lines are means over blocks and seeds, shades span the blocks; and Figure 1,
-Adam's readout and MLP layers at the largest width.
+Adam's readout and MLP layers at the largest width. The ratio A is a logarithm to the base of the
+layer's fan-in n: a factor f of alignment is A = 1 + log f / log n, so that the same f is another A
+at another width. Where widths are compared, A is that of the measured f at the paper's D = 4,096.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import (
     ALIGNMENT_START,
-    ALMOST_NONE,
+    ALIGNMENT_WIDTH,
     MLP_PEAK,
     READOUT_PEAK,
     SGD_ALIGNMENT,
 )
-from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.statistics import mean
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.statistics import average, mean
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -43,107 +44,99 @@ KINDS = {
     "value": "value",
     "output": "attention output",
 }
-FIRST, MLP = "figure_1_alignment", ("up", "down")
-LAYER, ALIGNMENT, KIND = "layer", "alignment", "kind"
+MLP = ("up", "down")
+LAYER, ALIGNMENT, KIND, FAN_IN = "layer", "alignment", "kind", "fan_in"
+AT_PAPER = "alignment_at_paper"
 # "Similar values across three model sizes" (Section 4.1); how similar is ours: half of what the
 # paper tells apart, peaks of 0.7 to 0.8 from those above 0.9.
 SIMILAR = 0.05
 HALF = {"color": "black", "ls": ":", "lw": 0.9}
 NONE = ("½: no alignment", HALF)
-NOTE = "lines: means over the blocks' layers of a kind; bands: from the lowest to the highest block"
-COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT)
+COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT, FAN_IN)
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The probes of Figures 1 and 5 to 7 with a column `kind`; what is not finite is left out."""
+    """The probes of Figures 1 and 5 to 7 with columns `kind` and the ratio at the paper's width;
+    what is not finite is left out."""
     (table,) = tables.read_each(paths, {"probes.csv": COLUMNS})
-    table = table.assign(**{KIND: table[LAYER].astype(str).str.rpartition(".")[2]})
-    table = table[table[ALIGNMENT].map(math.isfinite)]
+    table = table[np.isfinite(table[ALIGNMENT])]
     if table.empty:
         raise TableError(f"{paths[0]}: no finite {ALIGNMENT} in it")
-    return table
+    log_f = (table[ALIGNMENT] - 1) * np.log(table[FAN_IN])
+    at_paper = 1 + log_f / np.log(table[FAN_IN] * ALIGNMENT_WIDTH / table[WIDTH])
+    kinds = table[LAYER].astype(str).str.rpartition(".")[2]
+    return table.assign(**{KIND: kinds, AT_PAPER: at_paper})
 
 
-def trace(rows: pd.DataFrame) -> pd.DataFrame:
-    """Step -> mean, low and high: over blocks, of the mean over seeds."""
-    layers = rows.groupby([STEP, LAYER])[ALIGNMENT].mean()
-    return layers.groupby(level=STEP).agg(["mean", "min", "max"])
+def of(table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str]) -> pd.DataFrame:
+    """The rows of some kinds of layers."""
+    rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
+    return rows[rows[KIND].isin(kinds)]
 
 
-def peak(rows: pd.DataFrame) -> tuple[Estimate, str]:
-    """(mean over seeds of one layer at one step where it is highest, the same in words with the
-    step). Each seed is read where the mean of the others is highest: read where its own mean takes
-    part, noise would count as height. A single seed has only its own highest value.
-    """
-    values = rows.pivot_table(index=[STEP, LAYER], columns=SEED, values=ALIGNMENT)
+def largest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Those of the largest width that there is."""
+    return rows[rows[WIDTH] == rows[WIDTH].max()]
+
+
+def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
+    """(mean over seeds of one layer at one step where it is highest, that step). Each seed is read
+    where the mean of the others is highest: read where its own mean takes part, noise would count
+    as height. A single seed has only its own highest value."""
+    values = rows.pivot_table(index=[STEP, LAYER], columns=SEED, values=value)
     heights = {}
     for seed, own in values.items():
         others = values.drop(columns=seed)[own.notna()].mean(axis="columns")
-        highest = (own if others.isna().all() else others).idxmax()
-        heights[seed] = own[highest]
-    found = mean(heights)
-    step = values.mean(axis="columns").idxmax()[0]
-    error = f" ± {found.error:.3f}" if found.bar is not None else ""
-    return found, f"{found.value:.3f}{error} at step {step:.0f} ({_seeds(len(heights))})"
+        heights[seed] = own[(own if others.isna().all() else others).idxmax()]
+    return mean(heights), values.mean(axis="columns").idxmax()[0]
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' * (count != 1)}"
-
-
-def of(
-    table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], width: int | None = None
-) -> pd.DataFrame:
-    """The rows of some kinds of layers, of one width or the largest that the line has."""
-    rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
-    rows = rows[rows[KIND].isin(kinds)]
-    return rows[rows[WIDTH] == (rows[WIDTH].max() if width is None else width)]
+def peaks(rows: pd.DataFrame) -> Estimate:
+    """The peak at the largest width, with those at all widths."""
+    by_width = {int(width): peak(own)[0] for width, own in rows.groupby(WIDTH)}
+    return replace(by_width[max(by_width)], by_size=by_width) if by_width else UNKNOWN
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Start, and peaks of readout and MLP layers, of every line: those without a width in their
-    name are of its largest one; then how peaks change with the width, and SGD's beside each other.
-    """
-    widths = sorted(map(int, table[WIDTH].unique()))
-    result = [
-        f"log alignment ratio; widths {', '.join(map(str, widths))}, "
-        f"{_seeds(table[SEED].nunique())}; ± is one standard error over seeds",
+    """Start, and peaks of readout and MLP layers, of every line at its largest width; how peaks
+    change with the width."""
+    result: list[Printed] = [
+        f"log alignment ratio, that of the measured factor f at D = {ALIGNMENT_WIDTH} but for "
+        "[as measured]; ± is one standard error over seeds",
         HEADER,
     ]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-            name, kinds = f"{curve}, {label}: ", list(table[KIND].unique())
-            first = of(table, curve, rule, kinds)
-            result.append(_start(first, name + "first value, all layers"))
+            name = f"{curve}, {label}: "
+            kinds = [kind for kind in KINDS if not of(table, curve, rule, [kind]).empty]
+            if kinds:
+                result.append(_start(largest(of(table, curve, rule, kinds)), name))
             below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-            for shown, ends, what in (
-                (["readout"], READOUT_PEAK.get(rule), "peak of the readout"),
-                (MLP, below, "highest peak of MLP layers"),
+            readout, mlp = of(table, curve, rule, ["readout"]), of(table, curve, rule, MLP)
+            for rows, ends, what in (
+                (readout, READOUT_PEAK.get(rule), "peak of the readout"),
+                (mlp, below, "highest peak of MLP layers"),
             ):
-                result.append(_peak(of(table, curve, rule, shown), curve, ends, rule, name + what))
-                for width in (width for width in widths if width not in first[WIDTH].values):
-                    rows = of(table, curve, rule, shown, width)
-                    if not rows.empty:
-                        place = f"{name}{what}, D = {width}"
-                        result.append(_peak(rows, curve, ends, rule, place))
-            result += _change(table, curve, rule, name)
-            if curve != "sgd":
+                if not rows.empty:
+                    result.append(_peak(rows, curve, ends, rule, name + what))
+            if readout[WIDTH].nunique() > 1:
+                result.append(_change(readout, curve in FIGURES and rule in READOUT_PEAK, name))
+            if curve != "sgd" and not readout.empty:
                 result.append(_highest(table, curve, rule, kinds, name))
-    return [*result, *_of_sgd(table)]
+    return result
 
 
 def _start(rows: pd.DataFrame, name: str) -> Finding:
-    """The mean over layers of the first values."""
-    if rows.empty:
-        return Finding(name, "not measured", f"{ALIGNMENT_START}")
+    """The mean over layers of the first values, as measured."""
     first = rows[rows[STEP] == rows[STEP].min()]
     layers = first.groupby(LAYER)[ALIGNMENT].mean()
+    start = replace(average(list(layers)), groups=len(layers))
     measured = (
         f"{layers.mean():.3f} ({layers.min():.3f} to {layers.max():.3f}) at step "
         f"{first[STEP].iloc[0]:.0f}, D = {rows[WIDTH].iloc[0]:.0f}"
     )
-    off = layers.mean() - ALIGNMENT_START
-    return Finding(name, measured, f"{ALIGNMENT_START}", f"off by {off:+.3f}")
+    verdict = f"off by {layers.mean() - ALIGNMENT_START:+.3f}"
+    return Finding(name + "first value, all layers", measured, f"{ALIGNMENT_START}", verdict, start)
 
 
 def _peak(
@@ -151,15 +144,15 @@ def _peak(
 ) -> Finding:
     """The highest peak of some layers beside the range that the paper reads off for Adam and
     Adafactor, or what it says of SGD."""
-    if rows.empty:
-        return Finding(name, "not measured")
-    found, text = peak(rows)
+    found, (measured, step) = peaks(rows), peak(largest(rows), ALIGNMENT)
+    text = f"{found.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
+    text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:
         words = SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
-        return Finding(name, text, words, "no number to compare")
+        return Finding(name, text, words, "no number to compare", found)
     low, high = ends
     published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    return Finding(name, text, published, _inside(found, low, high))
+    return Finding(name, text, published, _inside(found, low, high), found)
 
 
 def _inside(found: Estimate, low: float, high: float) -> str:
@@ -173,71 +166,43 @@ def _inside(found: Estimate, low: float, high: float) -> str:
     return "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
 
 
-def _gap_text(gap: Estimate) -> str:
-    return replace(gap, groups=None).text()
-
-
-def _change(table: pd.DataFrame, curve: str, rule: str, name: str) -> Iterator[Finding]:
-    """The readout's peak at the largest width minus that at the smallest; none for one width."""
-    rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
-    widths = sorted(map(int, rows.loc[rows[KIND] == "readout", WIDTH].unique()))
-    if len(widths) > 1:
-        large, small = (
-            peak(of(table, curve, rule, ["readout"], width))[0] for width in (widths[-1], widths[0])
-        )
-        gap = large - small
-        claimed = rule in READOUT_PEAK and curve in FIGURES
-        yield Finding(
-            f"{name}readout's peak from D = {widths[0]} to {widths[-1]}",
-            f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
-            f"{-SIMILAR} to {SIMILAR}" if claimed else "no claim",
-            (gap.few or _inside(gap, -SIMILAR, SIMILAR)) if claimed else "",
-        )
-
-
-def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
-    """Peaks of SGD's readout where the paper says almost no alignment, minus those where it says
-    low amounts, at the largest width."""
-    rows = {rule: of(table, "sgd", rule, ["readout"]) for rule in SGD_ALIGNMENT}
-    peaks = {rule: peak(own)[0] for rule, own in rows.items() if not own.empty}
-    for less in (rule for rule in peaks if SGD_ALIGNMENT[rule] == ALMOST_NONE):
-        for more in (rule for rule in peaks if SGD_ALIGNMENT[rule] != ALMOST_NONE):
-            gap = peaks[less] - peaks[more]
-            name = f"sgd, {style.LABELS[less]} - {style.LABELS[more]}: peak of the readout"
-            yield Finding(
-                name,
-                f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
-                "below 0",
-                (-gap).claimed_gain(),
-            )
+def _change(rows: pd.DataFrame, claimed: bool, name: str) -> Finding:
+    """The readout's peak at the largest width minus that at the smallest."""
+    by_width = peaks(rows).by_size
+    small, large = min(by_width), max(by_width)
+    gap = by_width[large] - by_width[small]
+    name = f"{name}readout's peak from D = {small} to {large}"
+    if not claimed:
+        return Finding(name, gap.text(), "no claim", "", gap)
+    verdict = gap.few or _inside(gap, -SIMILAR, SIMILAR)
+    return Finding(name, gap.text(), f"{-SIMILAR} to {SIMILAR}", verdict, gap)
 
 
 def _highest(
     table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name: str
 ) -> Finding:
-    """Which kind of layer has the highest peak, and by how much: above the readout, which the paper
-    names, or where it is the readout above the next one."""
-    name += "kind of layer with the highest peak"
-    rows = {kind: of(table, curve, rule, [kind]) for kind in kinds}
-    peaks = {kind: peak(own)[0] for kind, own in rows.items() if not own.empty}
-    if not peaks:
-        return Finding(name, "not measured", "readout")
-    best, *others = sorted(peaks, key=lambda kind: -peaks[kind].value)
-    word, top = "agrees" if best == "readout" else "disagrees", peaks[best]
-    measured = f"{KINDS.get(best, best)} {top.value:.3f}"
-    for other in others[:1] if best == "readout" else {"readout"} & {*others}:
-        gap = top - peaks[other]
-        measured += f", {_gap_text(gap)} above {KINDS.get(other, other)}"
-        word = "within noise" if gap.value <= gap.reach * gap.error else word
-        word = gap.few if math.isnan(gap.error) else word
-    return Finding(name, f"{measured} ({_seeds(top.groups or 0)})", "readout", word)
+    """The readout's peak minus the highest of the other kinds of layers."""
+    found = {kind: peaks(of(table, curve, rule, [kind])) for kind in kinds}
+    top = found.pop("readout")
+    name += "readout's peak minus the highest of other layers"
+    if not found:
+        return Finding(name, "not measured", "above 0")
+    gaps = {}
+    for width in top.by_size:
+        others = [one.by_size[width] for one in found.values() if width in one.by_size]
+        if others:
+            gaps[width] = top.by_size[width] - max(others, key=lambda one: one.value)
+    gap = replace(gaps[max(gaps)], by_size=gaps)
+    highest = max(found, key=lambda kind: found[kind].value)
+    measured = f"{gap.text()}, next {KINDS[highest]}"
+    return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Figure 1, of Adam, then a figure per optimiser."""
     curves = style.present(FIGURES, table[CURVE])
     if "adam" in curves:
-        yield FIRST, _figure_1(table)
+        yield "figure_1_alignment", _figure_1(table[table[CURVE] == "adam"])
     for curve in curves:
         name = FIGURES.get(curve, f"alignment_{curve}")
         yield name, _of_optimizer(table[table[CURVE] == curve], curve)
@@ -253,38 +218,47 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
         axis.autoscale(False)  # each band would ask for the limits of all panels again
     for row, (kind, label) in zip(axes, kinds.items(), strict=True):
         for axis, rule in zip(row, rules, strict=True):
-            lines = [(of(table, curve, rule, [kind], width), c) for width, c in colors.items()]
-            _draw_traces(axis, lines)
+            rows = of(table, curve, rule, [kind])
+            _draw_traces(axis, [(rows[rows[WIDTH] == width], c) for width, c in colors.items()])
         row[0].set_ylabel(label, fontsize=8)
     for axis in axes.flat:
         axis.autoscale()
+        axis.yaxis.set_major_locator(_ticks())
     style.label_grid(axes, rules.values(), "step")
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio\n{NOTE}")
+    figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio")
     return figure
+
+
+def _ticks():
+    from matplotlib.ticker import MultipleLocator
+
+    return MultipleLocator(0.2)
 
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
-    table = table[table[CURVE] == "adam"]
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
-    colors = dict(zip(("readout", *MLP), style.PALETTE, strict=True))
+    colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     for axis, rule in zip(axes[0], rules, strict=True):
-        _draw_traces(axis, [(of(table, "adam", rule, [k]), color) for k, color in colors.items()])
+        lines = [(largest(of(table, "adam", rule, [k])), color) for k, color in colors.items()]
+        _draw_traces(axis, lines)
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio\n{NOTE}")
+    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio")
     return figure
 
 
 def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:
+    """The mean over blocks of the mean over seeds, as measured, and the blocks' range."""
     axis.axhline(ALIGNMENT_START, **HALF)
     for rows, color in lines:
         if not rows.empty:
-            line = trace(rows)
+            layers = rows.groupby([STEP, LAYER])[ALIGNMENT].mean()
+            line = layers.groupby(level=STEP).agg(["mean", "min", "max"])
             axis.plot(line.index, line["mean"], lw=1.2, color=color)
             axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)
     if all(rows.empty for rows, _ in lines):

@@ -8,10 +8,8 @@ base depth L_b the three are one run. What is expected is derived at `param_grou
 rules hold the best rate still; without one, updates add up as L in a stream that grows as sqrt(L).
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ import pandas as pd
 
 from plots import panels, rates, style, tables
 from plots.findings import Estimate, Finding, Printed
-from plots.rates import Lines, RateSweep, exponent, lines_of
+from plots.rates import Lines, exponent, lines_of
 from plots.statistics import average
 from plots.tables import CURVE, PARAMETERIZATION, RATE, RESULTS, WIDTH
 
@@ -56,37 +54,43 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     """The exponents of the best rate, what keeping the base depth's rate costs, and what a rule
     gains, by parameterisation and in the mean over them."""
     found = fits(table)
-    curves = style.present(PLAIN, (curve for _, curve in found))
     result: list[Printed] = [
         "the optimum's error is from the spread over seeds; means are over parameterisations, "
         "which share seeds and data, ± the larger of their scatter and of what their errors imply",
         HEADER,
     ]
-    for curve, label in curves.items():
-        powers = {rule: exponent(sweeps) for (rule, name), sweeps in found.items() if name == curve}
-        name = f"exponent of L in the best rate, {label}: "
+    for curve, label in style.present(PLAIN, (curve for _, curve in found)).items():
+        own = {rule: sweeps for (rule, name), sweeps in found.items() if name == curve}
+        expected = EXPECTED.get(curve)
+
+        def power(name, text, value, expected=expected):
+            claim = () if expected is None else (f"{expected:g}", value.distance(expected), value)
+            result.append(Finding(f"exponent of L in the best rate, {name}", text, *claim))
+
+        powers = {rule: exponent(sweeps) for rule, sweeps in own.items()}
         for rule, fit in powers.items():
-            text = fit.text().replace("width", "depth")
-            result.append(_power(name + style.LABELS.get(rule, rule), text, fit, curve))
-        mean = _pooled([fit for fit in powers.values() if fit.law])
-        result.append(_power(f"{name}mean", mean.text(2), mean, curve))
-    for curve, label in curves.items():
-        costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
+            words = fit.text().replace("width", "depth")
+            power(f"{label}: {style.LABELS.get(rule, rule)}", words, fit)
+        mean = _pooled([fit for fit in powers.values() if math.isfinite(fit.value)])
+        power(f"{label}: mean", mean.text(2), mean)
+        costs = []
+        for sweeps in own.values():
+            shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
+            costs.append(rates.cost_of(deep, shallow.best.grid_value).value)
         known = [value for value in costs if math.isfinite(value)]
-        lost = f"; {gone} diverge{'s' * (gone == 1)}" if (gone := costs.count(math.inf)) else ""
-        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)}{lost})"
+        gone = f"; {costs.count(math.inf)} diverged" if math.inf in costs else ""
+        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)}{gone})"
         result.append(Finding(f"cost of the base depth's rate at the deepest, {label}", text))
-    for curve, label in curves.items():
         if curve != NO_RULE:
-            result += _gains(found, curve, label)
+            gains = []
+            for rule, sweeps in own.items():
+                name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
+                pair = found.get((rule, NO_RULE), {}), sweeps
+                result.append(rates.compared(name, *pair, None, "ours", symbol="L"))
+                gains += [estimate] if (estimate := result[-1].estimate) else []
+            text = f"{_pooled(gains).text()}, nats"
+            result.append(Finding(f"gain of {label} in the best loss: mean", text))
     return [*result, *rates.basis(table, found, [PARAMETERIZATION, CURVE], "L")]
-
-
-def _power(name: str, text: str, power: Estimate, curve: str) -> Finding:
-    """Beside what is expected of a curve, which one of one's own has not."""
-    if curve not in EXPECTED:
-        return Finding(name, text)
-    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]), power)
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:
@@ -96,29 +100,7 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
     return Estimate(mean.value, float(np.fmax(mean.error, implied)), len(values))
 
 
-def cost(sweeps: Mapping[int, RateSweep]) -> float:
-    """The deepest model's loss at the best grid rate of the least deep one, above its own best; NaN
-    where that rate was not run, infinite where it diverged."""
-    shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    return rates.cost_of(deep, shallow.best.grid_value).value
-
-
-def _gains(found: Lines, curve: str, label: str) -> list[Printed]:
-    """Best loss without a rule minus with it at the deepest common depth."""
-    gains: list[Estimate] = []
-    result: list[Printed] = []
-    for rule in dict.fromkeys(rule for rule, _ in found):
-        pair = [found.get((rule, name), {}) for name in (NO_RULE, curve)]
-        depth, gain = rates.gain(*pair)
-        gains += [gain] if depth else []
-        name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
-        text = gain.text() + (f" nats at L = {depth}" if depth else "")
-        result.append(Finding(name, text))
-    name = f"gain of {label} in the best loss: mean"
-    return [*result, Finding(name, f"{_pooled(gains).text()}, nats")]
-
-
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Losses and optima."""
     found = fits(table)
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
@@ -126,33 +108,29 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     depths = sorted(map(int, table[WIDTH].unique()))
     colors, looks = style.width_colors(depths), {**style.looks(list(curves)), **LOOKS}
     figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
-    for row, (curve, label) in zip(axes, curves.items(), strict=True):
+    for row, (curve, label) in zip(axes[:-1], curves.items(), strict=True):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)
-            if sweeps := found.get((rule, curve)):
-                panels.draw_rates(axis, sweeps, colors)
-            else:
-                style.empty(axis, "no finished run")
+            panels.draw_rates(axis, found.get((rule, curve), {}), colors)
             axis.tick_params(labelleft=axis is row[0])
         panels.loss_limits(row, [found.get((rule, curve), {}) for rule in rules])
         row[0].set_ylabel(style.LOSS_LABEL)
     for axis in axes[-2]:
         axis.set_xlabel("learning rate")
     for axis, rule in zip(axes[-1], rules, strict=True):
-        for curve, label in curves.items():
+        for place, (curve, label) in enumerate(curves.items()):
             if sweeps := found.get((rule, curve)):
                 fit = exponent(sweeps)
-                power = f"$L^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"
-                panels.draw_optima(axis, sweeps, fit, label=f"{label}: {power}", **looks[curve])
+                label = f"{label}: {panels.power_text(fit, 'L')}"
+                shift = 1.06 ** (place - 1)  # bars side by side
+                panels.draw_optima(axis, sweeps, fit, shift, label=label, **looks[curve])
         if axis.has_data():
             axis.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-        style.octave_limits(axis, depths)
         axis.set_xlabel("depth L (blocks)")
+    style.octave_limits(axes[-1], depths)
     axes[-1, 0].set_ylabel("best learning rate")
-    style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
-    note = panels.optima_note(map(exponent, found.values()), "L").replace("width", "depth")
-    figure.suptitle(
-        f"learning rates against depth, without and with a rule for it\n{panels.RATE_NOTE}; {note}"
-    )
+    entries = [*style.width_entries(colors, "L"), *style.rate_entries(found.items())]
+    style.legend(figure, entries)
+    figure.suptitle("learning rates against depth, without and with a rule for it")
     yield "depth", figure

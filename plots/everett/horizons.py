@@ -1,8 +1,6 @@
 """Sweeps of one global rate at two horizons, as Figures 9 and 11 to 13 of Everett et al. show them:
 a fixed number of steps, and one that grows with the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pandas as pd
@@ -11,8 +9,9 @@ from plots import panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the largest error: from the scatter of widths "
-    "about the line, from the errors of the optima"
+    "exponent of the optimal rate in the width ± the largest of its errors: from the scatter of "
+    "widths about the line, from the errors of the optima, from leaving out a seed, and how far "
+    "other windows around the best rate move it"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
@@ -71,10 +70,7 @@ def draw_rows(
             if axis is not first:
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
-            if sweeps:
-                panels.draw_rates(axis, sweeps, colors)
-            else:
-                style.empty(axis, "no finished run")
+            panels.draw_rates(axis, sweeps, colors)
         panels.loss_limits(row, own)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)

@@ -5,18 +5,14 @@ al., Figures 11 to 13 and Table 4).
 
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
-with the slope that the paper prints. A curve or an optimiser of your own is drawn under its name.
-Also writes table_4.csv, measured exponents next to the published ones: of the straight line in
-logarithms, and of a power law with an irreducible term, which the paper says it fits (App. H). The
-error of an exponent is the largest of four: from the scatter of widths about the line, from the
-errors of the optima, from leaving out seeds, and half the range over the windows around the best
-rate that the parabolas of the optima may be fitted to.
+with the slope that the paper prints. Adam's optima at fixed steps stand in one panel, too. A curve
+or an optimiser of your own is drawn under its name. Also writes table_4.csv, measured exponents
+next to the published ones: of the straight line in logarithms, and of a power law with an
+irreducible term, which the paper says it fits (App. H).
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,26 +20,19 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from measure.fits import IrreduciblePowerLaw, irreducible_power_law, optimum
+from measure.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
 from plots import panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.statistics import complete, fitted, jackknife, power_of
-from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, SEED, WIDTH, TableError
+from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
-PER_TABLE = True
-FIGURES = {
-    "sgd": "figure_11_sgd",
-    "adam": "figure_12_adam",
-    "adafactor": "figure_13_adafactor",
-}
+ANY = True
+FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
+ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
-# Octaves to either side of the best rate: from the neighbours on a factor-2 grid to where loss
-# curves stop being parabolas. The paper does not say how it finds the optimum.
-WINDOWS = (1.0, 1.5, 2.0, 2.5)
 Data = dict[str, pd.DataFrame]  # by optimiser
 
 
@@ -53,7 +42,7 @@ def read(paths: Sequence[Path]) -> Data:
     data = {}
     for path in paths:
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
-        named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
+        named = sorted(set(table[OPTIMIZER].fillna("not said"))) if OPTIMIZER in table else []
         if len(named) > 1:
             raise TableError(
                 f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
@@ -69,21 +58,15 @@ def read(paths: Sequence[Path]) -> Data:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of Table 4: measured and published exponent."""
+    """One entry of Table 4: measured and published exponent, and the horizon in this table's words.
+    `floored` are the optima as a power law with an irreducible term; None below four widths."""
 
     optimizer: str
     rule: str
     horizon: str
     label: str
-    """The horizon in this table's words."""
-    sweeps: Mapping[int, rates.RateSweep]
     fit: rates.Exponent
     floored: IrreduciblePowerLaw | None
-    """The optima as a power law with an irreducible term; None below four widths."""
-    by_seed: Estimate | None
-    """The exponent over shared seeds with its jackknife error; None below three of them."""
-    by_window: tuple[float, ...]
-    """The exponent with the parabolas of the optima fitted to each of WINDOWS; empty without."""
 
     @property
     def name(self) -> str:
@@ -95,9 +78,21 @@ class Entry:
         """The paper's exponent; NaN for what it does not have."""
         return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
 
+    @property
+    def weighted(self) -> Estimate:
+        """The exponent weighted by the optima's own errors."""
+        best = {w: sweep.best for w, sweep in self.fit.sweeps.items() if sweep.best.error > 0}
+        known = {w: one for w, one in best.items() if not one.at_edge and one.error < math.inf}
+        if len(known) < 2:
+            return Estimate(math.nan, math.nan, 0)
+        values, errors = zip(*((one.value, one.error) for one in known.values()), strict=True)
+        law = power_law(list(known), values, errors)
+        return Estimate(law.exponent, law.error, law.n)
+
     def record(self) -> dict[str, object]:
         """The entry as a row of table_4.csv."""
-        weighted, law = self.fit.weighted, self.floored if self.levels_off else None
+        windows, weighted = rates.by_window(self.fit.sweeps).values(), self.weighted
+        law = self.floored if self.levels_off else None
         return {
             "optimizer": self.optimizer,
             "parameterization": self.rule,
@@ -105,14 +100,14 @@ class Entry:
             "horizon_here": self.label,
             "exponent": self.fit.value,
             "standard_error": self.fit.error,
-            "scatter_error": self.fit.law.error if self.fit.law else math.nan,
-            "seed_error": self.by_seed.error if self.by_seed else math.nan,
-            "window_lowest": min(self.by_window, default=math.nan),
-            "window_highest": max(self.by_window, default=math.nan),
-            "widths": self.fit.widths,
-            "weighted_exponent": weighted.exponent if weighted else math.nan,
-            "weighted_error": weighted.error if weighted else math.nan,
-            "weighted_widths": weighted.n if weighted else 0,
+            "scatter_error": self.fit.errors.get("scatter", math.nan),
+            "seed_error": self.fit.errors.get("seeds", math.nan),
+            "window_lowest": min(windows, default=math.nan),
+            "window_highest": max(windows, default=math.nan),
+            "widths": self.fit.groups,
+            "weighted_exponent": weighted.value,
+            "weighted_error": weighted.error,
+            "weighted_widths": weighted.groups,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
             "irreducible_exponent": -law.exponent if law else math.nan,
             "irreducible_error": law.exponent_error if law else math.nan,
@@ -127,7 +122,17 @@ class Entry:
         return self.floored is not None and math.isfinite(self.floored.exponent_error)
 
 
-def floored(sweeps: Mapping[int, rates.RateSweep]) -> IrreduciblePowerLaw | None:
+def entries(data: Data) -> list[Entry]:
+    """Table 4, as far as there are tables: what has no run at all is left out."""
+    return [
+        Entry(optimizer, rule, horizon, labels[horizon], rates.exponent(sweeps), floored(sweeps))
+        for optimizer, table in data.items()
+        for labels in [horizons.horizon_labels(table)]
+        for (rule, horizon), sweeps in horizons.lines(table).items()
+    ]
+
+
+def floored(sweeps: rates.Sweeps) -> IrreduciblePowerLaw | None:
     """lr* = floor + amplitude D^-k over the widths whose optimum is not at the edge, each optimum
     weighing alike; None where there are fewer than four, or the fit does not end."""
     used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
@@ -144,203 +149,144 @@ def floored(sweeps: Mapping[int, rates.RateSweep]) -> IrreduciblePowerLaw | None
     return replace(law, floor=floor, floor_error=error, amplitude=unit * law.amplitude)
 
 
-def floored_lines(table_4: Sequence[Entry]) -> list[str]:
-    """The exponents with an irreducible term, and where it cannot be fitted."""
-    text = []
+def findings(data: Data) -> list[Printed]:
+    """Table 4 and what the horizon changes."""
+    table_4 = entries(data)
+    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]
     for entry in table_4:
+        parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
+        local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
+        weighted = entry.weighted.text(2)
+        if parts:
+            text.append(
+                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}; "
+                f"weighted by the errors of the optima {weighted}"
+            )
         if entry.levels_off and entry.floored:
             law = entry.floored
-            exponent = Estimate(-law.exponent, law.exponent_error).text(2)
-            text.append(
-                f"{entry.name}: with an irreducible rate {exponent}, rate "
-                f"{law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
-            )
+            power = Estimate(-law.exponent, law.exponent_error).text(2)
+            floor = f"rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
+            text.append(f"{entry.name}: with an irreducible rate {power}, {floor}")
     bound = [entry.name for entry in table_4 if entry.floored and not entry.levels_off]
-    few = [entry.name for entry in table_4 if not entry.floored]
     if bound:
         text.append(
-            "an irreducible rate is not determined, as the fit ends at a bound (no rate "
-            f"left over, or an optimum that does not fall): {'; '.join(bound)}"
+            "an irreducible rate is not determined, as the fit ends at a bound (no rate left over, "
+            f"or an optimum that does not fall): {'; '.join(bound)}"
         )
-    if few:
-        text.append(f"an irreducible rate takes four widths, not at an edge: {'; '.join(few)}")
+    text += _of_horizons(table_4)
+    for optimizer, table in data.items():
+        lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
+        text += [f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE])]
     return text
 
 
 def _beside(name: str, measured: Estimate, published: float) -> Finding:
     exponent = isinstance(measured, rates.Exponent)  # the other ones are differences of two
     text = measured.text(2) if exponent else measured.through_widths()
-    beside = "no claim" if math.isnan(published) else f"{published:+.2f}"
-    verdict = "" if math.isnan(published) else measured.distance(published)
-    return Finding(name, text, beside, verdict, measured)
+    if math.isnan(published):
+        return Finding(name, text, "no claim", "", measured)
+    return Finding(name, text, f"{published:+.2f}", measured.distance(published), measured)
 
 
-def by_seed(rows: pd.DataFrame, edge: Collection[int]) -> Estimate | None:
-    """The exponent of a curve over the seeds that all its widths share, its error from leaving one
-    after another out: runs of a seed share random numbers across widths, so their optima are not
-    independent. It is that of the same widths whichever seed is left out, all but those at an edge
-    with all seeds. None below three shared seeds."""
-
-    def exponent(part: pd.DataFrame) -> float:
-        optima = {width: sweep.best.value for width, sweep in rates.rate_sweeps(part).items()}
-        return power_of(fitted(pd.Series(optima, dtype=float)))
-
-    shared = complete(rows[~rows[WIDTH].isin(edge)], SEED, WIDTH)
-    return jackknife(shared, SEED, exponent) if shared[SEED].nunique() > 2 else None
-
-
-def by_window(sweeps: Mapping[int, rates.RateSweep]) -> tuple[float, ...]:
-    """The exponent with each of WINDOWS, of all seeds; empty below two widths."""
-    found = [
-        rates.exponent(
-            {
-                width: replace(sweep, best=optimum(sweep.losses, window))
-                for width, sweep in sweeps.items()
-            }
-        ).value
-        for window in WINDOWS
-    ]
-    return tuple(value for value in found if math.isfinite(value))
-
-
-def entries(data: Data) -> list[Entry]:
-    """Table 4, as far as there are tables: what has no run at all is left out."""
-    found = []
-    for optimizer, table in data.items():
-        labels, lines = horizons.horizon_labels(table), horizons.lines(table)
-        curves = {place: curve for curve, place in horizons.places(table).items()}
-        for (rule, horizon), sweeps in lines.items():
-            fit = rates.exponent(sweeps)
-            seeds = by_seed(table[table[CURVE] == curves[rule, horizon]], fit.edge)
-            if seeds is not None:
-                fit = replace(fit, error=float(np.fmax(fit.error, seeds.error)))
-            if windows := by_window(sweeps):
-                # Half a range alone is no standard error, so one that is unknown stays so.
-                fit = replace(fit, error=float(np.maximum(fit.error, np.ptp(windows) / 2)))
-            found.append(
-                Entry(
-                    optimizer,
-                    rule,
-                    horizon,
-                    labels[horizon],
-                    sweeps,
-                    fit,
-                    floored(sweeps),
-                    seeds,
-                    windows,
-                )
-            )
-    return found
-
-
-def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
+def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
     fixed = {(e.optimizer, e.rule): e for e in table_4 if e.horizon == "fixed"}
     grown = [entry for entry in table_4 if entry.horizon == "compute_optimal"]
-    labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
     text: list[Printed] = []
-    changes: list[Estimate] = []
+    drops: list[float] = []
     for entry in grown:
         start = fixed.get((entry.optimizer, entry.rule))
-        if start and start.fit.law and entry.fit.law:
-            changes.append(entry.fit - start.fit)
-            name = f"{entry.name.removesuffix(entry.label)}{labels} minus fixed"
-            text.append(_beside(name, changes[-1], entry.published - start.published))
-    if not changes:
+        if start and math.isfinite(start.fit.value + entry.fit.value):
+            change = entry.fit - start.fit
+            drops.append(-change.value)
+            name = f"{entry.name} minus fixed"
+            text.append(_beside(name, change, entry.published - start.published))
+    if not drops:
         return ["growing minus fixed horizon's exponent: not measured"]
-    drops = [-change.value for change in changes]
-    sure = sum((-change).claimed_gain() == "agrees" for change in changes)
+    labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
     text.append(
-        f"the exponent at {labels} is smaller in {sum(drop > 0 for drop in drops)} of "
-        f"{len(drops)} settings ({sure} beyond 95 %), by {median(drops):.2f} in the "
-        f"median, {min(drops):.2f} to {max(drops):.2f}; "
+        f"the exponent at {labels} is smaller in {sum(drop > 0 for drop in drops)} of {len(drops)} "
+        f"settings, by {median(drops):.2f} in the median, {min(drops):.2f} to {max(drops):.2f}; "
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
     )
     return text
 
 
-def findings(data: Data) -> list[Printed]:
-    """Table 4 and what the horizon changes."""
+def draw(data: Data) -> Iterator[tuple]:
+    """A figure per optimiser, Adam's optima alone, and Table 4: a row per optimiser,
+    parameterisation and horizon."""
     table_4 = entries(data)
-    seeds = ", from leaving out a seed where all widths share three or more"
-    has = any(entry.by_seed for entry in table_4)
-    reach = ", ".join(f"{window:g}" for window in WINDOWS)
-    windows = f", half the range over windows of {reach} octaves around the best rate"
-    text = [horizons.EXPONENT_NOTE + seeds * has + windows, HEADER]
-    text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]
-    for entry in table_4:
-        if weighted := entry.fit.weighted:
-            own = Estimate(weighted.exponent, weighted.error, weighted.n)
-            text.append(f"{entry.name}: weighted by the optima's own errors {own.text(2)}")
-        if entry.by_seed:
-            text.append(f"{entry.name}: jackknife over seeds {entry.by_seed.text(2)}")
-        if entry.by_window:
-            of = ", ".join(f"{value:+.2f}" for value in entry.by_window)
-            low, high = min(entry.by_window), max(entry.by_window)
-            text.append(
-                f"{entry.name}: windows {reach} octaves: {of}; half the range "
-                f"{(high - low) / 2:.3f}"
-            )
-    text += [*floored_lines(table_4), *horizon_lines(table_4)]
-    for optimizer, table in data.items():
-        notes = (*rates.lost_lines(table, [CURVE]), *rates.noise_lines(table))
-        text += [f"{optimizer}, {line}" for line in notes]
-    return text
-
-
-def draw(data: Data) -> Iterator[tuple[str, object]]:
-    """A figure per optimiser, and Table 4: a row per optimiser, parameterisation and horizon."""
-    table_4 = entries(data)
-    for optimizer, table in data.items():
+    for index, (optimizer, table) in enumerate(data.items()):
         own = [entry for entry in table_4 if entry.optimizer == optimizer]
+        aligned = set(table[ALIGNMENT].dropna()) if ALIGNMENT in table else {"global"}
         name = FIGURES.get(optimizer, f"learning_rates_{optimizer}")
-        yield name, _figure(optimizer, table, own)
+        if aligned != {"global"}:  # Figures 11 to 13 have one global rate
+            name = f"learning_rates_{optimizer}"
+        words = {"global": "one global learning rate", "none": "no alignment"}
+        kinds = " and ".join(words.get(one, f"{one} alignment") for one in sorted(aligned))
+        title = f"{style.OPTIMIZERS.get(optimizer, optimizer)}, {kinds}"
+        yield name, _figure(title, table, own), [index]
+        fixed = [entry for entry in own if entry.horizon == "fixed"]
+        if name == FIGURES["adam"] and fixed:
+            yield "figure_12_adam_optima", _optima(fixed), [index]
     yield "table_4", pd.DataFrame([entry.record() for entry in table_4])
 
 
-def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
+def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     """Loss against rate at every horizon, then the optima and their powers of the width."""
-    found = {(entry.rule, entry.horizon): entry.sweeps for entry in table_4}
+    found = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
     labels = horizons.horizon_labels(table)
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     shown = horizons.drawn_horizons(found)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
+    figure.suptitle(title)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], found, rules, labels, colors)
     for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
-            fit, sweeps = entry.fit, entry.sweeps
             marker, line = HORIZON_STYLES[entry.horizon]
-            error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
-            label = f"$D^{{{fit.value:+.2f}}}${error}" if fit.law else "no fit"
+            label = panels.power_text(entry.fit)
             if math.isfinite(entry.published):
                 label += f" (paper $D^{{{entry.published:+.2f}}}$)"
                 dots = PUBLISHED_LOOKS[entry.horizon]
-                panels.draw_published(axis, sweeps, entry.published, ls=dots)
-            panels.draw_optima(
-                axis, sweeps, fit, label=label, color=look["color"], marker=marker, ls=line
-            )
+                panels.draw_published(axis, entry.fit.sweeps, entry.published, ls=dots)
+            shape = {"color": look["color"], "marker": marker, "ls": line}
+            panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **shape)
         axis.set_xlabel("width D")
         if own:
             axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         else:
             style.empty(axis, "no finished run")
-        style.octave_limits(axis, sorted(colors))
+    style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
-    handles = [*style.width_entries(colors), *style.STAR_ENTRIES]
-    for horizon in shown:
+    handles = [*style.width_entries(colors), *style.rate_entries(found.items())]
+    for horizon in shown if len(shown) > 1 else ():
         marker, line = HORIZON_STYLES[horizon]
         handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
+    for horizon in shown:
         if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
-            handles.append(
-                (
-                    f"slope that the paper prints, {horizon.replace('_', '-')}",
-                    {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]},
-                )
-            )
-    style.legend(figure, handles, ncols=4)
-    name = style.OPTIMIZERS.get(optimizer, optimizer)
-    note = panels.optima_note(entry.fit for entry in table_4)
-    figure.suptitle(f"{name}, one global learning rate\n{panels.RATE_NOTE}; {note}")
+            words = f"slope that the paper prints, {horizon.replace('_', '-')}"
+            handles.append((words, {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
+    style.legend(figure, handles)
+    return figure
+
+
+def _optima(fixed: Sequence[Entry]):
+    """Optimum against width of all parameterisations in one panel, to be read when it is small."""
+    figure, axes = style.subplots(1, 1, (3.7, 3.5))
+    figure.suptitle("Adam's best rate against width")
+    axis = axes[0][0]
+    for entry in fixed:
+        label = f"{style.LABELS.get(entry.rule, entry.rule)} {panels.power_text(entry.fit)}"
+        look = style.looks([entry.rule])[entry.rule]
+        panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **look)
+    style.octave_limits([axis], sorted({width for e in fixed for width in e.fit.sweeps}))
+    axis.tick_params(labelsize=10)
+    axis.set_xlabel("width D", fontsize=11)
+    axis.set_ylabel("best learning rate", fontsize=11)
+    handles = axis.get_legend_handles_labels()[0]
+    place = {"loc": "outside lower center", "ncols": 2, "columnspacing": 1, "handlelength": 1.5}
+    figure.legend(handles=handles, fontsize=9, frameon=False, **place)
     return figure

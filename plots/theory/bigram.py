@@ -3,11 +3,10 @@
     python -m plots theory/bigram [bigram.csv]
 
 A panel per table, at initialisation, or at the first and the last step of training; squares:
-predicted (a triangle: predicted as an upper bound), points: fitted over widths, with standard
-errors.
+predicted (a triangle: predicted as an upper bound; dashed: not judged), points: fitted over widths,
+with standard errors. Counts are not of independent trials: all rows see the same draws of the
+weights; SP and NTK, and muP and mean-field, are the same networks up to the shift of 1.2.1.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,13 +21,7 @@ from plots.theory.tables import BIGRAM
 
 PAPER = "Stratos"
 TABLES = (BIGRAM,)
-PANELS = {
-    "Table 1": "RMS",
-    "Table 2": "variance",
-    "Table 3": "RMS",
-    "alignment": "α, ω and u",
-}
-CLAIMS = ("prediction", "bound", "hypothetical")
+PANELS = {"Table 1": "RMS", "Table 2": "variance", "Table 3": "RMS", "alignment": "α, ω and u"}
 # Rows as the legends call them; in Table 2 sigma^2 are the variances of the entries of W_0 and of
 # the readout W_r.
 ROWS = {
@@ -43,28 +36,16 @@ ROWS = {
     "5": r"5: $\sigma_0^2 = 1$, $\sigma_r^2 = 1$",
     "6": "6: the same with RMSNorm",
 }
-SHARED = (
-    "Counts are not of independent trials: all rows see the same draws of the weights. SP and NTK, "
-    "and muP and\nmean-field, are the same networks up to the shift of 1.2.1; rows 1 and 2 of "
-    "Table 3 are both SP, its last row is muP."
-)
-AXES = {"alignment": "α, ω and u: exponents of d"}
-_HOLLOW = {"color": "gray", "mfc": "none", "ms": 8, "ls": "", "mew": 1.2}
-# A scatter's properties: the edge of a line's marker is never dashed.
-_DASHED = {
-    "marker": "s",
-    "s": 64,
-    "facecolors": "none",
-    "edgecolors": "gray",
-    "linestyles": "--",
-    "lw": 1.2,
-}
+# Condition A.2 would keep the change of logits of order one. The caption of Table 3 says that SP
+# breaks it, and that they grow as the root of d.
+BROKEN = 0.5
+_GRAY = {"color": "gray", "ls": ""}
+_HOLLOW = {**_GRAY, "mfc": "none", "ms": 8, "mew": 1.2}
 MARKS = (
     ("predicted", {**_HOLLOW, "marker": "s"}),
     ("predicted upper bound", {**_HOLLOW, "marker": "v"}),
-    ("predicted, not judged", _DASHED),
-    ("fitted, initialisation or step 1", {"color": "gray", "marker": "o", "ms": 4.5, "ls": ""}),
-    ("fitted, last step", {"color": "gray", "marker": "x", "ms": 4.5, "ls": ""}),
+    ("fitted, initialisation or step 1", {**_GRAY, "marker": "o", "ms": 4.5}),
+    ("fitted, last step", {**_GRAY, "marker": "x", "ms": 4.5}),
 )
 _VERDICTS = {"True": "met", "False": "missed", "": ""}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
@@ -72,23 +53,15 @@ _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
-
-    TableError for another table, or one with neither initialisation nor the first step.
-    """
-    table, path = theory_tables.read_bigram(paths), paths[0]
-    table = tables.only(table, path, "table", PANELS)
+    TableError for one with neither initialisation nor the first step."""
+    table = tables.only(theory_tables.read_bigram(paths), paths[0], "table", PANELS)
     if not (table["step"] <= 1).any():
-        raise TableError(
-            f"{path}: no row of step 0 or 1, the lowest step is {table['step'].min():g}; "
-            "give the whole table"
-        )
-    odd = table.loc[~table["kind"].isin(CLAIMS), "kind"]
-    if not odd.empty:
-        raise TableError(f"{path}: kind {odd.iloc[0]!r}; expected {', '.join(CLAIMS)}")
+        lowest = f"the lowest step is {table['step'].min():g}"
+        raise TableError(f"{paths[0]}: no row of step 0 or 1, {lowest}; give the whole table")
     verdict = table["met"].map(str, na_action="ignore").fillna("").map(_VERDICTS)
     if verdict.isna().any():
         value = table.loc[verdict.isna(), "met"].iloc[0]
-        raise TableError(f"{path}: met {value!r}; expected True, False or nothing")
+        raise TableError(f"{paths[0]}: met {value!r}; expected True, False or nothing")
     order = {name: index for index, name in enumerate(PANELS)}
     table = table.assign(verdict=verdict)
     return table.sort_values("table", key=lambda names: names.map(order), kind="stable")
@@ -100,74 +73,48 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for name, rows in table.groupby("table", sort=False):
         first, last = int(rows["step"].min()), int(rows["step"].max())
         when = f"step {first}" if first == last else f"steps {first} to {last}"
-        missed = (rows["verdict"] == "missed").sum()
-        judged = (rows["verdict"] != "").any()
-        verdict = ("disagrees" if missed else "agrees") if judged else ""
-        lines.append(
-            Finding(
-                f"{name}, {when if last else 'initialisation'}: exponents",
-                _counts(rows),
-                "all met",
-                verdict,
-            )
-        )
-        told = rows[
-            (rows["verdict"] == "missed")
-            | (rows["kind"] == "hypothetical") & (rows["step"] == last)
-        ]
-        for _, row in told.iterrows():
-            what = row["verdict"] or "hypothesis"
-            found = f"{what}: {row['row']}, {row['column']}, step {row['step']:g}"
-            measured = Estimate(row["measured"], row["error"])
-            lines.append(measured.finding(found, row["predicted"], f"{row['predicted']:g}", 2))
-        noted = told[told["note"] != ""].drop_duplicates(["row", "column"])
+        verdict, kind = rows["verdict"], rows["kind"]
+        met, missed = rows[verdict == "met"], rows[verdict == "missed"]
+        bounds, unjudged = (met["kind"] == "bound").sum(), (verdict == "").sum()
+        measured = f"{len(met)} met{f' ({bounds} as upper bounds)' if bounds else ''}"
+        measured += f", {len(missed)} missed{f', {unjudged} not judged' if unjudged else ''}"
+        word = "disagrees" if len(missed) else "agrees" if len(met) else ""
+        place = f"{name}, {when if last else 'initialisation'}: exponents"
+        lines.append(Finding(place, measured, "all met", word))
+        for _, row in missed.iterrows():
+            place = f"{name}, missed: {row['row']}, {row['column']}, step {row['step']:g}"
+            one = Estimate(row["measured"], row["error"])
+            lines.append(one.finding(place, row["predicted"], f"{row['predicted']:g}", 2))
+        broken = rows[(kind == "hypothetical") & (rows["step"] == last)]
+        for _, row in broken.iterrows():
+            place = f"Condition A.2 breaks: {row['row']}, {row['column']}, step {row['step']:g}"
+            one = Estimate(row["measured"], row["error"])
+            lines.append(one.finding(place, BROKEN, f"{BROKEN:g} (A.2: 0)", 2))
+        noted = pd.concat([missed, broken])
+        noted = noted[noted["note"] != ""].drop_duplicates(["row", "column"])
         lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].drop_duplicates("row")
-            shown = ", ".join(
-                f"{ROWS.get(row, row)} {m:.1%}"
-                for row, m in zip(end["row"], end["moved"], strict=True)
-            )
+            moved = zip(end["row"], end["moved"], strict=True)
+            shown = ", ".join(f"{ROWS.get(row, row)} {share:.1%}" for row, share in moved)
             lines.append(f"{name}: last activations' change before step {last}: {shown}")
-    return [*lines, SHARED]
+    return lines
 
 
-def _counts(rows: pd.DataFrame) -> str:
-    """How many are met, missed and not judged."""
-    verdict, kind = rows["verdict"], rows["kind"]
-    met, bounds = (verdict == "met").sum(), ((verdict == "met") & (kind == "bound")).sum()
-    hypothetical = (kind == "hypothetical").sum()
-    few = ((verdict == "") & (kind != "hypothetical")).sum()
-    why = [f"{hypothetical} hypothetical"] if hypothetical else []
-    why += [f"{few} of too few networks or too small widths"] if few else []
-    reasons = f" ({', '.join(why)})" if why else ""
-    as_bounds = f" ({bounds} as upper bounds)" if bounds else ""
-    missed = (verdict == "missed").sum()
-    return f"{met} met{as_bounds}, {missed} missed, {(verdict == '').sum()} not judged{reasons}"
-
-
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
     figure, axes = style.subplots(len(names), 1, (9.0, 2.9))
     for axis, name in zip(axes[:, 0], names, strict=True):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
-    marks = [
-        (label, axes[0, 0].scatter([], [], **look) if look is _DASHED else look)
-        for label, look in MARKS
-    ]
-    style.legend(figure, marks, ncols=3)
-    figure.suptitle(
-        "exponents of the bigram model, predicted and fitted\n"
-        "bars: standard errors of the fits over widths"
-    )
+    style.legend(figure, MARKS)
+    figure.suptitle("exponents of the bigram model, predicted and fitted")
     yield "bigram", figure
 
 
 def _title(rows: pd.DataFrame) -> str:
-    name = rows["table"].iloc[0]
-    last = int(rows["step"].max())
+    name, last = rows["table"].iloc[0], int(rows["step"].max())
     if last == 0:
         return f"{name}: {PANELS[name]} at initialisation"
     steps = "step 1" if last == 1 else f"steps 1 and {last}"
@@ -180,56 +127,34 @@ def _panel(axis, rows: pd.DataFrame) -> None:
     columns = list(dict.fromkeys(rows["column"]))
     names = list(dict.fromkeys(rows["row"].astype(str)))
     last = rows["step"].max()
-    for index, (name, color) in enumerate(zip(names, style.PALETTE, strict=True)):
+    slot = _WIDTH / len(names)
+    size = min(0.95 * 72 * 8 * slot / len(columns), 8.5)  # points; the axes are 8 inches wide
+    for index, (name, color) in enumerate(zip(names, style.PALETTE, strict=False)):
         own = rows[rows["row"].astype(str) == name]
-        slot = _WIDTH / len(names)
         shift = slot * (index + 0.5) - _WIDTH / 2
         own = own.assign(place=[columns.index(column) + shift for column in own["column"]])
         first, final = own[own["step"] <= 1], own[(own["step"] == last) & (own["step"] > 1)]
-        size = min(0.95 * 72 * 8 * slot / len(columns), 8.5)  # points; the axes are 8 inches wide
-        _predicted(axis, first, color, size)
+        kinds = first.groupby([first["kind"] == "bound", first["verdict"] != ""])
+        for (bound, judged), points in kinds:
+            look = {"marker": "v" if bound else "s", "linestyles": "-" if judged else "--"}
+            edge = {"facecolors": "none", "edgecolors": [color], "lw": 1.2, "s": size**2}
+            axis.scatter(points["place"], points["predicted"], **look, **edge)
         side = slot / 5 if len(final) else 0.0
         for points, place, marker in ((first, -side, "o"), (final, side, "x")):
-            axis.errorbar(
-                points["place"] + place,
-                points["measured"],
-                points["error"],
-                color=color,
-                marker=marker,
-                ms=0.48 * size,
-                ls="",
-                elinewidth=1,
-                label=ROWS.get(name, name) if marker == "o" else None,
-            )
+            look = {"color": color, "marker": marker, "ms": 0.48 * size, "ls": "", "elinewidth": 1}
+            label = ROWS.get(name, name) if marker == "o" else None
+            places = points["place"] + place
+            axis.errorbar(places, points["measured"], points["error"], label=label, **look)
     for edge in range(1, len(columns)):
         axis.axvline(edge - 0.5, color="0.85", lw=0.8)
     axis.grid(False, axis="x")
     axis.margins(y=0.1)
     axis.set_xlim(-0.5, len(columns) - 0.5)
     axis.set_xticks(range(len(columns)), [_symbol(column) for column in columns], fontsize=10)
-    axis.set_ylabel(AXES.get(rows["table"].iloc[0], "exponent of d"))
-    axis.legend(
-        fontsize=8,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.12),
-        frameon=False,
-        ncols=min(len(names), 4),
-        handletextpad=0.2,
-    )
-
-
-def _predicted(axis, rows: pd.DataFrame, color, points: float) -> None:
-    for (bound, judged), own in rows.groupby([rows["kind"] == "bound", rows["verdict"] != ""]):
-        axis.scatter(
-            own["place"],
-            own["predicted"],
-            marker="v" if bound else "s",
-            s=points**2,
-            facecolors="none",
-            edgecolors=[color],
-            linestyles="-" if judged else "--",
-            lw=1.2,
-        )
+    alone = rows["table"].iloc[0] == "alignment"
+    axis.set_ylabel("α, ω and u: exponents of d" if alone else "exponent of d")
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "frameon": False}
+    axis.legend(fontsize=8, ncols=min(len(names), 4), handletextpad=0.2, **place)
 
 
 def _symbol(column: str) -> str:

@@ -4,12 +4,11 @@
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
-the means, side by side; a point within two of them from zero is hollow, pale and joined to no
-other, one below the axis an arrow at its end. The dotted line falls as 1 / n. Numbers that are the
-same in all networks (the gradient of the head's bias) are left out.
+the means, side by side, where they are more than two of these; a line ends where no difference is
+seen any more. The dotted line falls as 1 / n. Numbers that are the same in all networks (the
+gradient of the head's bias) are left out. PE: position embedding; Q, K, V, U: query, key, value,
+output of attention; W, X: MLP's layers.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator
@@ -21,66 +20,46 @@ import pandas as pd
 from plots import style
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, short, widths
+from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
 
 TABLES = (KERNELS,)
 read = theory_tables.read_kernels
 MARKERS = "os^DvP*Xh"
-_PALE = {"color": "0.5", "mfc": "none", "ls": "", "ms": 4}
-MARKS = (
-    ("more than two standard errors from theory", {"color": "0.3", "marker": "o", "ms": 4.5}),
-    ("within two: no difference seen", {**_PALE, "marker": "o"}),
-    ("the same, below the axis", {**_PALE, "marker": 7}),
-    ("1 / n", {"color": "black", "ls": ":", "lw": 1}),
-)
-FLOOR = 3e-4  # below it there is only noise
+KINDS = {"G": "forward kernel by block", "share of the tangent kernel": "tangent kernel by group"}
+Curves = dict[str, pd.DataFrame]
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Relative distance and its standard error, of rows with one width each."""
-    return pd.DataFrame(
-        {
-            "width": rows["width"],
-            "signed": rows["measured"] / rows["predicted"] - 1,
-            "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
-            "error": (rows["error"] / rows["predicted"]).abs(),
-        }
-    ).sort_values("width")
+    signed = rows["measured"] / rows["predicted"] - 1
+    error = (rows["error"] / rows["predicted"]).abs()
+    found = {"width": rows["width"], "signed": signed, "distance": signed.abs(), "error": error}
+    return pd.DataFrame(found).sort_values("width")
 
 
-def curves(
-    table: pd.DataFrame, stem: str
-) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+def curves(table: pd.DataFrame, stem: str) -> tuple[Curves, Curves]:
     """Block -> distances of G, group -> distances of its share of the tangent kernel."""
     rows = table[(table["stem"] == stem) & (table["entry"] == "diagonal")]
     rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
     rows = rows[theory_tables.varies(rows)]
-    forward = {
-        short(block): errors(own)
-        for block, own in rows[rows["quantity"] == "G"].groupby("block", sort=False)
-    }
+    blocks = rows[rows["quantity"] == "G"].groupby("block", sort=False)
     groups = rows[(rows["quantity"] == "theta") & (rows["block"] == "head")]
-    tangent = {
-        symbol: errors(groups[groups["part"] == group])
-        for group, symbol in GROUPS.items()
-        if (groups["part"] == group).any()
-    }
-    return forward, tangent
+    own = {symbol: groups[groups["part"] == group] for group, symbol in GROUPS.items()}
+    return (
+        {short(block): errors(of) for block, of in blocks},
+        {symbol: errors(of) for symbol, of in own.items() if len(of)},
+    )
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
     """The power of the width with which each distance falls, and the distance at the smallest."""
     lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
-        for kind, found in zip(
-            ("G", "share of the tangent kernel"), curves(table, stem), strict=True
-        ):
+        for kind, found in zip(KINDS, curves(table, stem), strict=True):
             for name, curve in found.items():
                 law, first = decay(curve), curve.iloc[0]
-                start = (
-                    f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
-                    f"n = {first['width']:g}"
-                )
+                start = f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
+                start += f"n = {first['width']:g}"
                 name = f"{stem}: {kind}, {name}, correction"
                 if law is None:
                     lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
@@ -114,63 +93,37 @@ def decay(curve: pd.DataFrame) -> Estimate | None:
     return Estimate(-float(powers[best]), float(inside[-1] - inside[0]) / sides)
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """A row per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
     for row, stem in zip(axes, stems, strict=True):
-        titles = ("forward kernel by block", "tangent kernel by group")
-        for axis, found, title in zip(row, curves(table, stem), titles, strict=True):
+        for axis, found, title in zip(row, curves(table, stem), KINDS.values(), strict=True):
             _panel(axis, found)
             axis.set_title(f"{STEMS[stem]}: {title}", fontsize=9)
         row[0].set_ylabel("|measured / theory - 1|")
     for axis in axes[-1]:
         axis.set_xlabel("width n")
-    style.legend(figure, MARKS, ncols=2)
-    figure.suptitle(
-        f"distance between networks and theory\nbars: standard errors over networks; {LETTERS}"
-    )
+    style.legend(figure, [("1 / n", {"color": "black", "ls": ":", "lw": 1})])
+    figure.suptitle("distance between networks and theory, where it is seen")
     yield "error", figure
 
 
-def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
+def _panel(axis, found: Curves) -> None:
     ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    worst = 0.0
     for index, (name, curve) in enumerate(found.items()):
         shift = 2 ** (0.055 * (index - (len(found) - 1) / 2))  # side by side
-        look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index]}
-        _line(axis, curve.assign(width=curve["width"] * shift), look)
-        axis.plot([], [], ms=4, lw=0.8, label=name, **look)
+        look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index], "ms": 4.5}
+        seen = curve[curve["distance"] > 2 * curve["error"]]
+        low = np.minimum(seen["error"], 0.99 * seen["distance"])  # a log axis has no zero
+        bars = {"elinewidth": 0.8, "lw": 1, "label": name}
+        axis.errorbar(seen["width"] * shift, seen["distance"], [low, seen["error"]], **bars, **look)
+        worst = max(worst, curve["distance"].iloc[0])
     axis.set_xticks(ticks, [str(width) for width in ticks])
     axis.minorticks_off()
-    axis.set_ylim(bottom=FLOOR)
-    worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
     if worst and len(ticks) > 1:
         axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-
-
-def _line(axis, curve: pd.DataFrame, look: dict[str, str]) -> None:
-    """Points that differ from theory, joined and with bars; hollow ones within the noise."""
-    seen = curve["distance"] > 2 * curve["error"]
-    # No line through noise: a NaN breaks it.
-    axis.plot(curve["width"], curve["distance"].where(seen), color=look["color"], lw=1)
-    sure, noise = curve[seen], curve[~seen]
-    low = np.minimum(sure["error"], 0.99 * sure["distance"])  # a log axis has no zero
-    axis.errorbar(
-        sure["width"], sure["distance"], [low, sure["error"]], ls="", ms=4.5, elinewidth=0.8, **look
-    )
-    inside = noise[noise["distance"] > FLOOR]
-    axis.plot(inside["width"], inside["distance"], ls="", ms=3, mfc="none", alpha=0.45, **look)
-    below = curve[curve["distance"] <= FLOOR]
-    axis.plot(
-        below["width"],
-        [1.1 * FLOOR] * len(below),
-        ls="",
-        ms=3,
-        mfc="none",
-        alpha=0.45,
-        color=look["color"],
-        marker=7,
-    )

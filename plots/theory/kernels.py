@@ -3,9 +3,8 @@
     python -m plots theory/kernels [kernels.csv]
 
 Upper row: the mean diagonal of the forward kernel G; lower row: that of the neural tangent kernel.
+Points are means over networks with standard errors, side by side.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import pandas as pd
 from plots import style
 from plots.findings import HEADER, Estimate, Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import KERNELS, STEMS
+from plots.theory.tables import KERNELS, STEMS, short
 
 TABLES = (KERNELS,)
 read = theory_tables.read_kernels
@@ -40,55 +39,37 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             largest = theory_tables.widths(rows)[-1]
             judged = rows[(rows["width"] == largest) & theory_tables.varies(rows)]
             for _, row in judged.iterrows():
-                name = f"{stem}: {quantity}, {theory_tables.short(row['block'])}, n = {largest}"
-                predicted = f"{row['predicted']:.4f}"
-                measured = Estimate(row["measured"], row["error"])
-                lines.append(measured.finding(name, row["predicted"], predicted, 4, ""))
+                name = f"{stem}: {quantity}, {short(row['block'])}, n = {largest}"
+                predicted, measured = row["predicted"], Estimate(row["measured"], row["error"])
+                lines.append(measured.finding(name, predicted, f"{predicted:.4f}", 4, ""))
             off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
             shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
             lines.append(f"{stem}: {quantity}, largest distance over the blocks: {shown}")
     return lines
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """A column per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
     colors = style.width_colors(theory_tables.widths(table))
+    look = {"marker": "o", "ms": 4, "ls": "", "zorder": 2}
     for column, stem in enumerate(stems):
         for axis, (quantity, part, label) in zip(axes[:, column], ROWS, strict=True):
             rows = diagonal(table, stem, quantity, part)
-            names = theory_tables.blocks(rows)
-            place = {name: index for index, name in enumerate(names)}
-            theory = rows.drop_duplicates("block")
-            axis.plot(
-                theory["block"].map(place), theory["predicted"], color="black", lw=1, zorder=1
-            )
+            theory = rows.drop_duplicates("block")  # in the order of a forward pass
+            place = {block: index for index, block in enumerate(theory["block"])}
+            axis.plot(range(len(place)), theory["predicted"], color="black", lw=1, zorder=1)
             for index, (width, color) in enumerate(colors.items()):
                 own = rows[rows["width"] == width]
-                shift = 0.12 * (index - (len(colors) - 1) / 2)  # side by side, to be seen
-                axis.errorbar(
-                    own["block"].map(place) + shift,
-                    own["measured"],
-                    own["error"],
-                    color=color,
-                    marker="o",
-                    ms=4,
-                    ls="",
-                    zorder=2,
-                )
-            axis.set_xticks(range(len(names)), [*map(theory_tables.short, names)], fontsize=8)
+                at = own["block"].map(place) + 0.12 * (index - (len(colors) - 1) / 2)
+                axis.errorbar(at, own["measured"], own["error"], color=color, **look)
+            axis.set_xticks(range(len(place)), [*map(short, place)], fontsize=8)
             axis.set_ylim(bottom=0)
             axis.set_ylabel(label)
     style.label_grid(axes, (STEMS[stem] for stem in stems))
     entries = [("theory, leading order", {"color": "black", "lw": 1})]
-    entries += [
-        (f"n = {width}", {"color": color, "marker": "o", "ms": 4, "ls": ""})
-        for width, color in colors.items()
-    ]
+    entries += [(f"n = {width}", {"color": color, **look}) for width, color in colors.items()]
     style.legend(figure, entries)
-    figure.suptitle(
-        "kernels and tangent kernels by block\n"
-        "points: means over random networks with standard errors"
-    )
+    figure.suptitle("kernels and tangent kernels by block")
     yield "kernels", figure

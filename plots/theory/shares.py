@@ -2,10 +2,9 @@
 
     python -m plots theory/shares [kernels.csv]
 
-Bars: theory; points: networks of the largest width, with standard errors.
+Bars: theory; points: networks of the largest width, with standard errors. PE: position embedding;
+Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,10 +15,9 @@ import pandas as pd
 from plots import style
 from plots.findings import HEADER, Estimate, Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, widths
+from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
 
 TABLES = (KERNELS,)
-COUNTED = ("shares",)
 read = partial(theory_tables.read_kernels, quantities=("theta",))
 
 
@@ -33,17 +31,12 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     rows = rows[(rows["block"] == "head") & (rows["entry"] == "diagonal")]
     largest = widths(rows[rows["part"] == "total"])[-1]
     rows = rows[rows["width"] == largest].set_index("part")
-    present = [group for group in GROUPS if group in rows.index]
-    own = rows.loc[present, ["predicted", "measured", "error"]]
+    own = rows.loc[[g for g in GROUPS if g in rows.index], ["predicted", "measured", "error"]]
     total = rows.loc["total"]
     measured = own["measured"] / total["measured"]
-    return pd.DataFrame(
-        {
-            "predicted": own["predicted"] / total["predicted"],
-            "measured": measured,
-            "error": np.hypot(own["error"], measured * total["error"]) / total["measured"],
-        }
-    )
+    error = np.hypot(own["error"], measured * total["error"]) / total["measured"]
+    predicted = own["predicted"] / total["predicted"]
+    return pd.DataFrame({"predicted": predicted, "measured": measured, "error": error})
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
@@ -53,33 +46,21 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         for group, row in shares(table, stem).iterrows():
             predicted, measured, error = 100 * row[["predicted", "measured", "error"]]
             name = f"{stem}: share of {GROUPS[str(group)]} in the tangent kernel, %"
-            lines.append(
-                Estimate(measured, error).finding(name, predicted, f"{predicted:.2f}", 2, "")
-            )
+            beside = f"{predicted:.2f}"
+            lines.append(Estimate(measured, error).finding(name, predicted, beside, 2, ""))
     return lines
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """A panel per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
-    networks: set[float] = set()
     for axis, stem in zip(axes[0], stems, strict=True):
-        found, own = shares(table, stem), table[table["stem"] == stem]
-        largest = widths(own)[-1]
-        networks |= {*own[own["width"] == largest]["networks"]}
+        found, largest = shares(table, stem), widths(table[table["stem"] == stem])[-1]
         places = range(len(found))
         axis.bar(places, found["predicted"], color=style.SKY)
-        axis.errorbar(
-            places,
-            found["measured"],
-            found["error"],
-            color="black",
-            marker="o",
-            ms=3,
-            ls="",
-            capsize=2,
-        )
+        look = {"color": "black", "marker": "o", "ms": 3, "ls": "", "capsize": 2}
+        axis.errorbar(places, found["measured"], found["error"], **look)
         axis.set_xticks(places, [GROUPS[group] for group in found.index], fontsize=8)
         axis.set_title(f"{STEMS[stem]}, n = {largest}")
         axis.xaxis.grid(False)
@@ -89,9 +70,5 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    counts = " and ".join(f"{count:g}" for count in sorted(networks))
-    figure.suptitle(
-        "each group's share of the tangent kernel\n"
-        f"bars: theory; points: {counts} networks ± standard error; {LETTERS}"
-    )
+    figure.suptitle("each group's share of the tangent kernel")
     yield "shares", figure

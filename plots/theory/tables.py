@@ -1,10 +1,8 @@
-"""The two tables that `python -m effective_theory.run` writes, and what its figures ask of them.
+"""The two tables that `python -m effective_theory.run` writes, and what its figures read of them.
 
 kernels: one row per kernel entry and width, predicted and measured. `width` is inf for the
 extrapolation to infinite width. bigram: one row per fitted exponent.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,32 +16,12 @@ from plots.tables import TableError
 KERNELS, BIGRAM = "theory/kernels", "theory/bigram"
 MAKER = "effective_theory.run"
 KERNEL_COLUMNS = (
-    "stem",
-    "width",
-    "heads",
-    "networks",
-    "quantity",
-    "block",
-    "part",
-    "entry",
-    "predicted",
-    "predicted_error",
-    "measured",
-    "error",
+    *("stem", "width", "heads", "networks", "quantity", "block", "part", "entry"),
+    *("predicted", "predicted_error", "measured", "error"),
 )
 BIGRAM_COLUMNS = (
-    "table",
-    "row",
-    "column",
-    "step",
-    "kind",
-    "predicted",
-    "measured",
-    "error",
-    "moved",
-    "z",
-    "met",
-    "note",
+    *("table", "row", "column", "step", "kind", "predicted", "measured", "error"),
+    *("moved", "z", "met", "note"),
 )
 # Groups in the order of a forward pass, and their symbols in the paper.
 GROUPS = {
@@ -58,39 +36,26 @@ GROUPS = {
     "readout": "head",
     "readout_bias": "bias",
 }
-LETTERS = (
-    "PE: position embedding; Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers"
-)
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
 def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
-    """The table of kernels; TableError if it is missing, lacks a column or has a bad number, or
-    has not these quantities of every stem, up to the head, at a finite width."""
-    table = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block")
-    path = paths[0]
+    """The table of kernels; TableError if it has not these quantities of every stem, up to the
+    head, at a finite width."""
+    table, path = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block"), paths[0]
     table = tables.only(table, path, "stem", STEMS)
     finite = table[np.isfinite(table["width"]) & (table["block"] == "head")]
     for stem in stems(table):
         for quantity in quantities:
             found = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
             if found.empty or (quantity == "theta" and not (found["part"] == "total").any()):
-                raise TableError(
-                    f"{path}: no {quantity} of the head at a finite width for stem {stem}; is it "
-                    "the kernels.csv of effective_theory.run?"
-                )
-    double = table.duplicated(["stem", "width", "quantity", "block", "part", "entry"])
-    if double.any():
-        row = table[double].iloc[0]
-        raise TableError(
-            f"{path}: {row['stem']} n = {row['width']:g} {row['quantity']} {row['block']} "
-            f"{row['part']} stands there twice; one table holds one config per stem"
-        )
+                words = f"no {quantity} of the head at a finite width for stem {stem}"
+                raise TableError(f"{path}: {words}; is it the kernels.csv of {MAKER}?")
     return table
 
 
 def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of exponents; TableError as above."""
+    """The table of exponents."""
     return _read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
 
 
@@ -114,11 +79,6 @@ def widths(table: pd.DataFrame) -> list[int]:
 def varies(rows: pd.DataFrame) -> pd.Series:
     """Whether a number differs between networks; where none does, there is no standard error."""
     return rows["error"] > 1e-7 * rows["predicted"]
-
-
-def blocks(rows: pd.DataFrame) -> list[str]:
-    """The blocks in the order of the table, which is that of a forward pass."""
-    return list(dict.fromkeys(rows["block"]))
 
 
 def short(block: str) -> str:

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t, ttest_ind
+from scipy.stats import linregress, t, ttest_ind
 
 from plots.findings import Estimate
-from plots.statistics import average, differences, exponent, jackknife, law, mean, slope
+from plots.statistics import average, differences, exponent, jackknife, mean, slope
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -31,20 +31,30 @@ def scans(slopes, sizes=(2, 8, 32)):
     )
 
 
-def test_what_seeds_share_at_every_size_is_no_error_of_the_power():
-    """Factors of whole seeds cancel; a fit over runs would count them as scatter."""
+def test_the_error_of_a_power_is_the_largest_of_three():
+    """Factors of whole seeds cancel in the jackknife, and the points' own errors are taken as if
+    seeds shared nothing; what bends the line is its scatter."""
     rows = scans([-0.5] * 3)
     rows["x"] *= rows["seed"].map({0: 1.0, 1: 1.5, 2: 3.0})
     found = exponent(rows, "seed", "size", "x")
-    assert (found.value, found.error) == pytest.approx((-0.5, 0), abs=1e-12)
-    assert found.distance(-0.5) == "agrees within 95 %"
+    assert [found.errors[key] for key in ("seeds", "scatter")] == pytest.approx([0, 0], abs=1e-12)
+    assert found.value == pytest.approx(-0.5) and found.error == found.errors["points"] > 0.1
+    assert (found.groups, found.freedom) == (3, 2)
+    # A local slope has the jackknife's error, which knows what seeds share.
+    assert [one.error for one in found.by_size.values()] == pytest.approx([0, 0], abs=1e-12)
+    bent = scans([-0.5] * 24)
+    bent.loc[bent["size"] == 8, "x"] *= 2
+    found = exponent(bent, "seed", "size", "x")
+    fit = linregress(np.log2([2, 8, 32]), np.log2([2**-0.5, 2 * 8**-0.5, 32**-0.5]))
+    assert (found.value, found.error) == pytest.approx((fit.slope, fit.stderr))
+    assert found.freedom == 1 and found(8) == pytest.approx(2 ** (fit.intercept + 3 * fit.slope))
 
 
 def test_powers_that_differ_between_seeds_have_their_scatter_as_error():
     slopes = [0.1, 0.12, 0.14, 0.16]
     found = exponent(scans(slopes), "seed", "size", "x")
     assert found.value == pytest.approx(np.mean(slopes), abs=2e-3)
-    assert found.error == pytest.approx(np.std(slopes, ddof=1) / 2, rel=0.05)
+    assert found.errors["seeds"] == pytest.approx(np.std(slopes, ddof=1) / 2, rel=0.05)
 
 
 @pytest.mark.parametrize("n", [3, 10, None])
@@ -92,8 +102,7 @@ def test_sizes_without_a_number_above_zero_are_left_out():
     rows = scans([1.0, 1.0], sizes=(2, 4, 8, 16))
     rows.loc[rows["size"] == 4, "x"] = -1.0
     rows.loc[rows["size"] == 8, "x"] = math.inf
-    assert law(rows, "size", "x").exponent == pytest.approx(1.0)
-    assert law(rows[rows["size"] < 8], "size", "x") is None
+    assert exponent(rows, "seed", "size", "x").value == pytest.approx(1.0)
     found = exponent(rows[rows["size"] < 8], "seed", "size", "x")
     assert math.isnan(found.value) and found.text() == "not measured"
 

@@ -1,6 +1,4 @@
-"""Colours that the colour-blind can tell apart, captions, and figures in another dress."""
-
-from __future__ import annotations
+"""Colours that the colour-blind can tell apart, captions, and rows chosen by conditions."""
 
 import itertools
 
@@ -10,9 +8,8 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
-from plots import __main__ as command
 from plots import style, tables
-from plots.__main__ import main, make
+from plots.__main__ import make
 from plots.catalogue import drawings
 from plots.everett import epsilon, learning_rates
 
@@ -105,7 +102,7 @@ def sweeps():
     paths = [tables.shipped(table) for table in learning_rates.TABLES]
     return [
         item
-        for _, item, _ in drawings("everett/learning_rates", learning_rates.read(paths), paths)
+        for _, item in drawings("everett/learning_rates", learning_rates.read(paths), paths)
         if not isinstance(item, pd.DataFrame)
     ]
 
@@ -114,30 +111,33 @@ def words(figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
-def test_a_caption_says_sweep_preset_data_and_seeds(drawn, tmp_path):
+def caption(figure) -> str:
+    return figure.texts[-1].get_text()
+
+
+def test_a_caption_says_sweep_preset_data_and_seeds_in_one_line(drawn, tmp_path):
     (figure,), _ = drawn("everett/adafactor")
-    caption = figure.texts[-1].get_text().replace("\n", " ")
-    assert caption.startswith(
-        "sweep nanolm_c4/figure_10_adafactor, preset laptop; data: the World "
-        "English Bible; 1 to 2 seeds per point; loss of the best rate"
+    assert caption(figure) == (
+        "nanolm_c4/figure_10_adafactor, preset laptop; the World English Bible; "
+        "1 to 2 seeds per point"
     )
     (figure,), _ = drawn("theory/shares")
-    assert figure.texts[-1].get_text().startswith("bars: theory; points: 300 networks ±")
+    assert caption(figure) == "300 to 2000 networks"
     table = tmp_path / "own" / "fine_sweep" / "results.csv"
     table.parent.mkdir(parents=True)
     (table.parent / "manifest.json").write_text("{}")
     table.write_bytes(tables.shipped("everett/figure_10_adafactor").read_bytes())
     (figure,), _ = drawn("everett/adafactor", table)
-    assert figure.texts[-1].get_text().startswith("sweep own/fine_sweep; 1 to 2 seeds")
+    assert caption(figure) == "own/fine_sweep; 1 to 2 seeds per point"
 
 
 def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     where = ["prescription.parameterization!=ntk", "model.width<128"]
     (figure,), text = drawn("everett/adafactor", where=where)
     assert "NTK" not in text + words(figure) and "at D = 64" in text and "D = 128" not in text
-    assert f"only {where[0]}; only {where[1]}" in figure.texts[-1].get_text().replace("\n", " ")
+    assert f"only {where[0]}; only {where[1]}" in caption(figure)
     (figure,), text = drawn("everett/adafactor", where=["seed == 0"])
-    assert "1 seed per point" in figure.texts[-1].get_text() and "± ?" in text
+    assert "1 seed per point" in caption(figure) and "± ?" in text
 
 
 @pytest.mark.parametrize(
@@ -153,76 +153,10 @@ def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused)
     assert message in refused("adafactor", "--where", condition)
 
 
-def test_a_message_says_that_conditions_have_left_rows_out(refused):
-    assert refused("bigram", "--where", "step > 1").endswith(
-        "give the whole table (of the rows that --where leaves)\n"
-    )
-
-
-def test_labels_are_other_words_wherever_they_stand(drawn, refused):
-    (figure,), _ = drawn("everett/adafactor", labels={"muP": "ours", "one global rate": "global"})
-    assert "ours" in words(figure) and "muP" not in words(figure)
-    assert figure.axes[0].get_title() == "global"
-    assert "--label 'nothing': no such words" in refused("adafactor", "--label", "nothing=x")
-    assert r"--label 'muP=$\foo$': not valid mathtext" in refused(
-        "adafactor", "--label", r"muP=$\foo$"
-    )
-    with pytest.raises(SystemExit, match="2"):
-        main(["adafactor", "--label", "nothing"])
-
-
-def test_of_all_figures_one_may_have_the_label(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "names", lambda: ["everett/adafactor", "theory/shares"])
-    monkeypatch.setattr(style, "files", lambda *_: {})
-    main(["--all", "--out", str(tmp_path), "--label", "muP=ours"])
-    with pytest.raises(SystemExit, match="2"):
-        main(["--all", "--out", str(tmp_path), "--label", "muP=ours", "--label", "nothing=x"])
-    assert "--label 'nothing': no such words in any figure" in capsys.readouterr().err
-
-
-def test_hollow_points_are_explained_where_there_are_some(drawn, sweeps):
-    for figure in (*sweeps, *drawn("everett/quickstart")[0]):
-        hollow = any(
-            line.get_marker() not in ("None", "D", "") and line.get_markerfacecolor() == "white"
-            for axis in figure.axes
-            for line in axis.lines
-        )
-        assert ("hollow points in the panel" in words(figure).replace("\n", " ")) == hollow
-
-
-def test_a_figure_for_a_paper_has_no_title_and_one_for_a_talk_is_larger(drawn, capsys):
-    (usual,), _ = drawn("everett/adafactor")
-    (paper,), text = drawn("everett/adafactor", kind="paper")
-    (talk,), _ = drawn("everett/adafactor", kind="talk")
-    title = "Everett et al., Figure 10: Adafactor and Adam + parameter scaling, loss against size"
-    assert not paper.texts[-1].get_visible() and text.startswith(f"{title}\nsweep")
-    assert paper.get_figheight() < usual.get_figheight() < talk.get_figheight()
-    assert paper.axes[0].xaxis.label.get_fontfamily() == ["serif"]
-    sizes = [figure.axes[0].xaxis.label.get_fontsize() for figure in (usual, talk)]
-    assert sizes[1] == pytest.approx(1.35 * sizes[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "other", "figure"),
-    [
-        (
-            "everett/quickstart",
-            "everett/figure_12_adam",
-            "everett/weight_decay and everett/learning_rates",
-        ),
-        ("everett/learning_rates", "everett/figure_9_weight_decay", "everett/weight_decay"),
-        ("everett/loss_vs_size", "everett/figure_10_adafactor", "everett/adafactor"),
-    ],
-)
-def test_a_table_of_another_figure_is_named_as_such(name, other, figure, tmp_path, refused):
-    table = tmp_path / "results.csv"
-    table.write_bytes(tables.shipped(other).read_bytes())
-    said = f"{table}: this is a table of {figure}; how to draw it: `python -m plots everett/"
-    assert said in refused(name, table)
-
-
 def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_out):
     for figure in sweeps:
+        if len(figure.axes) == 1:  # Adam's optima in one panel, of measured slopes alone
+            continue
         figure.draw_without_rendering()
         assert "slope that the paper prints, fixed" in words(figure)
         for axis in figure.axes[-4:]:
@@ -239,7 +173,7 @@ def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_
 
 def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
     figure = sweeps[1]
-    assert "vertex of a parabola (bar: standard error)" in words(figure)
+    assert "vertex of a parabola ± standard error" in words(figure)
     for axis in figure.axes[:8]:
         curves = [line for line in axis.lines if line.get_marker() == "o"]
         points = {point for line in curves for point in zip(*line.get_data(), strict=True)}
@@ -253,4 +187,4 @@ def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
 
 def test_epsilon_is_on_a_logarithmic_axis(drawn):
     figure = drawn("everett/epsilon", where=["prescription.parameterization=mup"])[0][0]
-    assert [axis.get_xscale() for axis in figure.axes[:4:2]] == ["log"] * 2
+    assert [axis.get_xscale() for axis in figure.axes[:2]] == ["log"] * 2

@@ -10,8 +10,9 @@ from scipy.integrate import quad
 
 from plots.__main__ import make
 from plots.bordelon import depth, heads, initial_heads
-from plots.findings import Finding
 from plots.tables import TableError
+from tests.plots.made import lines as by_name
+from tests.plots.made import written
 
 # ------------------------------------------------------------------------------------------------
 # Figures 3 and 4
@@ -80,11 +81,7 @@ def heads_tables(folder, late=-0.5):
         for s in range(3)
         for t, loss in ((0, math.nan), (30, 3.0), (60, 2.3 if h == 4 else 1 + (8 + s) / h / 2))
     ]
-    paths = []
-    for name, rows in zip("abcde", (kernels, attention, bins, distance, metric), strict=True):
-        paths.append(folder / f"{name}.csv")
-        pd.DataFrame(rows).to_csv(paths[-1], index=False)
-    return paths
+    return written(folder, a=kernels, b=attention, c=bins, d=distance, e=metric)
 
 
 def test_known_powers_are_found(tmp_path):
@@ -96,7 +93,7 @@ def test_known_powers_are_found(tmp_path):
     def line(start):
         return next(line for line in lines if line.startswith(start))
 
-    assert "-1.000 ± 0.000" in line("3a: H in the kernel's square error, layer 2")
+    assert "-1.000 ± " in line("3a: H in the kernel's square error, layer 2")
     assert line("3a: the same, all layers").endswith("agrees within 95 %")
     assert "-1.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1 ")
     assert "+0.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1/2").replace("-0", "+0")
@@ -119,34 +116,22 @@ def test_a_rate_that_grows_disagrees(tmp_path):
 def test_loss_and_spread_over_heads(tmp_path):
     """The final loss is 1 + (8 + s) / (2 H) for seeds s = 0, 1, 2; H = 4 stays at chance."""
     found = heads.read(heads_tables(tmp_path)[3:])
-    losses = {
-        f.name: f
-        for f in heads.findings(found)
-        if isinstance(f, Finding) and f.name.startswith("4a")
-    }
+    losses = by_name(heads.findings(found))
     fall = losses["4a: final loss, H = 4 minus H = 32 (nats)"]
     assert fall.measured.startswith("+1.159") and "(n = 3)" in fall.measured
     assert fall.verdict == "agrees"
     spread = losses["4a: standard deviation over seeds by H (nats)"].measured
     assert spread == "4: 0.000, 8: 0.062, 16: 0.031, 32: 0.016 (n = 3)"
     power = losses["4a: the same, of H that have learnt (8, 16, 32)"]
-    assert power.measured.startswith("-1.000 ± 0.000") and power.verdict == "agrees"
+    # Their own errors, of three seeds, are large: those of the exponent are, too.
+    assert power.measured.startswith("-1.000 ± 0.471") and power.verdict == "within noise"
 
 
 def test_there_is_no_verdict_on_the_spread_of_what_has_not_learnt(tmp_path):
     metrics = heads.read(heads_tables(tmp_path)[3:])[-1]
     raised = metrics.assign(eval_loss=metrics["eval_loss"] + 1.2)
-    last = heads._of_losses(raised)[-1]
+    *_, last = heads._of_losses(raised)
     assert last.measured == "not measured" and last.verdict == "no verdict: at chance"
-
-
-@pytest.mark.parametrize("other", [[0.1, 0.2, 0.3, 0.4], [0.12, 0.18, 0.3, 0.4]])
-def test_the_expected_variation_is_the_mean_distance_of_draws(other):
-    rng, shares = np.random.default_rng(0), np.array([0.1, 0.2, 0.3, 0.4])
-    drawn = rng.multinomial(500, shares, size=4000) / 500
-    expected = np.abs(drawn - other).sum(axis=1).mean() / 2
-    found = initial_heads.expected_variation(shares, np.array(other), 500)
-    assert found == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("head_dim", [1, 4, 16])
@@ -164,19 +149,6 @@ def test_the_exact_density_has_its_moments(head_dim, alpha):
     assert moment(4) == pytest.approx((3 + 6 / head_dim) * variance**2, rel=1e-4)
 
 
-def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path):
-    paths = heads_tables(tmp_path)
-    again = pd.concat([pd.read_csv(paths[4])] * 2)
-    again.to_csv(tmp_path / "again.csv", index=False)
-    with pytest.raises(TableError, match="two runs with model.heads 4, seed 0, step 30; expected"):
-        heads.read([paths[3], tmp_path / "again.csv"])
-    with pytest.raises(TableError, match="1 table given, expected 3: initial_kernels.csv"):
-        initial_heads.read(paths[:1])
-    with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_att"):
-        initial_heads.read([paths[0], paths[0], paths[2]])
-
-
-# ------------------------------------------------------------------------------------------------
 # Figure 5
 
 
@@ -218,11 +190,7 @@ def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
                 loss = level + seed / 10 - (gain * layers if alpha == 1 else 0)
                 for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
                     metrics.append({**place, "step": step, "eval_loss": eval_loss})
-    paths = []
-    for name, rows in zip("abc", (observations, results, metrics), strict=True):
-        paths.append(folder / f"{name}.csv")
-        pd.DataFrame(rows).to_csv(paths[-1], index=False)
-    return paths
+    return written(folder, a=observations, b=results, c=metrics)
 
 
 def test_movement_and_loss_over_depth_are_found(tmp_path):
@@ -240,27 +208,25 @@ def test_movement_and_loss_over_depth_are_found(tmp_path):
     )
     assert "eta_0 = 2 (alpha_L = 1/2), 4 (alpha_L = 1)" in lines[0]
     assert gains[-1].endswith("agrees") and not any(g.endswith("agrees") for g in gains[:-1])
-    growth = next(line for line in lines if line.startswith("5b: that gain at L = 16 minus at"))
-    assert growth.endswith("+0.750 ± 0.000 (n = 3)")
     assert {file.name for file in files} == {"figure_5_depth.png", "figure_5_depth.pdf"}
 
 
-def test_an_equal_gain_at_all_depths_is_none(tmp_path):
+def gain_of(losses):
+    """The last finding: what alpha_L = 1 gains at the largest depth."""
+    *_, gain = depth._of_losses(losses)
+    return gain
+
+
+def test_the_gain_at_the_largest_depth_is_judged_unless_a_curve_is_at_chance(tmp_path):
     _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
+    assert gain_of(losses).verdict == "within noise"
     half = losses[depth.ALPHA_L] == 0.5
-    apart = losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half)
-    gain, growth = depth._of_losses(apart)[-2:]
+    gain = gain_of(losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half))
     assert gain.measured.startswith("+0.500") and gain.verdict == "agrees"
-    assert growth.measured.lstrip("+-").startswith("0.000") and not growth.verdict
-    assert depth._of_losses(losses)[-2].verdict == "within noise"
-
-
-def test_there_is_no_verdict_on_curves_above_chance(tmp_path):
-    _, losses, _ = depth.read(depth_tables(tmp_path, level=2.4))
-    gain, growth = depth._of_losses(losses)[-2:]
-    assert growth.measured.startswith("+0.750") and not growth.verdict
+    gain = gain_of(depth.read(depth_tables(tmp_path, level=2.4)).losses)
+    assert gain.measured.startswith("+0.800")
     assert gain.verdict.startswith("no verdict: above chance")
-    assert gain.verdict.endswith("alpha_L = 1/2, L = 1, 4, 16; alpha_L = 1, L = 1")
+    assert gain.verdict.endswith("alpha_L = 1/2, L = 16; alpha_L = 1, L = 1")
 
 
 def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
@@ -268,9 +234,8 @@ def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
     _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
     apart = losses.assign(eval_loss=losses["eval_loss"] + losses["seed"])
     lost = (apart["seed"] == 2) & (apart["model.layers"] == 16) & (apart[depth.ALPHA_L] == 1)
-    gain, growth = depth._of_losses(apart[~lost])[-2:]
-    for found in (gain, growth):
-        assert float(found.measured.split()[0]) == pytest.approx(0) and "(n = 2)" in found.measured
+    gain = gain_of(apart[~lost])
+    assert gain.estimate.value == pytest.approx(0) and "(n = 2)" in gain.measured
     assert gain.verdict == "undecided (n = 2)"
 
 
@@ -307,45 +272,50 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
         for alpha, new in ((0.5, not lost), (1.0, True)):
             runs = table[table["prescription.alpha_depth"] == alpha]["run"]
             assert set(runs.str.startswith("more")) == {new}
-    basis, *found = depth.findings((movement, losses, tried))
-    diverged = found.pop() if lost else ""
-    assert diverged.endswith("left out: 1/2: 1 of 3 at L = 4") == lost
-    selected = found.pop()
+    basis, *_ = found = depth.findings(depth.Data(movement, losses, tried))
     assert f"eta_0 = {2 if lost else 4} (alpha_L = 1/2), 8 (alpha_L = 1)" in basis
-    of_rates = {line.name: line for line in found[1:] if "best eta_0" in line.name}
+    of_rates = by_name(found)
     own = of_rates["5b: best eta_0 by L, alpha_L = 1/2"].measured
     end = " (first or last)"
     assert own == f"1: 2{end}, 4: {2 if lost else 4}{end}, 16: 4{end}"
-    for layers, gain in ((1, "+0.050"), (4, "+0.500" if lost else "+0.200"), (16, "+0.800")):
+    for layers, gain in ((1, "+0.050"), (4, "+0.200"), (16, "+0.800")):
         line = of_rates[f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {layers} (nats)"]
-        # The seed that diverges is judged at the rate that the other two choose, and left out.
-        seeds = 2 if lost and layers == 4 else 3
-        assert line.measured.startswith(gain) and f"(n = {seeds})" in line.measured
+        if lost and layers == 4:  # what is left of runs of which some diverge are the better ones
+            assert line.measured == "not measured"
+            continue
+        assert line.measured.startswith(gain) and "(n = 3)" in line.measured
         assert line.verdict == ("agrees" if layers == 16 else "")
-    assert selected.startswith("every seed is judged at the rate that the others choose (n = 6 ")
-    assert "sweeps), 0.000 nats in the mean and 0.000 at most above the lowest loss" in selected
-    assert f"(n = {6 - lost} without one that diverges)" in selected
 
 
-def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path):
-    paths = depth_tables(tmp_path)
-    with pytest.raises(TableError, match="2 tables given, expected 3: observations.csv"):
-        depth.read(paths[:2])
-    with pytest.raises(TableError, match="no column 'block'; is it the observations.csv"):
-        depth.read(paths[::-1])
-    results = pd.read_csv(paths[1])
-    pd.concat([results, results.assign(run="again")]).to_csv(paths[1], index=False)
-    with pytest.raises(TableError, match="two runs with model.layers 1, prescription.alpha_depth"):
-        depth.read(paths)
-    lost = depth_tables(tmp_path, statuses=("diverged",))
-    with pytest.raises(TableError, match="no finished run in it; finish the sweep first"):
-        depth.read(lost)
-    observations, metrics = (pd.read_csv(paths[0]), pd.read_csv(paths[2]))
-    depth_tables(tmp_path)
-    observations.assign(run="other").to_csv(paths[0], index=False)
-    with pytest.raises(TableError, match="no row with block all of a finished run"):
-        depth.read(paths)
-    depth_tables(tmp_path)
-    metrics.assign(run="other").to_csv(paths[2], index=False)
-    with pytest.raises(TableError, match="no evaluation of a finished run"):
-        depth.read(paths)
+def depth_without(folder, table, **changed):
+    """Figure 5's tables with one changed."""
+    paths = depth_tables(folder)
+    rows = pd.read_csv(paths["abc".index(table)]).assign(**changed)
+    rows.to_csv(paths["abc".index(table)], index=False)
+    return paths
+
+
+REFUSED = {  # what is read, of which tables, and what is said of them
+    "one table": (initial_heads, lambda f: heads_tables(f)[:1], "1 table given, expected 3: initi"),
+    "no column": (
+        initial_heads,
+        lambda f: [heads_tables(f)[place] for place in (0, 0, 2)],
+        "no column 'alpha_attention'; is it the initial_att",
+    ),
+    "two tables": (depth, lambda f: depth_tables(f)[:2], "2 tables given, expected 3: observatio"),
+    "the wrong order": (depth, lambda f: depth_tables(f)[::-1], "no column 'block'; is it the obs"),
+    "no run": (depth, lambda f: depth_without(f, "b", status="diverged"), "no finished run in it"),
+    "other runs": (
+        depth,
+        lambda f: depth_without(f, "a", run="x"),
+        "nothing observed of a finished",
+    ),
+    "no loss": (depth, lambda f: depth_without(f, "c", run="x"), "nothing observed of a finished"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_tables_that_cannot_be_drawn_are_one_line(tmp_path, what):
+    module, paths, message = REFUSED[what]
+    with pytest.raises(TableError, match=message):
+        module.read(paths(tmp_path))

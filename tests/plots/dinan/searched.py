@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from plots.dinan.vit_search import NEIGHBOURS
-from plots.findings import Finding
+from tests.plots.made import lines, written
 
 # ViT
 
@@ -81,7 +81,18 @@ RATES = tuple(1e-3 * 2.0**octave for octave in (-3, -2, -1, 0, 1, 2))  # mapped
 STEPS = 100
 
 
-def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=None, steps=STEPS):
+def run(
+    strategy,
+    mapped,
+    loss,
+    *,
+    width=1024,
+    seed=0,
+    status="finished",
+    skips=(),
+    steps=STEPS,
+    **columns,
+):
     """(row of results, rows of metrics): the loss falls on a line from twice `loss` to it.
 
     The final loss in the results falls with the rate: it is not what counts. `skips` are the steps,
@@ -105,6 +116,7 @@ def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=
         "best_eval_loss": loss,
         "final_eval_loss": math.nan if lost else 9 - math.log2(mapped),
         "parameters": width**2,
+        **columns,
     }
     lines = [
         {
@@ -112,7 +124,7 @@ def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=
             "step": step,
             "train_loss": 1.0,
             "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),
-            "skipped_steps": sum(skip <= step for skip in skips or ()),
+            "skipped_steps": sum(skip <= step for skip in skips),
         }
         for step in range(5, steps + 1, 5)
     ]
@@ -156,24 +168,17 @@ def frames(points):
     return pd.DataFrame(results), pd.DataFrame([line for lines in metrics for line in lines])
 
 
-def written(folder, results, metrics):
-    """Their files, results first."""
-    folder.mkdir(exist_ok=True, parents=True)
-    paths = [folder / "results.csv", folder / "metrics.csv"]
-    results.to_csv(paths[0], index=False)
-    metrics.to_csv(paths[1], index=False)
-    return paths
-
-
-def lines(findings):
-    """Findings by name, each of which stands once."""
-    found = [line for line in findings if isinstance(line, Finding)]
-    assert len(found) == len({finding.name for finding in found})
-    return {finding.name: finding for finding in found}
+def tables_of(folder, points):
+    """The files of a search's results and metrics."""
+    results, metrics = frames(points)
+    return written(folder, results=results, metrics=metrics)
 
 
 def read_rows(module, folder, rows):
     """What a figure's module reads from a results.csv of these rows."""
-    path = folder / "results.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return module.read([path])
+    return module.read(written(folder, results=rows))
+
+
+def found(module, folder, points):
+    """A figure's findings of a search with these runs, by name."""
+    return lines(module.findings(module.read(tables_of(folder, points))))

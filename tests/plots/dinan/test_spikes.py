@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from plots.dinan import spikes
@@ -64,11 +65,18 @@ def test_the_median_is_that_of_the_last_fifty_lines():
     assert spikes.loss_spikes(range(56), [*losses[:55], 1.5], 0) == []  # as many at 3: m = 2
 
 
-def test_warm_up_ends_with_the_first_line_of_the_highest_factor():
-    assert spikes.warm_up_end([10, 20, 30, 40], [0.5, 1.0, 1.0, 0.3]) == 20
-    assert spikes.warm_up_end([10, 20], [0.25, 0.5]) == 20  # it ended during warm-up
-    assert spikes.warm_up_end([10, 20], [1.0, 1.0]) == 10  # no warm-up
-    assert spikes.warm_up_end([], []) == 0
+@pytest.mark.parametrize(
+    ("factors", "begins"),
+    [
+        ([0.5, 1.0, 1.0, 0.3, 0.2], [4]),  # ends with the first line of the highest factor
+        ([0.1, 0.2, 0.3, 0.4, 0.5], []),  # the run ended during warm-up
+        ([1.0] * 5, [2, 4]),  # no warm-up
+    ],
+)
+def test_warm_up_ends_where_the_rate_is_highest(factors, begins):
+    top1 = [0.5, 0.1 if begins == [2, 4] else 0.5, 0.5, 0.1, 0.5]
+    columns = {"step": range(1, 6), "lr_factor": factors, "eval_top1": top1, "train_loss": 1.0}
+    assert spikes.of_run(pd.DataFrame(columns))[0] == begins
 
 
 def test_a_runs_spikes_are_those_of_its_lines():

@@ -7,7 +7,6 @@ import pandas as pd
 
 from plots import style
 from plots.everett import adafactor, alignment, epsilon
-from plots.findings import Finding
 
 RULES = tuple(style.LABELS)
 WIDTHS = (32, 64, 128, 256)
@@ -152,6 +151,7 @@ def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 1
                     "step": step,
                     "run": "x",
                     "layer": layer,
+                    "fan_in": width * (4 if layer.endswith("down") else 1),
                     "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
                 }
             )
@@ -174,13 +174,27 @@ def depths(**powers):
     return pd.DataFrame(rows).assign(**{"model.layers": lambda table: table["model.width"]})
 
 
-def written(folder, **named):
-    """Tables as files called as the sweeps' are; their paths in the given order."""
-    paths = [folder / f"{stem}.csv" for stem in named]
-    for path, table in zip(paths, named.values(), strict=True):
-        table.to_csv(path, index=False)
-    return paths
-
-
-def lines(found):
-    return {line.name: line for line in found if isinstance(line, Finding)}
+def longer(exponents, gains, **options):
+    """Tables of longer runs: steps -> exponent of all parameterisations, steps -> loss of standard
+    minus that of muP; 200 steps are those of Figures 12 and 2."""
+    every = {"steps": 200, "horizon": "fixed", **options}
+    short = [
+        r for rule in RULES for r in sweep(f"{rule}_fixed", rule, exponent=exponents[200], **every)
+    ]
+    fair = interventions("adam", {"full_constants": 0.0}, ("mup",), **every).to_dict("records")
+    shift = {"full_constants": gains[200]}
+    fair += interventions("adam", shift, ("standard",), **every).to_dict("records")
+    long, compared = [], []
+    for steps in (800, 3200):
+        own = {**every, "steps": steps}
+        for rule in RULES:
+            long += sweep(f"steps_{steps}", rule, exponent=exponents[steps], **own)
+        for rule in ("standard", "mup"):
+            shift = gains[steps] * (rule == "standard")
+            compared += sweep(f"steps_{steps}", rule, shift=shift, **{**own, "widths": (64,)})
+    return {
+        "length": pd.DataFrame(long),
+        "length_constants": pd.DataFrame(compared),
+        "figure_12_adam": pd.DataFrame(short),
+        "figure_2_adam": pd.DataFrame(fair),
+    }

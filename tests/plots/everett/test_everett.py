@@ -9,19 +9,37 @@ from matplotlib.text import Text
 
 from plots import style, tables
 from plots.__main__ import make
-from plots.everett import epsilon, learning_rates, loss_vs_size, weight_decay
+from plots.everett import (
+    epsilon,
+    learning_rates,
+    length,
+    loss_vs_size,
+    table_4_constants,
+    weight_decay,
+)
 from plots.tables import TableError
 from tests.plots.everett.constructed import (
+    RULES,
     decayed,
     depths,
     families,
     heat,
     horizons,
     interventions,
+    longer,
     mitigations,
     probes,
-    written,
+    sweep,
 )
+from tests.plots.made import lines, written
+
+GAINS = {200: 0.3, 800: 0.1, 3200: 0.0}
+
+
+def constants(**options):
+    """Runs of a global rate with constants, a row of which says its parameterisation."""
+    rows = [row for rule in RULES for row in sweep("constants", rule, exponent=-0.8, **options)]
+    return pd.DataFrame(rows)
 
 
 def case(name):
@@ -29,7 +47,15 @@ def case(name):
     two = {"widths": (32, 64)}
     return {
         "loss_vs_size": lambda: ({"own_sweep": interventions(**two)}, {"own_sweep"}),
-        "learning_rates": lambda: ({"own_adam": horizons(**two)}, {"figure_12_adam", "table_4"}),
+        "learning_rates": lambda: (
+            {"own_adam": horizons(**two)},
+            {"figure_12_adam", "figure_12_adam_optima", "table_4"},
+        ),
+        "length": lambda: (longer({200: -0.5, 800: -0.6, 3200: -0.7}, GAINS, **two), {"length"}),
+        "table_4_constants": lambda: (
+            {"tuned": constants(**two), "plain": horizons(**two)},
+            {"table_4_constants"},
+        ),
         "weight_decay": lambda: (
             {"decay": decayed(**two), "plain": horizons(**two)},
             {"figure_9_weight_decay"},
@@ -55,6 +81,8 @@ FIGURES = (
     "epsilon",
     "alignment",
     "depth",
+    "length",
+    "table_4_constants",
 )
 
 
@@ -74,7 +102,9 @@ def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
     text, files = make(f"everett/{name}", written(tmp_path, **named), tmp_path / "out")
     assert {file.stem for file in files} == drawn and all(file.stat().st_size for file in files)
     assert "NTK" not in text
-    assert name == "alignment" or "not measured" in text or "no fit" in text or "diverged" in text
+    assert name == "alignment" or any(
+        word in text for word in ("not measured", "no fit", "diverge")
+    )
 
 
 def renamed(table):
@@ -101,7 +131,8 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
 
     monkeypatch.setattr(style, "files", keep)
     found, _ = make(f"everett/{name}", paths, tmp_path / "out")
-    assert "own_curve" in found and any("own_curve" in text for text in texts)
+    if name not in ("length", "table_4_constants"):  # their curves are lengths and constants
+        assert "own_curve" in found and any("own_curve" in text for text in texts)
     if name != "learning_rates":  # it has its rules from the names of curves
         assert "own_rule" in found and any("own_rule" in text for text in texts)
 
@@ -110,10 +141,8 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path):
     (first,) = written(tmp_path, one=horizons(rules=("mup",)))
     with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
         weight_decay.read([first])
-    paths = written(tmp_path, decay=decayed(), both=pd.concat([decayed(), horizons()]))
-    assert set(weight_decay.read(paths)[1]["curve"]) == set(horizons()["curve"])
     with pytest.raises(TableError, match="expected one table of Figure 4 and one of Figure 8"):
-        epsilon.read([first])
+        epsilon.read(written(tmp_path, one=heat(), two=heat()))
     adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
     with pytest.raises(TableError, match="two tables of one optimiser"):
         learning_rates.read([adam, again])
@@ -129,3 +158,41 @@ def test_results_of_a_sweep_give_the_figure_the_sweeps_name():
         "figure_2_adam_laptop"
     )
     assert tables.name(Path("plots/data/everett/figure_2_adam.csv")) == "figure_2_adam"
+
+
+def test_exponents_and_the_gap_of_two_parameterisations_are_followed_as_runs_get_longer(tmp_path):
+    named = longer({200: -0.5, 800: -0.7, 3200: -0.9}, GAINS, seeds=(0, 1, 2))
+    found = lines(length.findings(length.read(written(tmp_path, **named))))
+    for steps, power in ((200, -0.5), (800, -0.7), (3200, -0.9)):
+        one = found[f"muP, {steps} steps: exponent of the best rate"]
+        assert one.estimate.value == pytest.approx(power) and one.published == "-0.99"
+        gap = found[f"standard - muP, {steps} steps, D = 64 (nats)"]
+        assert gap.estimate.value == pytest.approx(GAINS[steps]) and gap.published == "below 0"
+    assert list(one.estimate.by_size) == list(gap.estimate.by_size) == [200, 800, 3200]
+    assert "(n = 3)" in gap.measured
+
+
+def test_what_constants_change_in_an_exponent(tmp_path):
+    paths = written(tmp_path, tuned=constants(), plain=horizons(fixed=-0.5))
+    found = lines(table_4_constants.findings(table_4_constants.read(paths)))
+    assert found["adam, NTK, without constants"].estimate.value == pytest.approx(-0.5)
+    assert found["adam, NTK, with constants"].estimate.value == pytest.approx(-0.8)
+    assert found["adam, NTK: what they change"].measured.startswith("-0.30 ± ")
+
+
+def test_embeddings_of_1_are_told_apart_from_the_papers_setting(tmp_path):
+    """Two optimisers in one table, whose curves name them."""
+    table = pd.concat(
+        interventions(name, {f"{prefix}_full_constants": 0.1, f"{prefix}_none_constants": 0.0})
+        for name, prefix in (("adam", "adam"), ("adam_param_scaling", "param_scaling"))
+    ).assign(**{"prescription.embedding_std": 1.0})
+    paths = written(tmp_path, embedding_1=table, figure_2_adam=interventions())
+    text, files = make("everett/loss_vs_size", paths, tmp_path / "out")
+    assert {file.stem for file in files} == {"embedding_1", "figure_2_adam"}
+    found = lines(loss_vs_size.findings(loss_vs_size.read(paths)))
+    gain = found["embeddings of 1: adam, NTK: full_constants -> none_constants"]
+    assert gain.measured.startswith("+0.100") and gain.published == "no claim"
+    assert "embeddings of 1: adam, muP - standard: full_constants" in found
+    best = next(name for name in found if name.startswith("embeddings of 1: lowest loss"))
+    assert found[best].verdict == "" and found[best].estimate.value == pytest.approx(0)
+    assert "lowest loss of adam: adam_param_scaling, ntk" in text

@@ -2,27 +2,17 @@
 Adafactor and parameter scaling (10), and over depth."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from measure.fits import Optimum, optimum
+from measure.fits import Optimum
 from plots.__main__ import make
 from plots.everett import adafactor, depth, learning_rates, published, weight_decay
 from plots.tables import TableError
-from tests.plots.everett.constructed import (
-    RULES,
-    decayed,
-    depths,
-    families,
-    horizons,
-    lines,
-    sweep,
-    written,
-)
+from tests.plots.everett.constructed import RULES, decayed, depths, families, horizons
+from tests.plots.made import lines, written
 
 
 def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
@@ -59,85 +49,10 @@ def test_table_4_has_the_exponent_beside_an_irreducible_rate():
     assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
 
 
-def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
-    """Three seeds whose optima move as D^-0.4, D^-0.5 and D^-0.6: the mean's parabola lies at the
-    mean vertex, so the error is that of a mean of three, 0.1 / 3^(1/2)."""
-    seeds = zip((0, 1, 2), (-0.4, -0.5, -0.6), strict=True)
-    table = pd.DataFrame(
-        [
-            row
-            for seed, power in seeds
-            for row in sweep("mup_fixed", "mup", exponent=power, seeds=(seed,))
-        ]
-    )
-    (entry,) = learning_rates.entries({"adam": table})
-    assert entry.fit.value == pytest.approx(-0.5)
-    assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
-    assert entry.fit.error >= entry.by_seed.error == entry.record()["seed_error"]
-    text = "\n".join(map(str, learning_rates.findings({"adam": table})))
-    assert "muP, fixed steps: jackknife over seeds -0.50 ± 0.06 (n = 3)" in text
-    assert "from leaving out a seed where all widths share three or more" in text
-    # A seed that some widths lack says nothing of what widths share.
-    more = pd.DataFrame(sweep("mup_fixed", "mup", exponent=-0.9, seeds=(3,), widths=(32, 64)))
-    (entry,) = learning_rates.entries({"adam": pd.concat([table, more], ignore_index=True)})
-    assert entry.by_seed.groups == 3 and entry.by_seed.value == pytest.approx(-0.5)
-    assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
-    two = table[table["seed"] < 2]
-    assert learning_rates.entries({"adam": two})[0].by_seed is None
-
-
-def test_a_width_stays_where_leaving_out_a_seed_puts_it_at_an_edge():
-    """At D = 64 the last of three rates is best without seed 0."""
-    late = (4.4, 4.1, 4.05)
-    same, moved = (4.1, 4.0, 4.1), {0: (4.1, 4.0, 4.4), 1: late, 2: late}
-    rows = pd.DataFrame(
-        [
-            {
-                "model.width": width,
-                "optimizer.lr": rate,
-                "seed": seed,
-                "status": "finished",
-                "final_eval_loss": loss,
-            }
-            for width in (16, 32, 64)
-            for seed in moved
-            for rate, loss in zip(
-                (1.0, 2.0, 4.0), moved[seed] if width == 64 else same, strict=True
-            )
-        ]
-    )
-    inside = optimum({1.0: 4.25, 2.0: 4.05, 4.0: 4.225}).value  # without seed 1 or 2
-    powers = [math.log2(best / 2) / 2 for best in (4.0, inside, inside)]
-    found = learning_rates.by_seed(rows, ())
-    assert found.error == pytest.approx(math.sqrt(2 * np.var(powers)))
-    assert found.error > 0.1 and learning_rates.by_seed(rows, (64,)).error == 0
-
-
-def test_the_window_of_the_parabolas_counts_in_the_error_of_an_exponent(tmp_path):
-    """A loss that rises faster above its optimum has its vertex the further below it, the wider the
-    window; the more so the larger D is, which tilts the line through the optima."""
-    rows = pd.DataFrame(sweep("mup_fixed", "mup", powers=range(-13, 0), seeds=(0,)))
-    octaves = np.log2(rows["optimizer.lr"]) + 7 + 0.5 * np.log2(rows["model.width"] / 64)
-    steeper = 0.02 * np.log2(rows["model.width"] / 32)
-    rows["final_eval_loss"] += steeper * octaves.clip(lower=0) ** 2
-    (entry,) = learning_rates.entries({"adam": rows})
-    low, high = min(entry.by_window), max(entry.by_window)
-    assert len(entry.by_window) == 4 and entry.by_window[2] == entry.fit.value
-    assert entry.fit.law.error < 0.8 * (high - low) / 2
-    assert entry.fit.error == pytest.approx((high - low) / 2)
-    wide = replace(entry, by_window=(-2.0, 2.0))
-    assert (wide.record()["window_lowest"], wide.record()["window_highest"]) == (-2.0, 2.0)
-    text, _ = make("everett/learning_rates", written(tmp_path, figure_12_adam=rows), tmp_path)
-    shown = ", ".join(f"{value:+.2f}" for value in entry.by_window)
-    assert f"adam, muP, fixed steps: windows 1, 1.5, 2, 2.5 octaves: {shown}; half" in text
-    row = pd.read_csv(tmp_path / "table_4.csv").iloc[0]
-    assert (row["window_lowest"], row["window_highest"]) == pytest.approx((low, high))
-
-
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
     data = {"adam": horizons(), "sgd": horizons(optimal=-0.3, rules=("standard",))}
-    text = str(learning_rates.horizon_lines(learning_rates.entries(data))[-1])
-    assert "smaller in 4 of 5 settings (4 beyond 95 %), by 0.40" in text
+    text = "\n".join(map(str, learning_rates.findings(data)))
+    assert "smaller in 4 of 5 settings, by 0.40" in text
     assert "-0.20 to 0.40" in text and "in 12 of 12, by 0.405, 0.18 to 1.05" in text
 
 
@@ -153,7 +68,7 @@ def test_one_width_has_no_fit_and_says_so(tmp_path):
     text, files = make("everett/learning_rates", paths, tmp_path)
     assert "no fit: 1 width" in text
     assert "growing minus fixed horizon's exponent: not measured" in text
-    assert "spread over seeds unknown" in text
+    assert "unknown, of one seed at" not in text and "unknown, of one seed" in text
     assert all(file.exists() for file in files)
 
 
@@ -163,7 +78,7 @@ def test_diverged_widths_and_missing_seeds_are_drawn_and_named(tmp_path):
     gone = (table["model.width"] == 32) & (table.curve == "mup_fixed")
     table.loc[gone, ["status", "final_eval_loss"]] = ["diverged", math.nan]
     text, _ = make("everett/learning_rates", written(tmp_path, figure_12_adam=table), tmp_path)
-    assert "adam, mup_fixed: every run diverged at D = 32" in text
+    assert "adam, a run diverged at every rate: mup_fixed at D = 32" in text
 
 
 def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
@@ -175,6 +90,10 @@ def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
     names = ["sgd", "adam"] * (len(table) // 2)
     (path,) = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
     with pytest.raises(TableError, match="2 optimisers, expected one: adam, sgd; choose with"):
+        learning_rates.read([path])
+    blank = table.assign(**{"optimizer.name": ["adam", None] * (len(table) // 2)})
+    (path,) = written(tmp_path, blank=blank)
+    with pytest.raises(TableError, match="2 optimisers, expected one: adam, not said"):
         learning_rates.read([path])
     (path,) = written(tmp_path, figure_13_adafactor_laptop=table)
     assert list(learning_rates.read([path])) == ["adafactor"]
@@ -192,8 +111,8 @@ def test_a_short_horizon_is_not_called_compute_optimal():
 
 
 def test_decay_is_compared_with_runs_without(tmp_path):
-    paths = written(tmp_path, figure_12_adam=horizons(), figure_9_weight_decay=decayed())
-    found = lines(weight_decay.findings(weight_decay.read(paths)))  # in either order
+    paths = written(tmp_path, figure_9_weight_decay=decayed(), figure_12_adam=horizons())
+    found = lines(weight_decay.findings(weight_decay.read(paths)))
     same = found["exponent with decay - without: muP, fixed steps"]
     assert same.measured.startswith("+0.00") or same.measured.startswith("-0.00")
     assert same.verdict == "agrees"
@@ -215,7 +134,7 @@ def test_adafactor_is_compared_with_adam_and_parameter_scaling():
     assert all(f.verdict.startswith("100% ") and f.measured.startswith("+0.300") for f in apart)
     table = families(widths=(64,))
     one = lines(adafactor.findings(table[table["prescription.parameterization"] == "mup"])).values()
-    assert {f.verdict for f in one} == {"span unknown"}
+    assert {f.verdict for f in one} == {"nan% of the span of parameterisations"}
 
 
 def test_whether_adafactor_scales_as_adam_does_is_a_finding_with_its_error():
@@ -257,5 +176,31 @@ def test_base_rates_that_diverge_at_the_deepest_model_are_said():
     table.loc[lost, "status"] = "diverged"
     found = lines(depth.findings(table))
     assert found["cost of the base depth's rate at the deepest, no rule"].measured.endswith(
-        "nats (n = 3 of 4; 1 diverges)"
+        "nats (n = 3 of 4; 1 diverged)"
     )
+
+
+@pytest.mark.parametrize(
+    ("alignments", "stem", "title"),
+    [
+        (["global"], "figure_12_adam", "Adam, one global learning rate"),
+        (["full"], "learning_rates_adam", "Adam, full alignment"),
+        (["full", "global"], "learning_rates_adam", "Adam, full alignment and one global learning"),
+    ],
+)
+def test_other_alignments_never_bear_the_title_of_one_global_rate(alignments, stem, title):
+    table = horizons(widths=(32, 64))
+    table["prescription.alignment"] = (alignments * len(table))[: len(table)]
+    first, *_ = learning_rates.draw({"adam": table})
+    assert first[0] == stem and first[1].get_suptitle().startswith(title)
+
+
+def test_slopes_of_a_row_have_equal_octaves_and_divergence_is_a_cross():
+    table = horizons(rules=("standard", "mup"), diverged_above=2**-5)
+    steep = (table.curve == "mup_fixed") & (table["model.width"] == 256)
+    table.loc[steep, "optimizer.lr"] /= 64
+    (_, figure, _), *_ = learning_rates.draw({"adam": table})
+    spans = [math.log2(top / low) for low, top in (axis.get_ylim() for axis in figure.axes[-2:])]
+    assert spans[0] == pytest.approx(spans[1]) and spans[0] > 4
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
+    assert len(crosses) == 4 and {line.get_xdata()[0] for line in crosses} == {2**-4}

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from plots import rates
 from plots.everett import loss_vs_size
-from tests.plots.everett.constructed import SHIFTS, interventions, lines, sweep
+from tests.plots.everett.constructed import SHIFTS, interventions
+from tests.plots.made import lines
 
 
 def test_interventions_are_compared_with_the_papers_claims():
@@ -42,12 +42,7 @@ def shifted(optimizer, shift):
 
 
 @pytest.mark.parametrize(
-    ("shift", "verdict"),
-    [
-        (0.1, "agrees"),
-        (-0.1, "disagrees"),
-        (0.01, "within noise"),
-    ],
+    ("shift", "verdict"), [(0.1, "agrees"), (-0.1, "disagrees"), (0.01, "within noise")]
 )
 def test_what_mup_loses_against_standard_is_claimed_of_adam_alone(shift, verdict):
     data = {name: shifted(name, shift) for name in ("adam", "sgd")}
@@ -76,11 +71,7 @@ def test_the_lowest_of_many_others_is_low_by_chance_too():
 @pytest.mark.parametrize(
     ("shift", "measured", "verdict"),
     [
-        (
-            -0.1,
-            "-0.100 ± 0.014 at D = 256 (3.910 - 4.010 of adam, standard, full_constants)",
-            "agrees",
-        ),
+        (-0.1, "-0.100 ± 0.014 at D = 256 (next: adam, standard, full_constants)", "agrees"),
         (0.1, "+0.100 ± 0.014", "disagrees"),
         (-0.02, "-0.020 ± 0.014", "within noise"),
         (0.02, "+0.020 ± 0.014", "within noise"),
@@ -97,23 +88,10 @@ def test_the_papers_best_setting_is_compared_with_the_best_other_one(shift, meas
     assert two.name.startswith("lowest loss of adam, adam_param_scaling: ")
     assert (two.measured, two.published, two.verdict) == (found.measured, "no claim", "")
     gone = best_of([interventions()])
-    assert gone.measured == "not measured at D = 256; lowest is adam, standard, full_constants"
-    assert best_of([best]).measured.endswith("no other setting")
-    assert best_of([best[:0]]).measured == "not measured: every run diverged"
+    assert gone.measured == best_of([best]).measured == "not measured at D = 256"
+    assert best_of([best[:0]]).measured == "not measured at D = 0"
 
 
 def test_the_title_says_which_optimiser_is_shown():
-    ((_, figure),) = loss_vs_size.draw({"figure_3_sgd": interventions("sgd")})
-    title = figure.get_suptitle().partition("\n")[0]
-    assert title == "SGD, loss against size by intervention"
-
-
-def test_the_floor_of_loss_against_size_is_found():
-    # Loss 3 + 2 (D / 64)^-1/2 + 0.01 (mean over seeds) is a power -1/4 of D^2 parameters.
-    sweeps = rates.rate_sweeps(pd.DataFrame(sweep("full", "mup", exponent=0.0)), 0.01)
-    law = rates.loss_law(sweeps)
-    assert law.floor == pytest.approx(3.01, abs=1e-3)
-    assert law.exponent == pytest.approx(0.25, abs=1e-3)
-    assert law.exponent_error > 1e-3 and "(n = 4 sizes)" in rates.law_text(law)
-    three = rates.rate_sweeps(pd.DataFrame(sweep("full", "mup", widths=(32, 64, 128))))
-    assert rates.loss_law(three) is None
+    ((_, figure, tables),) = loss_vs_size.draw({"figure_3_sgd": interventions("sgd")})
+    assert figure.get_suptitle() == "SGD, loss against size by intervention" and tables == [0]

@@ -1,7 +1,6 @@
 """The quick start's figure: drawn from its table alone, the findings right on a constructed one."""
 
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,9 +9,8 @@ from plots import tables
 from plots.__main__ import make
 from plots.everett import quickstart
 from plots.everett.quickstart import MUP, STANDARD, findings, read
-from tests.plots.everett.constructed import lines, sweep
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.plots.everett.constructed import sweep
+from tests.plots.made import lines
 
 
 def table(standard=-0.8, mup=0.1, **options):
@@ -30,11 +28,17 @@ def value(finding):
     return float(finding.measured.split()[0])
 
 
+def said(data, tuned=64, used=256, banded=True):
+    return lines(findings(quickstart.Data(data, tuned, used, banded)))
+
+
+NAME = "exponent of the optimal rate in width, "
+
+
 def test_exponents_and_penalties_are_those_the_table_was_made_with():
-    found = lines(findings(table()))
-    name = "exponent of the optimal rate in width, "
-    assert value(found[name + "standard"]) == pytest.approx(-0.8)
-    assert value(found[name + "muP"]) == pytest.approx(0.1)
+    found = said(table())
+    assert value(found[NAME + "standard"]) == pytest.approx(-0.8)
+    assert value(found[NAME + "muP"]) == pytest.approx(0.1)
     assert value(found["muP minus standard"]) == pytest.approx(0.9)
     # At 256 the standard optimum is 2^-8.6; the best grid rate there is 2^-9, and that of 64 2^-7.
     penalty = 0.05 * (1.6**2 - 0.4**2)
@@ -45,10 +49,29 @@ def test_exponents_and_penalties_are_those_the_table_was_made_with():
 
 
 def test_a_missed_band_is_printed_as_missed():
-    found = lines(findings(table(standard=-0.1, mup=0.0)))
-    name = "exponent of the optimal rate in width, "
-    assert found[name + "standard"].verdict == "MISSED"
-    assert found[name + "muP"].verdict == "as expected"
+    found = said(table(standard=-0.1, mup=0.0))
+    assert found[NAME + "standard"].verdict == "MISSED"
+    assert found[NAME + "muP"].verdict == "as expected"
+
+
+def test_widths_are_the_sweep_files_and_bands_hold_for_that_sweep_alone(tmp_path):
+    """Those of transfer, 64 and 256, where the sweep is the quickstart; else the extreme ones."""
+    whole = read([tables.shipped("everett/quickstart")])
+    assert (whole.tuned, whole.used, whole.banded) == (64, 256, True)
+    folder = tmp_path / "nanolm_c4" / "quickstart"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    table(widths=(32, 64, 128, 256)).assign(steps=150).to_csv(folder / "results.csv", index=False)
+    own = read([folder / "results.csv"])
+    assert (own.tuned, own.used, own.banded) == (64, 256, True)
+    for changed in ({"widths": (32, 64, 96)}, {"steps": 300}):
+        steps = changed.pop("steps", 150)
+        table(**changed).assign(steps=steps).to_csv(tmp_path / "mine.csv", index=False)
+        data = read([tmp_path / "mine.csv"])
+        assert (data.tuned, data.used) == (32, changed.get("widths", (256,))[-1])
+        found = lines(findings(data))
+        assert f"loss at D={data.used} with the rate of D=32, muP" in found
+        assert not data.banded and {one.verdict for one in found.values()} == {""}
 
 
 def test_diverged_runs_are_losses_without_limit_and_seeds_are_averaged():
@@ -60,8 +83,7 @@ def test_diverged_runs_are_losses_without_limit_and_seeds_are_averaged():
 def test_a_rate_that_was_not_run_there_is_no_finding():
     data = table()
     gone = (data["model.width"] == 256) & (data["optimizer.lr"] == 2.0**-7)
-    found = lines(findings(data[~gone]))
-    finding = found["loss at D=256 with the rate of D=64, standard"]
+    finding = said(data[~gone])["loss at D=256 with the rate of D=64, standard"]
     assert finding.measured.startswith("+nan") and finding.verdict == "MISSED"
 
 
@@ -78,15 +100,7 @@ def test_curves_with_divergence_and_one_seed_can_be_drawn(tmp_path):
 
 def test_a_sweep_without_one_of_the_two_widths_is_one_line(tmp_path, refused):
     rows = table()
-    rows[rows["model.width"] != 256].to_csv(tmp_path / "t.csv", index=False)
-    said = refused("quickstart", tmp_path / "t.csv")
-    assert "no finished run of curve 'standard_global' at model.width 256; finish the" in said
-    assert "sweep, with no --where that leaves out 64 or 256" in said
-
-
-def test_the_readme_quotes_the_shipped_table():
-    readme = (ROOT / "README.md").read_text()
-    found = lines(findings(read([tables.shipped("everett/quickstart")])))
-    for curve in ("standard", "muP"):
-        finding = found[f"exponent of the optimal rate in width, {curve}"]
-        assert f"{value(finding):+.2f}".replace("-", "−") in readme
+    gone = (rows["model.width"] == 256) & (rows["curve"] == MUP)
+    rows[~gone].to_csv(tmp_path / "t.csv", index=False)
+    message = refused("everett/quickstart", tmp_path / "t.csv")
+    assert f"no finished run of curve '{MUP}' at model.width 256; finish the sweep" in message

@@ -1,0 +1,250 @@
+"""Which claims of the papers are reproduced here, and how sure that is.
+
+    python -m plots claims            writes plots/claims.md from claims.yaml and the shipped tables
+
+*Sign*: whether the number, or the difference, lies on the claimed side of zero: no, where its 95 %
+interval lies on the other side and it is not smaller than the effect. *Size*: whether it lies
+within the effect of the claimed number or range, by two one-sided tests at 5 %; no, where the 95 %
+interval lies outside. Of several findings all must; one that does not, with errors for all of them
+together (Bonferroni), is a no. *Drift*: whether over the last three sizes the number moves toward
+the claim or away from it, by more than its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy.special import stdtrit
+
+from plots import catalogue, tables
+from plots.findings import Estimate, Finding, kind
+from plots.statistics import slope
+
+CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "md"))
+YES, NO, UNKNOWN, NONE = "yes", "no", "unknown", "–"
+TOWARD, AWAY, STILL = "toward", "away", "none"
+ORDER = (UNKNOWN, STILL, AWAY, TOWARD).index  # of several drifts the first stands
+WORDS = {
+    "reproduced": "the claimed side of zero, or within the effect of the claimed number",
+    "reproduced in sign": "the claimed side of zero, and another size or an unknown one",
+    "approaching": "outside the effect, but moving toward the claim and within it at the last size",
+    "not reproduced, cause known": "another sign or size, and a run without the cause has neither",
+    "not reproduced": "another sign or size here, without a run that shows why",
+    "undecided": "errors, or constants whose search ends at an edge, leave it open",
+    "not tested": "nothing here tests it",
+}
+FIRST_LINE = (
+    "*Not reproduced* does not say that a paper is wrong, nor *reproduced* that it is right: the "
+    "words speak of small models, short runs and other data than the papers'."
+)
+NUMBER = r"[+-]?\d+(?:\.\d+)?(?:/\d+)?"
+ZERO = r"no gain|equal|same|similar|about 0|about the same"
+BELOW = r"below 0|loses|lowest"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one finding says of its claim: how far it lies outside of what is claimed, the three
+    columns, and whether the last size lies within the effect."""
+
+    finding: Finding
+    off: float = 0.0
+    sign: str = NONE
+    size: str = NONE
+    drift: str = UNKNOWN
+    arrived: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the file with its judged findings; `blocked` says why they decide nothing."""
+
+    paper: str
+    entry: Mapping[str, Any]
+    found: Sequence[Judged] = ()
+    blocked: str = ""
+    cause: str = ""
+
+    @property
+    def against(self) -> Sequence[Judged]:
+        """The findings that contradict it."""
+        return [one for one in self.found if NO in (one.sign, one.size)]
+
+    def column(self, name: str) -> str:
+        """Sign or size of all findings: no if one is, yes if all are, as far as they say it."""
+        words = {getattr(one, name) for one in self.found} - {NONE}
+        return NO if NO in words else YES if words == {YES} else UNKNOWN if words else NONE
+
+    @property
+    def drift(self) -> str:
+        """Of those that contradict the claim, or of all."""
+        drifts = {one.drift for one in self.against or self.found}
+        return NONE if not drifts else drifts.pop() if len(drifts) == 1 else min(drifts, key=ORDER)
+
+    @property
+    def word(self) -> str:
+        """The verdict, a key of WORDS."""
+        if self.blocked or not self.found:
+            return "undecided" if self.found else "not tested"
+        if all((one.sign if one.size == NONE else one.size) == YES for one in self.found):
+            return "reproduced"
+        if self.against and all(one.drift == TOWARD and one.arrived for one in self.against):
+            return "approaching"
+        if all(YES in (one.sign, one.size) for one in self.found):
+            return "reproduced in sign"
+        if not self.against:
+            return "undecided"
+        return "not reproduced, cause known" if self.cause else "not reproduced"
+
+    @property
+    def number(self) -> str:
+        """The number that lies farthest from what is claimed, and that."""
+        if not self.found:
+            return ""
+        worst = max(self.against or self.found, key=lambda one: one.off).finding
+        text = worst.measured if worst.estimate is None else worst.estimate.text(3)
+        return f"{text}; claimed: {self.entry.get('published', worst.published)}"
+
+
+def claimed(published: str) -> tuple[str, float, float]:
+    """(kind, low, high) of what a finding is compared with: a number, a range, a side of zero."""
+    numbers = [float(Fraction(one)) for one in re.findall(NUMBER, published)]
+    if re.match(ZERO, published):
+        return "number", 0.0, 0.0
+    if re.match(BELOW, published):
+        return "side", -math.inf, 0.0
+    if re.match(rf"{NUMBER} to", published):
+        return "range", numbers[0], numbers[1]
+    if re.match("[<>]", published):
+        ends = (-math.inf, numbers[0]) if published[0] == "<" else (numbers[0], math.inf)
+        return "range", *ends
+    if re.match(NUMBER, published):
+        return "number", numbers[0], numbers[0]
+    return "not below" if published.startswith("not below") else "side", 0.0, math.inf
+
+
+def judged(finding: Finding, published: str, effect: str | float, count: int = 1) -> Judged:
+    """What one of `count` findings says of a claim; without a number only its own verdict."""
+    estimate = finding.estimate
+    if estimate is None:
+        words = {"agrees": YES, "disagrees": NO}
+        return Judged(finding, sign=words.get(kind(finding.verdict), UNKNOWN))
+    what, low, high = claimed(published)
+    room = float(str(effect).rstrip("%")) * (abs(low) / 100 if str(effect).endswith("%") else 1)
+    value, error = estimate.value, max(estimate.error, 1e-12)
+    freedom = math.inf if estimate.freedom is None else max(estimate.freedom, 1e-9)
+    tails = (0.95, 0.975, 1 - 0.025 / count)
+    near, reach, far = (float(stdtrit(freedom, tail)) * error for tail in tails)
+    known = math.isfinite(value + far) and not estimate.few
+    off = max(low - value, value - high, 0.0)  # outside of what is claimed
+    within, outside = known and off + near < room, known and off - far > room
+    drift, last = _drift(estimate, low, high)
+    size, sign = YES if within else NO if outside else UNKNOWN, NONE
+    if what == "number" and low and known:
+        side = value * math.copysign(1, low)
+        sign = YES if side > reach else NO if side < -far else UNKNOWN
+    elif what in ("side", "not below"):
+        sure = known and (abs(value) > reach if off == 0 else within and what == "not below")
+        sign, size = YES if sure else NO if known and off > far and not within else UNKNOWN, NONE
+        off = off or -abs(value)  # the nearest to zero is the weakest
+    return Judged(finding, off, sign, size, drift, last <= room)
+
+
+def _drift(estimate: Estimate, low: float, high: float) -> tuple[str, float]:
+    """(whether the last three sizes move toward the claim, how far outside of it the last lies)."""
+    known = {n: one for n, one in estimate.by_size.items() if math.isfinite(one.value)}
+    last = sorted(known)[-3:]
+    away = {n: max(low - known[n].value, known[n].value - high) for n in last}
+    change = slope({n: replace(known[n], value=away[n]) for n in last})
+    end = away[last[-1]] if last else math.inf
+    if not math.isfinite(change.error):
+        return UNKNOWN, end
+    sure = abs(change.value) > 2 * change.error
+    return (TOWARD if change.value < 0 else AWAY) if sure else STILL, end
+
+
+def matching(figure: str, pattern: str) -> list[Finding]:
+    """The findings of a figure's shipped tables whose names match: of two of one name that of
+    preset desktop; of a pattern with a group, that of the largest size in it."""
+    lines = [*catalogue.of_shipped(figure), *catalogue.of_shipped(figure + tables.DESKTOP)]
+    named = {line.name: line for line in lines if isinstance(line, Finding)}
+    matches = [(match, named[name]) for name in named if (match := re.match(pattern, name))]
+    if matches and matches[0][0].groups():
+        return [max(matches, key=lambda one: float(one[0][1]))[1]]
+    return [line for _, line in matches]
+
+
+def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
+    """A claim with what its findings say, and what a run without its cause says."""
+
+    def found(of: Mapping[str, Any], beside: str = "") -> list[Judged]:
+        lines = matching(of["figure"], of["findings"])
+        words = [str(entry.get("published", line.published)) for line in lines]
+        words = [beside if word == "no claim" else word for word in words]  # of a run of ours
+        effect = entry.get("effect", 0)
+        return [judged(f, p, effect, len(lines)) for f, p in zip(lines, words, strict=True)]
+
+    if "untested" in entry:
+        return Claim(paper, entry)
+    blocked = _edges(*entry["constants"]) if "constants" in entry else ""
+    claim = Claim(paper, entry, found(entry), blocked)
+    if "cause" in entry and claim.word == "not reproduced":
+        without = Claim(paper, entry, found(entry["cause"], claim.found[0].finding.published))
+        if without.found and not without.against:
+            words = f"cause: {entry['cause']['words']}; without it {without.number}"
+            return replace(claim, cause=words)
+    return claim
+
+
+def _edges(name: str, optimizer: str) -> str:
+    """Why constants whose search ends near an edge of its box decide nothing; or ""."""
+    text = (tables.DATA / "everett" / f"{name}.yaml").read_text(encoding="utf-8")
+    found = yaml.safe_load(text)["constants"]
+    own = [one for one in found if one["where"]["optimizer.name"] == optimizer]
+    edge = [one["where"]["prescription.parameterization"] for one in own if one.get("near_edge")]
+    return f"the search of constants ends at an edge ({', '.join(edge)})" if edge else ""
+
+
+@functools.cache
+def claims() -> Sequence[Claim]:
+    """All claims of the file, judged by the shipped tables."""
+    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    return [judge(paper, entry) for paper, listed in entries.items() for entry in listed]
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    count = Counter(claim.word for claim in claims())
+    total = ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
+    lines = [FIRST_LINE, "\n# Claims of the papers, as far as they can be judged here\n"]
+    lines += [f"{len(claims())} claims: {total}. `python -m plots claims` writes this page.\n"]
+    lines += [f"- *{word}*: {meaning}" for word, meaning in WORDS.items()]
+    lines += ["\n" + (__doc__ or "").split("\n\n")[2].strip()]
+    head = ("claim", "where", "word", "number", "sign", "size", "drift", "what differs here")
+    for paper in dict.fromkeys(claim.paper for claim in claims()):
+        lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for claim in (claim for claim in claims() if claim.paper == paper):
+            of = claim.entry
+            differs = (of.get("untested"), claim.blocked, claim.cause, of.get("differs"))
+            cells = (of["claim"], of["where"], claim.word, claim.number)
+            three = (claim.column("sign"), claim.column("size"), claim.drift)
+            lines.append(f"| {' | '.join((*cells, *three, '; '.join(filter(None, differs))))} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the page; there are no options."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    argparse.ArgumentParser(prog="python -m plots claims", **look).parse_args(argv)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

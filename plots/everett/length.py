@@ -1,0 +1,140 @@
+"""What training longer changes: Table 4's exponents, and standard against muP (ours).
+
+    python -m plots everett/length [length.csv length_constants.csv figure_12_adam.csv figure_2.csv]
+
+Left: the exponent of Adam's best global rate in the width after 200 steps (Figure 12's table), 800
+and 3,200, and what the paper prints for 50,000. Right: the lowest loss of standard minus that of
+muP, both with full alignment and constants, at one width, which the paper has below zero.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from plots import rates, style, tables
+from plots.everett import horizons
+from plots.everett.published import STEPS, TABLE_4
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.rates import Exponent
+from plots.tables import CURVE, PARAMETERIZATION, WIDTH
+
+TABLES = (
+    "everett/length",
+    "everett/length_constants",
+    "everett/figure_12_adam",
+    "everett/figure_2_adam",
+)
+LENGTH, FAIR = "steps", "full_constants"
+COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH, tables.RATE, LENGTH)
+
+
+class Data(NamedTuple):
+    """Runs of a global rate and of full alignment with constants, of all lengths; a run's length is
+    its curve."""
+
+    exponents: pd.DataFrame
+    compared: pd.DataFrame
+
+
+def read(paths: Sequence[Path]) -> Data:
+    """The longer runs, with those of Figures 12 and 2 at the longer ones' widths."""
+    sources = dict.fromkeys(("length.csv", "length_constants.csv", "figure_12.csv", "figure_2.csv"))
+    long, constants, short, fair = tables.read_each(paths, dict.fromkeys(sources, COLUMNS))
+    short = short[[horizon == "fixed" for horizon in _horizons(short)]]
+    fair = fair[fair[CURVE] == FAIR]
+
+    def joined(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.DataFrame:
+        both = pd.concat([shorter[shorter[WIDTH].isin(longer[WIDTH])], longer], ignore_index=True)
+        return both.assign(**{CURVE: both[LENGTH].map("{:.0f}".format)})
+
+    return Data(joined(long, short), joined(constants, fair))
+
+
+def _horizons(table: pd.DataFrame) -> list[str]:
+    where = horizons.places(table)
+    return [where[curve][1] for curve in table[CURVE]]
+
+
+def exponents(table: pd.DataFrame) -> dict[str, dict[int, Exponent]]:
+    """Parameterisation -> steps -> the exponent of the best rate."""
+    found: dict[str, dict[int, Exponent]] = {}
+    for (rule, steps), sweeps in rates.lines_of(
+        table, {PARAMETERIZATION: style.LABELS}, {}
+    ).items():
+        found.setdefault(rule, {})[int(steps)] = rates.exponent(sweeps)
+    return {rule: dict(sorted(own.items())) for rule, own in found.items()}
+
+
+def gains(table: pd.DataFrame) -> dict[int, tuple[int, Estimate]]:
+    """Steps -> (width, lowest loss of standard minus that of muP), at the largest common width."""
+    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, {})
+    result = {}
+    for steps in sorted({int(steps) for _, steps in found}):
+        pair = [found.get((rule, str(steps)), {}) for rule in ("standard", "mup")]
+        if by_width := rates.gains(*pair):
+            result[steps] = max(by_width.items())
+    return result
+
+
+def findings(data: Data) -> list[Printed]:
+    """Both, by steps."""
+    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    for rule, by_steps in exponents(data.exponents).items():
+        published = TABLE_4["fixed"]["adam"].get(rule)
+        for steps, fit in by_steps.items():
+            before = {n: Estimate(e.value, e.error) for n, e in by_steps.items() if n <= steps}
+            name = f"{style.LABELS.get(rule, rule)}, {steps} steps: exponent of the best rate"
+            known = replace(fit, by_size=before)
+            beside = () if published is None else (f"{published:+.2f}", fit.distance(published))
+            text.append(Finding(name, fit.text(), *(beside or ("no claim", "")), known))
+    by_steps = gains(data.compared)
+    for steps, (width, gain) in by_steps.items():
+        before = {n: one for n, (_, one) in by_steps.items() if n <= steps}
+        name = f"standard - muP, {steps} steps, D = {width} (nats)"
+        known = replace(gain, by_size=before)
+        text.append(Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), known))
+    return [
+        *text,
+        *rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE]),
+        *rates.basis(data.compared, _lines(data.compared), [PARAMETERIZATION, CURVE]),
+    ]
+
+
+def _lines(table: pd.DataFrame) -> rates.Lines:
+    return rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, {})
+
+
+def draw(data: Data) -> Iterator[tuple]:
+    """Exponents, then losses, against steps."""
+    figure, axes = style.subplots(1, 2, (4.2, 3.3))
+    figure.suptitle("what training longer changes, Adam (ours)")
+    left, right = axes[0]
+    found = exponents(data.exponents)
+    looks: Mapping[str, dict] = style.looks(list(found))
+    for place, (rule, by_steps) in enumerate(found.items()):
+        shifted = [steps * 1.04 ** (place - 1.5) for steps in by_steps]  # bars side by side
+        values = [fit.value for fit in by_steps.values()]
+        errors = [fit.bar or 0.0 for fit in by_steps.values()]
+        left.errorbar(shifted, values, errors, capsize=2, lw=1.2, ms=5, **looks[rule])
+        if rule in TABLE_4["fixed"]["adam"]:
+            left.plot(STEPS, TABLE_4["fixed"]["adam"][rule], mfc="white", ls="", **looks[rule])
+    left.set(xscale="log", xlabel="steps", ylabel="exponent of the best rate in the width")
+    by_steps = gains(data.compared)
+    values = [gain.value for _, gain in by_steps.values()]
+    errors = [gain.bar or 0.0 for _, gain in by_steps.values()]
+    if by_steps:
+        right.errorbar(list(by_steps), values, errors, color="black", marker="o", capsize=2)
+        right.axhline(0, color="0.45", ls=":")
+        width = max(by_steps.values())[0]
+        right.set(xscale="log", ylabel=f"standard minus muP, D = {width} (nats)")
+    else:
+        style.empty(right, "no finished run")
+    right.set_xlabel("steps")
+    style.legend(
+        figure,
+        [*style.rule_entries(style.present(style.LABELS, found)), ("the paper", style.HOLLOW)],
+    )
+    yield "length", figure

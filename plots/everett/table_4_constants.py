@@ -1,0 +1,93 @@
+"""Table 4's exponents with tuned constants, beside those without (ours).
+
+    python -m plots everett/table_4_constants [table_4_constants.csv figure_12_adam.csv]
+
+Without constants one rate serves embeddings and blocks, whose best rates differ: is the exponent of
+the global rate nearer to the paper's when they do not?
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import rates, style, tables
+from plots.everett import horizons
+from plots.everett.published import TABLE_4
+from plots.findings import HEADER, Finding, Printed
+from plots.rates import Exponent, Sweeps
+from plots.tables import PARAMETERIZATION
+
+TABLES = ("everett/table_4_constants", "everett/figure_12_adam")
+SETTINGS = {"without": "without constants", "with": "with constants"}
+
+
+def read(paths: Sequence[Path]) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sweeps]]]:
+    """with or without -> (table, parameterisation -> sweeps by width)."""
+    columns = (*horizons.COLUMNS, PARAMETERIZATION)
+    sources = {"table_4_constants.csv": columns, "figure_12_adam.csv": columns}
+    tuned, plain = tables.read_each(paths, sources)
+    own = rates.lines_of(tuned, {PARAMETERIZATION: style.LABELS}, {})
+    fixed = {
+        rule: line for (rule, horizon), line in horizons.lines(plain).items() if horizon == "fixed"
+    }
+    return {
+        "without": (horizons.by_rule(plain), fixed),
+        "with": (tuned, {rule: sweeps for (rule, _), sweeps in own.items()}),
+    }
+
+
+def exponents(data) -> dict[str, dict[str, Exponent]]:
+    """Parameterisation -> with or without -> the exponent."""
+    both = {setting: lines for setting, (_, lines) in data.items()}
+    rules = style.present(style.LABELS, [rule for lines in both.values() for rule in lines])
+    return {
+        rule: {s: rates.exponent(both[s][rule]) for s in SETTINGS if rule in both[s]}
+        for rule in rules
+    }
+
+
+def findings(data) -> list[Printed]:
+    """Both exponents, and what constants change."""
+    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    for rule, found in exponents(data).items():
+        label, published = style.LABELS.get(rule, rule), TABLE_4["fixed"]["adam"].get(rule)
+        for setting, fit in found.items():
+            claim = ("no claim", "", fit)
+            if published is not None:
+                claim = (f"{published:+.2f}", fit.distance(published), fit)
+            text.append(Finding(f"adam, {label}, {SETTINGS[setting]}", fit.text(), *claim))
+        if len(found) == 2:
+            change = found["with"] - found["without"]
+            claim = ("no claim", "", change)
+            text.append(
+                Finding(f"adam, {label}: what they change", change.through_widths(), *claim)
+            )
+    table, lines = data["with"]
+    named = {(rule,): sweeps for rule, sweeps in lines.items()}
+    return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
+
+
+def draw(data) -> Iterator[tuple]:
+    """An exponent per parameterisation and setting, and the paper's."""
+    figure, axes = style.subplots(1, 1, (5.0, 3.2))
+    axis, found = axes[0][0], exponents(data)
+    figure.suptitle("Adam's exponents with and without constants (ours)")
+    faces = {"without": "white", "with": None}
+    for place, (rule, own) in enumerate(found.items()):
+        look = style.looks([rule])[rule]
+        for shift, (setting, fit) in zip((-0.15, 0.15), own.items(), strict=False):
+            face = {"mfc": faces[setting] or look["color"], "capsize": 2, "ms": 6}
+            axis.errorbar(place + shift, fit.value, fit.bar or 0.0, **look, **face)
+        published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
+        axis.plot([place - 0.3, place + 0.3], [published] * 2, ":", color="0.3")
+    axis.set_xticks(range(len(found)), [style.LABELS.get(rule, rule) for rule in found])
+    axis.set_ylabel("exponent of the best rate in the width")
+    entries = [
+        ("without constants", style.HOLLOW),
+        ("with constants", {**style.HOLLOW, "mfc": "gray"}),
+        ("the paper", {"color": "0.3", "ls": ":"}),
+    ]
+    style.legend(figure, entries)
+    yield "table_4_constants", figure

@@ -1,0 +1,99 @@
+"""Writes findings of the shipped tables into READMEs, configs and sweep files.
+
+    python -m plots fill
+
+Between a line `<!-- claims: EXPERIMENT -->`, or `<!-- findings: FIGURE PATTERN -->` with a pattern
+of findings' names, and the next `<!-- end -->` stands a table that this command writes. In a YAML
+file the lines are `# findings: FIGURE PATTERN` and `# end`, and between them stand the findings
+with the runs and the machine that they are of. Nothing else in a file is changed.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from plots import catalogue, tables
+from plots.claims import claims
+from plots.findings import Finding
+from plots.tables import ROOT, TableError
+
+PLACES = ("*.md", "*/README.md", "*/configs/*.yaml", "*/sweeps/*.yaml")
+MARKED = re.compile(
+    r"^((?:<!-- |# )(claims|findings): (\S+) ?([^\n]*?)(?: -->)?\n)(.*?)^(<!-- end -->|# end)$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def experiment_of(figure: str) -> str:
+    """The folder whose runs a figure shows."""
+    for table in catalogue.load(figure).TABLES:
+        if file := tables.sweep_file(table):
+            return file.parts[0]
+    return "effective_theory" if figure.startswith("theory/") else "vit_cifar5m"
+
+
+def claims_table(experiment: str) -> list[str]:
+    """Every claim that an experiment tests: claim, word, number and drift."""
+    own = [claim for claim in claims() if experiment_of(claim.entry["figure"]) == experiment]
+    lines = ["| claim | here | number | drift |", "|---|---|---|---|"]
+    for claim in (claim for claim in own if claim.found):
+        number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
+        lines.append(f"| {claim.entry['claim']} | {claim.word} | {number} | {claim.drift} |")
+    rest = sum(not claim.found for claim in own)
+    return [*lines, f"\nNot tested: {rest} more of [plots/claims.md](../plots/claims.md)."]
+
+
+def findings_of(figure: str, pattern: str) -> list[Finding]:
+    """The findings of a figure's shipped tables whose names match; TableError for none."""
+    lines = catalogue.of_shipped(figure)
+    found = [line for line in lines if isinstance(line, Finding) and re.match(pattern, line.name)]
+    if not found:
+        raise TableError(f"{figure} has no finding {pattern!r}; `python -m plots {figure}` has all")
+    return found
+
+
+def filled(text: str) -> str:
+    """A file's text with what its marks ask for."""
+
+    def block(match: re.Match[str]) -> str:
+        head, kind, what, pattern, _, foot = match.groups()
+        if kind == "claims":
+            lines = claims_table(what)
+        elif head.startswith("#"):
+            lines = [f"# {_rests_on(what)}:"]
+            for one in findings_of(what, pattern):
+                beside = f" ({one.published})" if one.published else ""
+                lines.append(f"#   {one.name}: {one.measured}{beside}")
+        else:
+            lines = ["| finding | measured | published | verdict |", "|---|---|---|---|"]
+            for one in findings_of(what, pattern):
+                cells = (one.name, one.measured, one.published, one.verdict)
+                lines.append(f"| {' | '.join(cells)} |")
+        return head + "".join(f"{line}\n" for line in lines) + foot
+
+    return MARKED.sub(block, text)
+
+
+def _rests_on(figure: str) -> str:
+    """The runs of a figure's tables, their seeds and the machine."""
+    paths = catalogue.shipped(figure)
+    origin = tables.origin(paths[0])
+    seeds = tables.facts(paths[:1])[-1]
+    device = origin.get("environment", {}).get("device", "")
+    return f"{origin.get('runs', 0):,} runs, {seeds}, {device}"
+
+
+def files() -> list[Path]:
+    """The files that have marks."""
+    paths = sorted(path for place in PLACES for path in ROOT.glob(place))
+    return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes all files; there are no options."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)
+    for path in files():
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))

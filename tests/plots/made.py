@@ -1,0 +1,26 @@
+"""Tables as files, and findings by name."""
+
+import pandas as pd
+
+from plots.findings import Finding
+
+
+def written(folder, **named):
+    """Tables (or their rows) as files called NAME.csv; their paths in the given order."""
+    folder.mkdir(exist_ok=True, parents=True)
+    paths = [folder / f"{name}.csv" for name in named]
+    for path, table in zip(paths, named.values(), strict=True):
+        pd.DataFrame(table).to_csv(path, index=False)
+    return paths
+
+
+def lines(findings):
+    """Findings by name, each of which stands once."""
+    found = [line for line in findings if isinstance(line, Finding)]
+    assert len(found) == len({finding.name for finding in found})
+    return {finding.name: finding for finding in found}
+
+
+def text_of(findings):
+    """What is printed."""
+    return "\n".join(map(str, findings))

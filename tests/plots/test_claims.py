@@ -1,0 +1,192 @@
+"""Claims: one word each, from sign, size, drift and what differs; on constructed numbers, and what
+holds for the page."""
+
+import re
+from collections import Counter
+
+import pytest
+import yaml
+
+from plots import catalogue, claims, tables
+from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judged
+from plots.findings import Estimate, Finding
+from plots.tables import DESKTOP
+
+
+def finding(value, error, published, groups=10, sizes=None, name="power of n"):
+    by_size = {n: Estimate(one, error) for n, one in (sizes or {}).items()}
+    estimate = Estimate(value, error, groups, by_size=by_size)
+    return Finding(name, estimate.text(), published, "", estimate)
+
+
+def word(*found, effect=0.25, blocked="", cause=""):
+    own = [judged(one, one.published, effect, len(found)) for one in found]
+    return Claim("paper", {"claim": "c", "where": "w"}, own, blocked, cause).word
+
+
+FALLING = {16: -0.4, 32: -0.6, 64: -0.8}
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        # Tiny errors show any correction at a finite size; within the effect it does not matter.
+        ("reproduced", [finding(-1.15, 1e-4, "-1")]),
+        ("reproduced", [finding(-1.0, 0.02, "-1"), finding(0.1, 0.02, "0")]),
+        ("reproduced", [finding(0.2, 0.01, "gains")]),
+        ("reproduced", [finding(0.93, 0.001, "> 0.9"), finding(0.75, 0.001, "0.7 to 0.8")]),
+        ("reproduced", [finding(-0.1, 0.02, "not below 0")]),
+        ("approaching", [finding(-0.6, 1e-4, "-1", sizes=FALLING)]),
+        ("approaching", [finding(-0.6, 1e-4, "-1", sizes=FALLING), finding(-1.0, 0.02, "-1")]),
+        ("reproduced in sign", [finding(-0.5, 0.01, "-1")]),
+        ("reproduced in sign", [finding(-0.8, 0.2, "-1")]),
+        ("not reproduced", [finding(0.5, 0.01, "-1")]),
+        ("not reproduced", [finding(-0.5, 0.01, "0")]),
+        ("not reproduced", [finding(-0.5, 0.01, "gains"), finding(0.5, 0.01, "gains")]),
+        ("not reproduced", [finding(0.3, 0.001, "> 0.9")]),
+        ("undecided", [finding(-0.2, 0.3, "-1")]),
+        ("undecided", [finding(0.1, 0.2, "gains")]),
+        ("undecided", [finding(-0.1, 0.001, "gains")]),  # a difference that does not matter
+        ("undecided", [finding(0.2, 0.01, "gains", groups=2)]),
+        ("not tested", []),
+    ],
+)
+def test_every_word_on_constructed_numbers(expected, found):
+    assert word(*found) == expected
+
+
+def test_what_a_cause_and_an_edge_do():
+    off = finding(0.5, 0.01, "-1")
+    assert word(off, cause="epsilon") == "not reproduced, cause known"
+    assert word(off, blocked="the search ends at an edge") == "undecided"
+    assert word(finding(-1.0, 0.01, "-1"), blocked="the search ends at an edge") == "undecided"
+
+
+def test_of_many_findings_one_at_95_percent_is_chance():
+    """Of 24 numbers that are right one lies more than two errors off; a no takes more than that."""
+    right, off = finding(0.0, 0.1, "0", 40), finding(0.52, 0.1, "0", 40)
+    assert word(off) == "not reproduced"
+    assert word(off, *[right] * 23) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("values", "drift"),
+    [
+        ((-0.4, -0.6, -0.8), TOWARD),
+        ((-0.8, -0.6, -0.4), AWAY),
+        ((-0.6, -0.6, -0.601), STILL),
+        ((-0.9, -0.4, -0.6, -0.8), TOWARD),  # the last three
+        ((-0.6,), UNKNOWN),
+    ],
+)
+def test_drift_is_of_the_last_sizes(values, drift):
+    sizes = {2**place: value for place, value in enumerate(values)}
+    assert judged(finding(-0.6, 0.01, "-1", sizes=sizes), "-1", 0.25).drift == drift
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ("-1/2", ("number", -0.5, -0.5)),
+        ("-1 derived (caption -2)", ("number", -1, -1)),
+        ("+0.65", ("number", 0.65, 0.65)),
+        ("no gain", ("number", 0, 0)),
+        ("0.7 to 0.8", ("range", 0.7, 0.8)),
+        ("<= 0.8", ("range", float("-inf"), 0.8)),
+        ("> 0.9", ("range", 0.9, float("inf"))),
+        ("below 0, marginally", ("side", float("-inf"), 0)),
+        ("loses", ("side", float("-inf"), 0)),
+        ("rises", ("side", 0, float("inf"))),
+        ("not below 0", ("not below", 0, float("inf"))),
+    ],
+)
+def test_what_a_finding_is_compared_with(published, expected):
+    assert claimed(published) == expected
+
+
+def test_columns_are_of_all_findings():
+    own = [
+        judged(one, one.published, 0.25) for one in (finding(-1, 0.01, "-1"), finding(0, 0.3, "0"))
+    ]
+    claim = Claim("paper", {}, own)
+    assert (own[0].sign, own[0].size, own[1].sign) == (YES, YES, NONE)
+    assert (claim.column("sign"), claim.column("size")) == (YES, UNKNOWN)
+    assert judged(finding(0.5, 0.01, "-1"), "-1", 0.25).sign == NO
+
+
+@pytest.fixture
+def figure(monkeypatch):
+    """A figure whose findings are those given, and those of preset desktop."""
+
+    def run(laptop, desktop=()):
+        of = {"paper/figure": laptop, f"paper/figure{DESKTOP}": desktop}
+        monkeypatch.setattr(catalogue, "of_shipped", lambda name: of[name])
+        return {"claim": "c", "where": "w", "figure": "paper/figure", "effect": 0.05}
+
+    return run
+
+
+def test_a_claim_about_large_models_is_judged_at_the_widest(figure):
+    values = {64: 0.651, 128: 0.517, 256: 0.122}
+    lines = [finding(v, 0.04, "below 0", 3, name=f"n = {n}: gap") for n, v in values.items()]
+    claim = claims.judge("paper", {**figure(lines), "findings": r"n = (\d+): gap"})
+    assert [one.finding.name for one in claim.found] == ["n = 256: gap"]
+    assert claim.word == "undecided" and claim.number.startswith("+0.122 ± 0.040")
+
+
+def test_tables_of_preset_desktop_decide(figure):
+    entry = figure([finding(-0.2, 0.01, "gains")], [finding(0.2, 0.01, "gains")])
+    assert claims.judge("paper", {**entry, "findings": "power"}).word == "reproduced"
+
+
+def test_a_cause_is_known_if_a_run_without_it_does_not_contradict(figure):
+    found = [finding(-0.2, 0.01, "gains"), finding(-0.01, 0.01, "no claim", name="cured")]
+    entry = {**figure(found), "findings": "power"}
+    assert claims.judge("paper", entry).word == "not reproduced"
+    for pattern, expected in (
+        ("cured", "not reproduced, cause known"),
+        ("power", "not reproduced"),
+        ("nowhere", "not reproduced"),
+    ):
+        cause = {"words": "embeddings", "figure": entry["figure"], "findings": pattern}
+        assert claims.judge("paper", {**entry, "cause": cause}).word == expected
+
+
+def test_constants_at_an_edge_decide_nothing(figure, monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    (tmp_path / "everett").mkdir()
+    entry = {**figure([finding(0.2, 0.01, "gains")]), "findings": "power"}
+    for edge, expected in (([], "reproduced"), (["prescription.gamma_hidden"], "undecided")):
+        where = {"optimizer.name": "adam", "prescription.parameterization": "ntk"}
+        text = yaml.safe_dump({"constants": [{"where": where, "near_edge": edge}]})
+        (tmp_path / "everett/mine.yaml").write_text(text)
+        assert claims.judge("paper", {**entry, "constants": ["mine", "adam"]}).word == expected
+        assert claims.judge("paper", {**entry, "constants": ["mine", "sgd"]}).word == "reproduced"
+
+
+@pytest.fixture(scope="module")
+def every():
+    return claims.claims()
+
+
+def test_no_shipped_claim_on_constants_at_an_edge_is_decided(every):
+    own = [claim for claim in every if "constants" in claim.entry]
+    assert own and all(claim.word == "undecided" for claim in own if claim.blocked)
+
+
+def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice(every):
+    tried = Counter()
+    for claim in every:
+        if "untested" not in claim.entry and claim.entry["figure"] in catalogue.names():
+            assert claim.found, claim.entry["claim"]
+            assert claim.entry.get("effect") or claim.paper == "Stratos"
+        tried.update((claim.entry["figure"], one.finding.name) for one in claim.found)
+    assert tried and max(tried.values()) == 1, tried.most_common(3)
+
+
+def test_the_shipped_page_is_that_of_the_shipped_tables(every):
+    text = claims.PAGE.read_text(encoding="utf-8")
+    assert text == claims.page()
+    assert "does not say that a paper is wrong" in text.splitlines()[0]
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) == len(every) + 5  # a head for each paper
+    assert text.index("## Ours, which no paper states") > text.index("## Stratos")
