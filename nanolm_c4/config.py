@@ -59,7 +59,7 @@ class ModelConfig(Section):
         return {key: value for key, value in dump(self).items() if key not in idle}
 
 
-BORDELON = "bordelon"
+BORDELON, SPECTRAL = "bordelon", "spectral"
 # The keys that a rule needs, and all that it has beside them.
 _EVERETT_NEEDS = ("alignment", "base_width")
 _GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
@@ -83,6 +83,8 @@ _EVERETT_HAS = (
 )
 _BORDELON_HAS = ("alpha_attention", "beta0", "gamma0")
 _BORDELON_NEEDS = (*_BORDELON_HAS, "alpha_depth")
+_SPECTRAL_HAS = ("convention", "rate_exponent", "adam_factor")
+_SPECTRAL_SHARES = ("base_width", "base_depth", "embedding_std", "qk_exponent", "decay_exponent")
 _BORDELON_OPTIMIZERS = of_families("sgd", "adam")
 
 
@@ -90,10 +92,10 @@ class PrescriptionConfig(Section):
     """Which rule gives every tensor its numbers, and that rule's own keys.
 
     standard, ntk, mup and mean_field are Everett et al., Table 1; bordelon is Bordelon, Chaudhry
-    and Pehlevan, section 2.
+    and Pehlevan, section 2; spectral is Muon beside muP's AdamW, for optimizer.name muon.
     """
 
-    parameterization: Literal["standard", "ntk", "mup", "mean_field", "bordelon"]
+    parameterization: Literal["standard", "ntk", "mup", "mean_field", "bordelon", "spectral"]
     """Initialisation and multiplier; bordelon also rates, attention and residual branches."""
     alignment: Literal["full", "none", "global"] | None = None
     """Learning-rate exponents; global is one rate for all tensors. All rules but bordelon."""
@@ -130,20 +132,28 @@ class PrescriptionConfig(Section):
     """bordelon: constant on every residual branch."""
     gamma0: PositiveFloat | None = None
     """bordelon: logits are divided by it; large is rich training, small is lazy."""
+    convention: Literal["spectral", "original", "match_rms"] | None = None
+    """spectral: what multiplies Muon's updates, sqrt(out/in) by default."""
+    rate_exponent: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """spectral: Muon's rates go as (width / base_width)^this; by default 0, -1/2 for match_rms."""
+    adam_factor: PositiveFloat | None = None
+    """spectral: rates of AdamW's tensors over optimizer.lr at base_width; by default 1."""
 
     @model_validator(mode="after")
     def _keys_are_the_rules_own(self) -> PrescriptionConfig:
-        rule, ours = self.parameterization, self.parameterization == BORDELON
-        for key in _BORDELON_NEEDS if ours else _EVERETT_NEEDS:
+        rule = self.parameterization
+        needs = {BORDELON: _BORDELON_NEEDS, SPECTRAL: ("base_width",)}.get(rule, _EVERETT_NEEDS)
+        for key in needs:
             if getattr(self, key) is None:
                 raise ValueError(f"key 'prescription.{key}' is missing; {rule} needs a value")
-        owner = "Everett et al.'s rules" if ours else BORDELON
-        for key in _EVERETT_HAS if ours else _BORDELON_HAS:
+        for key in self._others_keys():
             if key in self.model_fields_set and getattr(self, key) is not None:
+                owner = BORDELON if key in _BORDELON_NEEDS else "Everett et al.'s rules"
+                owner = SPECTRAL if key in _SPECTRAL_HAS else owner
                 raise ValueError(
                     f"prescription.{key} belongs to {owner} and not to {rule}; leave it out"
                 )
-        if self.base_depth is not None and self.alpha_depth is None:
+        if rule != SPECTRAL and self.base_depth is not None and self.alpha_depth is None:
             raise ValueError(
                 "prescription.base_depth acts with prescription.alpha_depth alone; give both or "
                 "neither"
@@ -153,9 +163,17 @@ class PrescriptionConfig(Section):
     @model_serializer(mode="wrap")
     def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The keys of this rule: what another one has is no part of which run it is."""
-        others = _EVERETT_HAS if self.parameterization == BORDELON else _BORDELON_HAS
-        unset = {key for key in _LATER if getattr(self, key) is None}
-        return {key: value for key, value in dump(self).items() if key not in {*others, *unset}}
+        unset = {key for key in (*_LATER, *_SPECTRAL_HAS) if getattr(self, key) is None}
+        others = {*self._others_keys(), *unset}
+        return {key: value for key, value in dump(self).items() if key not in others}
+
+    def _others_keys(self) -> tuple[str, ...]:
+        """The keys that this rule does not have."""
+        if self.parameterization == BORDELON:
+            return (*_EVERETT_HAS, *_SPECTRAL_HAS)
+        if self.parameterization == SPECTRAL:
+            return (*_BORDELON_NEEDS, *(key for key in _EVERETT_HAS if key not in _SPECTRAL_SHARES))
+        return (*_BORDELON_HAS, *_SPECTRAL_HAS)
 
 
 class DataConfig(Section):
@@ -198,6 +216,15 @@ class Config(RunConfig):
     prescription: PrescriptionConfig
     data: DataConfig
     training: ObservedLoopConfig
+
+    @model_validator(mode="after")
+    def _muon_has_its_rule(self) -> Config:
+        if (self.optimizer.name == "muon") != (self.prescription.parameterization == SPECTRAL):
+            raise ValueError(
+                "optimizer.name muon and prescription.parameterization spectral go together; got "
+                f"{self.optimizer.name} and {self.prescription.parameterization}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bordelon_is_complete(self) -> Config:

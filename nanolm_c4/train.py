@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanolm_c4.config import BORDELON, Config
+from nanolm_c4.config import BORDELON, SPECTRAL, Config
 from nanolm_c4.cost import flops, parameters, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
@@ -15,7 +15,7 @@ from training.experiment import Experiment
 
 def prescription(config: Config):
     """The config's prescription at the model's size."""
-    from param_groups import Bordelon, Everett
+    from param_groups import Bordelon, Everett, Spectral
 
     rule, shape = config.prescription, config.model
     if rule.parameterization == BORDELON:
@@ -30,6 +30,10 @@ def prescription(config: Config):
             gamma0=rule.gamma0,
             zero_readout=True,
         )
+    if rule.parameterization == SPECTRAL:
+        keys = rule.model_dump(exclude={"parameterization"}, exclude_none=True)
+        depth = shape.layers if rule.base_depth else None
+        return Spectral(width=shape.width, depth=depth, **keys)
     return Everett(
         width=shape.width,
         optimizer=config.optimizer.name,

@@ -6,7 +6,7 @@ is, `prescriptions` has the papers', `plan` the result. Nothing here knows an ex
 
 from param_groups.contract import Numbers, Prescription
 from param_groups.plan import Plan, plan
-from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett
+from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett, Spectral
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
 from param_groups.rows import READERS, Factor, Row
 from param_groups.schedules import guard, schedule, timescale
@@ -30,6 +30,7 @@ __all__ = [
     "Role",
     "Row",
     "Rule",
+    "Spectral",
     "assign",
     "fans_of",
     "guard",

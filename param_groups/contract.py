@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from fractions import Fraction
 from numbers import Integral, Real
@@ -22,6 +22,7 @@ OPTIMIZER_FAMILY = {
     "adam_atan2": "adam",
     "adafactor": "adafactor",
     "adam_param_scaling": "adafactor",
+    "muon": "spectral",  # updates of one spectral norm, whatever the gradient: `Spectral`
 }
 
 
@@ -34,7 +35,8 @@ def of_families(*families: str) -> tuple[str, ...]:
 _ALIASES = {"adamw": "adam"}
 # Optimisers that are no member of a family, with the reason.
 _REFUSED = {
-    "muon": "its updates are orthogonalised matrices, whose size goes with both fans",
+    "torch.optim.muon": "it has a factor of the shape, which is in a plan's rates; use "
+    "plan.optimizers(model)",
     "lamb": "its updates are scaled by each layer's norm and the trust ratio",
     "lars": "its updates are scaled by each layer's norm and the trust ratio",
     "lion": "its rate and decay are a sign update's, which no paper here derives",
@@ -64,8 +66,9 @@ def exponent_optimizer(name: str) -> str:
 class Numbers:
     """What one tensor gets: `lr` and `eps` relative to the global values, the rest absolute.
 
-    `decay` is a factor on the share of the tensor that one step removes, 0 for none. `constant`
-    tensors are filled with `init_mean`; `uniform` ones lie within sqrt(3) init_std.
+    `decay` is a factor on the share of the tensor that one step removes, 0 for none. `optimizer` is
+    the tensor's where that is not the prescription's. `constant` tensors are filled with
+    `init_mean`; `uniform` ones lie within sqrt(3) init_std.
     """
 
     init_std: float
@@ -75,6 +78,7 @@ class Numbers:
     lr: float = 1.0
     eps: float = 1.0
     decay: float = 1.0
+    optimizer: str | None = None
 
     def starting_at(self, scale: float) -> Numbers:
         """The same with initial values `scale` times as large."""
@@ -84,8 +88,8 @@ class Numbers:
         """The same training without a forward multiplier m (Everett B.2 with n^theta = m).
 
         The tensor becomes m W. Its gradient shrinks by m, so the rate grows by m^2 under SGD, m
-        under Adam and not at all under parameter scaling, and epsilon follows the gradient (its
-        square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
+        under Adam and Muon and not at all under parameter scaling, and epsilon follows the gradient
+        (its square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
         parameter scaling.
         """
         m, family = self.multiplier, OPTIMIZER_FAMILY.get(exponent_optimizer(optimizer))
@@ -93,7 +97,7 @@ class Numbers:
             raise PlanError(
                 f"unknown optimizer {optimizer!r}; valid: {', '.join(OPTIMIZER_FAMILY)}"
             )
-        lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[family]
+        lr_factor = {"sgd": m * m, "adam": m, "spectral": m, "adafactor": 1.0}[family]
         eps_factor = m**2 if optimizer == "adafactor" else m
         return replace(
             self,
@@ -154,7 +158,7 @@ class Prescription(ABC):
             )
         return scale
 
-    def _settle(self, optimizers: Iterable[str]) -> None:
+    def _settle(self, optimizers: Collection[str]) -> None:
         """Numbers as Python's, the optimiser by its name where it is an alias ("adamw").
 
         Raises PlanError unless that is one of `optimizers`.
@@ -162,6 +166,11 @@ class Prescription(ABC):
         for name, value in vars(self).items():
             object.__setattr__(self, name, python_number(value))
         object.__setattr__(self, "optimizer", exponent_optimizer(self.optimizer))
+        if self.optimizer == "muon" and "muon" not in optimizers:
+            raise PlanError(
+                f"{type(self).__name__} has no rates for 'muon', whose updates are orthogonalised "
+                "matrices; use Spectral(width, base_width), which has AdamW for all other tensors"
+            )
         choose("optimizer", self.optimizer, optimizers)
 
     def residual_multiplier(self) -> float:

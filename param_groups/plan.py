@@ -38,6 +38,8 @@ from param_groups.rows import READERS, Factor, Row, factor_differences, row_diff
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
+    from param_groups.muon import MuonAdamW
+
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
 DECAY_MODES = {
@@ -121,10 +123,14 @@ class Plan:
             setattr(module, name, value)
         tensors.note_given(model, self.rows)
 
-    def groups(self, model: nn.Module, *, check: bool = True) -> list[dict[str, object]]:
+    def groups(
+        self, model: nn.Module, *, check: bool = True, several: bool = False
+    ) -> list[dict[str, object]]:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
-        Each group also carries `initial_lr` (the schedule's reference), `name` and `param_names`.
+        Each group also carries `initial_lr` (the schedule's reference), `name`, `param_names` and
+        `optimizer`. A plan for Muon has groups for two optimisers, which no single one of torch's
+        may take: PlanError, unless `several` says that yours tells them apart (`optimizers`).
         Tensors that do not require gradients are left out. Raises PlanError for a model that this
         plan has neither initialised nor given its multipliers, and for a tensor that was frozen
         when it was initialised and no longer is, unless `check` is false. They are not for
@@ -133,12 +139,19 @@ class Plan:
         from param_groups import tensors
 
         parameters = self._parameters(model)
+        kinds = sorted({row.optimizer for row in self.rows})
+        if len(kinds) > 1 and not several:
+            raise PlanError(
+                f"the plan's rates are for {' and '.join(kinds)}, and one optimiser would take "
+                "them all: use plan.optimizers(model)"
+            )
         if check:
             tensors.check_given(model, self.rows, self.forward)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
-        groups: dict[tuple[float, float, float], list[Row]] = {}
+        groups: dict[tuple[float, float, float, str], list[Row]] = {}
         for row in trained:
-            groups.setdefault((row.lr, row.eps, row.weight_decay), []).append(row)
+            key = (row.lr, row.eps, row.weight_decay, row.optimizer)
+            groups.setdefault(key, []).append(row)
         return [
             {
                 "name": "+".join(dict.fromkeys(row.role for row in rows)),
@@ -148,9 +161,41 @@ class Plan:
                 "initial_lr": lr,
                 "eps": eps,
                 "weight_decay": weight_decay,
+                "optimizer": optimizer,
             }
-            for (lr, eps, weight_decay), rows in groups.items()
+            for (lr, eps, weight_decay, optimizer), rows in groups.items()
         ]
+
+    def optimizers(
+        self,
+        model: nn.Module,
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        momentum: float = 0.95,
+        check: bool = True,
+    ) -> MuonAdamW:
+        """Muon for the plan's hidden matrices and AdamW for the rest, as one torch optimiser.
+
+        Args:
+            model: the model that the plan has initialised, or given its multipliers.
+            betas: AdamW's.
+            momentum: Muon's, with Nesterov's step.
+            check: as in `groups`.
+
+        Returns:
+            An optimiser over `groups`: one list of groups for one scheduler and one checkpoint.
+
+        Raises:
+            PlanError: as `groups`, and for a plan of another optimiser than Muon and Adam.
+
+        Source: Jordan et al. 2024, Muon.
+        """
+        from param_groups.muon import MuonAdamW
+
+        if others := sorted({row.optimizer for row in self.rows} - {"muon", "adam"}):
+            raise PlanError(f"the plan is for {others[0]}; plan.optimizers has Muon and AdamW")
+        groups = self.groups(model, check=check, several=True)
+        return MuonAdamW(groups, betas=betas, momentum=momentum)
 
     def to_dict(self) -> dict[str, object]:
         """The plan as JSON types."""
@@ -160,8 +205,15 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
         try:
+            given = data["prescription"]["optimizer"]  # of all tensors in plans before Muon's
             rows = tuple(
-                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
+                Row(
+                    **{
+                        "optimizer": given,
+                        **row,
+                        **{k: tuple(row[k]) for k in ("shape", "tied_to")},
+                    }
+                )
                 for row in data["rows"]
             )
             forward = data.get("forward")
@@ -279,11 +331,12 @@ def plan(
         numbers = numbers.starting_at(scale)
         wd = weight_decay * numbers.decay
         if absorb_multipliers:
-            absorbed = numbers.absorbed(prescription.optimizer)
+            absorbed = numbers.absorbed(numbers.optimizer or prescription.optimizer)
             if decay_mode == "per_group":  # the rate before absorption decides
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
-        rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
+        kind = numbers.optimizer or prescription.optimizer
+        rows.append(_row(assignment, numbers, kind, lr, eps, wd, decay_mode))
     rows = _spared(rows, no_decay, weight_decay, decay_mode)
     roles = {row.role for row in rows}
     forward = settle_factors(model, roles, prescription, applied, head_dim, held)
@@ -338,9 +391,21 @@ def _spared(
 
 
 def _row(
-    assignment: Assignment, numbers: Numbers, lr: float, eps: float, wd: float, decay_mode: str
+    assignment: Assignment,
+    numbers: Numbers,
+    optimizer: str,
+    lr: float,
+    eps: float,
+    wd: float,
+    decay_mode: str,
 ) -> Row:
     fan_in, fan_out = assignment.fans
+    if optimizer == "muon" and (assignment.tied_to or assignment.parameter.ndim != 2):
+        why = f"tied to {assignment.tied_to[0]}" if assignment.tied_to else "no matrix"
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) is {why}, and Muon's rate is that of a "
+            "matrix with one place in the model: train this model with Everett's rules for Adam"
+        )
     own_lr = lr * numbers.lr
     return Row(
         name=assignment.name,
@@ -356,6 +421,7 @@ def _row(
         lr=own_lr,
         eps=eps * numbers.eps,
         weight_decay=_torch_decay(wd, lr, own_lr, decay_mode),
+        optimizer=optimizer,
     )
 
 

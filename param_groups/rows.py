@@ -19,7 +19,7 @@ class Row:
     """The numbers of one tensor; `lr` and `eps` are absolute.
 
     `weight_decay` is AdamW's, decoupled: one step multiplies the tensor by 1 - lr * weight_decay.
-    `tied_to` lists the tensor's other names.
+    `tied_to` lists the tensor's other names, `optimizer` is the one whose rate it is.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Row:
     lr: float
     eps: float
     weight_decay: float
+    optimizer: str
 
     @property
     def decay_per_step(self) -> float:
@@ -118,6 +119,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.init_distribution == CONSTANT:
         init = f"constant {row.init_mean:.4g}"
     tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
+    muon = " by Muon" if row.optimizer == "muon" else ""
     return (
         re.sub(r"\.\d+\.", ".*.", row.name) + tied,
         row.role,
@@ -125,7 +127,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.fan_in),
         init,
         f"{row.multiplier:.4g}",
-        f"{row.lr:.4g}",
+        f"{row.lr:.4g}{muon}",
         f"{row.eps:.3g}",
         f"{row.decay_per_step:.3g}",
     )

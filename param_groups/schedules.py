@@ -144,7 +144,7 @@ def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     name = f"torch.optim.{kind.__name__}"
     if not kind.__module__.startswith("torch.optim"):
         return
-    exponent_optimizer(name if kind.__name__ == "Adafactor" else kind.__name__)
+    exponent_optimizer(name if kind.__name__ in ("Adafactor", "Muon") else kind.__name__)
     families = {"Adam": "adam", "AdamW": "adam", "NAdam": "adam", "RAdam": "adam", "SGD": "sgd"}
     family = families.get(kind.__name__)
     planned = exponent_optimizer(str(plan.prescription.get("optimizer")))

@@ -12,6 +12,7 @@ with lr the group's current rate, as in torch's AdamW, and differ in the directi
     adam_param_scaling   u = max(RMS(theta), 1e-3) * m_hat / (sqrt(v_hat) + eps)
     adafactor            u = max(RMS(theta), 1e-3) * clip(g / sqrt(factored v))
     adam_atan2           u = 4/pi * lambda * atan2(m_hat, lambda * sqrt(v_hat))
+    muon                 u = U V^T of the momentum's decomposition; adam where a group says so
 
 m <- beta1 * m + (1 - beta1) * g and v <- beta2 * v + (1 - beta2) * g^2 start at 0, and the hat
 divides by 1 - beta^t, t = 1 at the first step. sgd and adam_atan2 have no eps. With eps = 0 the
@@ -34,12 +35,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from param_groups.muon import MuonAdamW
 from training import sharding
 from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
 from training.decoupled import (
     PARAM_SCALE_FLOOR,
     AdamW,
     Decoupled,
+    Eager,
     Group,
     decay_weights,
     local_parts,
@@ -135,6 +138,15 @@ class AdamAtan2(Decoupled):
             w.add_(x, alpha=-group["lr"] * 4 / math.pi * lam)
 
 
+class Muon(Eager, MuonAdamW):
+    """Muon for hidden matrices and AdamW for the rest, as the plan's groups say."""
+
+    def __init__(self, groups: list[Group], fused: bool, **numbers: Any) -> None:
+        super().__init__(groups, fused, **numbers)
+
+    step = MuonAdamW.step
+
+
 @dataclass(frozen=True)
 class Kind:
     """A row of the table of optimisers."""
@@ -160,6 +172,7 @@ OPTIMIZERS = {  # by the names of param_groups.contract.OPTIMIZER_FAMILY
     "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda")),
     "adafactor": Kind(Adafactor, ("min_dim_factored",)),
     "adam_param_scaling": Kind(AdamParamScaling, ("betas",), ("cpu",)),
+    "muon": Kind(Muon, ("betas", "momentum"), ("cpu", "cuda")),
 }
 
 

@@ -41,13 +41,13 @@ class OptimizerConfig(Section):
     lr: PositiveFloat
     """Global learning rate, multiplied by each role's factor."""
     beta1: Fraction01 = 0.9
-    """Decay of the first moment (Adam family)."""
+    """Decay of the first moment (Adam family, and what muon leaves to AdamW)."""
     beta2: Fraction01 = 0.98
     """Decay of the second moment (Adam family); NanoDO's default."""
     eps: NonNegativeFloat | None = None
     """Global epsilon, multiplied by each role's factor; by default 1e-9, 1e-30 for adafactor."""
     momentum: Fraction01 = 0.9
-    """Heavy-ball momentum (sgd)."""
+    """Heavy-ball momentum (sgd), or that of muon's matrices."""
     atan2_lambda: PositiveFloat = 8.0
     """Stretch of the arctangent where the update has one (Everett et al., C.3)."""
     min_dim_factored: PositiveInt | None = None

@@ -224,4 +224,6 @@ def build_optimizer(task: Task) -> torch.optim.Optimizer:
     }
     if settings.min_dim_factored is not None:
         numbers["min_dim_factored"] = settings.min_dim_factored
-    return optimizers.build(settings.name, task.plan.groups(task.model), **numbers)
+    return optimizers.build(
+        settings.name, task.plan.groups(task.model, several=settings.name == "muon"), **numbers
+    )
