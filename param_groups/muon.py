@@ -65,7 +65,7 @@ class MuonAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         momentum: float = 0.95,
     ) -> None:
-        super().__init__(groups, {"betas": betas, "momentum": momentum})
+        super().__init__(groups, {"betas": betas, "momentum": momentum, "optimizer": "adam"})
         self._fused = fused
 
     @torch.no_grad()

@@ -270,7 +270,7 @@ EVERETT_ERRORS = [
     ({"base_depth": 2, "depth": 4}, "Everett: base_depth acts with alpha_depth; give both"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
     ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
-    ({"optimizer": "muon"}, "no exponents for 'muon': its updates are orthogonalised.*adamw"),
+    ({"optimizer": "muon"}, "Everett has no rates for 'muon', whose updates.*use Spectral"),
     ({"optimizer": "Lion"}, "no exponents for 'Lion'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
     ({"width": 0}, "width must be positive and finite, got 0"),

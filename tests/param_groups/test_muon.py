@@ -1,0 +1,276 @@
+"""Muon in a plan: updates against an SVD and torch, rates against formulas, and refusals."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import param_groups
+from param_groups import Everett, PlanError, Role, Rule, Spectral, guard, plan
+from param_groups.muon import MuonAdamW, orthogonalised
+from param_groups.plan import Plan
+
+
+class Block(nn.Module):
+    def __init__(self, n=32, out=None):
+        super().__init__()
+        self.embedding = nn.Embedding(50, n)
+        self.up, self.down = nn.Linear(n, 4 * n, bias=False), nn.Linear(4 * n, n, bias=False)
+        self.norm = nn.LayerNorm(n, bias=False)
+        self.readout = nn.Linear(n, 50, bias=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        return self.readout(x + self.down(torch.relu(self.up(self.norm(x)))))
+
+
+RULES = (
+    Rule("embedding.weight", Role.TOKEN_EMBEDDING),
+    Rule("up.weight", Role.MLP_IN),
+    Rule("down.weight", Role.MLP_OUT),
+    Rule("norm.weight", Role.NORM_SCALE),
+    Rule("readout.weight", Role.READOUT),
+)
+
+
+def planned(n=32, base=32, **fields):
+    model = Block(n)
+    numbers = {"absorb_multipliers": True, "eps": 1e-8, "lr": 0.02}
+    made = plan(model, RULES, Spectral(n, base, **fields), **numbers)
+    made.initialise(model, seed=0)
+    return model, made
+
+
+def train(model, optimizer, steps=range(4)):
+    for step in steps:
+        ids = torch.randint(50, (8, 9), generator=torch.Generator().manual_seed(step))
+        loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def matrix(rows, columns, seed=0):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+# --------------------------------------------------------------------------------------------------
+# The update
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16)])
+def test_an_update_has_the_directions_of_the_svd_and_singular_values_near_one(shape):
+    g = matrix(*shape)
+    u, _, v = torch.linalg.svd(g.double(), full_matrices=False)
+    inside = u.T @ orthogonalised(g).double() @ v.T  # diagonal: the iteration turns no direction
+    values = inside.diagonal()
+    assert (inside - values.diag()).abs().max() < 1e-4
+    assert values.min() > 0.6 and values.max() < 1.2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e30])
+def test_an_update_does_not_see_the_gradients_scale(scale):
+    g = matrix(12, 20)
+    torch.testing.assert_close(orthogonalised(g * scale), orthogonalised(g), rtol=0, atol=1e-5)
+    assert not orthogonalised(torch.zeros(3, 4)).any()
+
+
+def test_steps_are_torchs_muon_within_the_error_of_its_bfloat16():
+    w, other = (nn.Parameter(matrix(24, 24)) for _ in range(2))
+    ours = MuonAdamW([{"params": [w], "lr": 0.1, "weight_decay": 0.3, "optimizer": "muon"}])
+    theirs = torch.optim.Muon([other], lr=0.1, weight_decay=0.3, momentum=0.95)
+    for step in range(3):
+        w.grad, other.grad = (matrix(24, 24, 10 + step) for _ in range(2))
+        before = w.detach().clone()
+        ours.step()
+        theirs.step()
+        assert (w - other).norm() < 0.05 * (w - before).norm()
+        with torch.no_grad():
+            other.copy_(w)
+
+
+def test_float32_and_bfloat16_agree_within_the_error_of_the_latter():
+    g = matrix(16, 48)
+    low = orthogonalised(g, dtype=torch.bfloat16)
+    assert (low - orthogonalised(g)).norm() < 0.03 * low.norm()
+
+
+def test_other_tensors_take_torchs_adamw_bit_for_bit():
+    model, made = planned()
+    pair = made.optimizers(model, betas=(0.9, 0.95))
+    twin = copy.deepcopy(model)
+    names = {row.name for row in made.rows if row.optimizer == "adam"}
+    groups = [
+        {**group, "params": [dict(twin.named_parameters())[n] for n in group["param_names"]]}
+        for group in made.groups(model, several=True)
+        if group["optimizer"] == "adam"
+    ]
+    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=True)
+    for step in range(3):
+        train(model, pair, [step])
+        for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            theirs.grad = mine.grad.clone() if name in names else None
+        adamw.step()
+    state = twin.state_dict()
+    assert names and all(torch.equal(model.state_dict()[name], state[name]) for name in names)
+
+
+def test_a_checkpoint_goes_on_with_the_same_bits():
+    model, made = planned()
+    optimizer = made.optimizers(model)
+    train(model, optimizer, range(3))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(3, 5))
+    again = Block()
+    again.load_state_dict(saved[0])
+    made.apply_multipliers(again)
+    other = made.optimizers(again)
+    other.load_state_dict(saved[1])
+    train(again, other, range(3, 5))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(model.parameters(), again.parameters(), strict=True)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The rates
+
+
+FACTORS = {  # by hand, of up (out 4n, in n) and down (n, 4n)
+    "spectral": lambda n: (2.0, 0.5),
+    "original": lambda n: (2.0, 1.0),
+    "match_rms": lambda n: (0.2 * math.sqrt(4 * n),) * 2,
+}
+
+
+@pytest.mark.parametrize("convention", FACTORS)
+def test_rates_of_hidden_matrices_follow_the_convention_and_all_others_mup(convention):
+    for n in (32, 128):
+        _, made = planned(n, convention=convention, adam_factor=0.5)
+        power = (n / 32) ** (-0.5 if convention == "match_rms" else 0)
+        for name, factor in zip(("up.weight", "down.weight"), FACTORS[convention](n), strict=True):
+            assert made[name].optimizer == "muon"
+            assert made[name].lr == pytest.approx(0.02 * factor * power)
+        mup = plan(Block(n), RULES, Everett("mup", n, 32), lr=0.01, absorb_multipliers=True)
+        for name in ("embedding.weight", "norm.weight", "readout.weight"):
+            assert made[name].lr == pytest.approx(mup[name].lr)
+            assert made[name].optimizer == "adam" and made[name].init_std == mup[name].init_std
+
+
+def test_the_powers_of_width_depth_and_decay_are_those_that_are_given():
+    _, made = planned(128, convention="match_rms", rate_exponent=0.0)
+    assert made["up.weight"].lr == pytest.approx(0.02 * 0.2 * math.sqrt(512))
+    assert Spectral(128, 32, depth=8, base_depth=2).residual_multiplier() == 0.25
+    made = plan(
+        Block(128),
+        RULES,
+        Spectral(128, 32, decay_exponent=-1.0),
+        lr=0.02,
+        weight_decay=0.01,
+        decay_mode="independent",
+        absorb_multipliers=True,
+    )
+    assert made["up.weight"].decay_per_step == pytest.approx(0.0025)
+    assert made["embedding.weight"].decay_per_step == pytest.approx(0.01)
+
+
+def test_a_table_names_muon_and_a_saved_plan_keeps_it():
+    model, made = planned()
+    assert "0.04 by Muon" in made.table()
+    assert Plan.from_dict(made.to_dict()) == made
+    old = plan(model, RULES, Everett("mup", 32, 32), lr=0.1, absorb_multipliers=True)
+    data = old.to_dict()
+    for row in data["rows"]:
+        del row["optimizer"]  # as in plans that were saved before Muon's
+    assert Plan.from_dict(data) == old
+
+
+def test_it_trains():
+    model, made = planned()
+    optimizer = made.optimizers(model)
+    handle = guard(optimizer, made)
+    scheduler = param_groups.schedule(optimizer, "linear", total_steps=20)
+    first = train(model, optimizer, [0])
+    for _ in range(15):
+        last = train(model, optimizer, [0])
+        scheduler.step()
+    handle.remove()
+    assert last < first - 0.3
+
+
+# --------------------------------------------------------------------------------------------------
+# Refusals
+
+
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24, bias=False)
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 3, bias=False)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.two.weight = self.one.weight
+
+
+def muon_of(model, *rules):
+    return lambda: plan(model, rules, Spectral(8, 8), lr=0.1, applied={"attention_scale": 1 / 8})
+
+
+def one_optimiser_for_all():
+    model, made = planned()
+    return made.groups(model)
+
+
+def torchs_own():
+    model, made = planned()
+    matrices = [dict(model.named_parameters())["up.weight"]]
+    guard(torch.optim.Muon(matrices, lr=0.02), made)
+
+
+def adamw_over_the_groups_of_both():
+    model, made = planned()
+    guard(torch.optim.AdamW(made.groups(model, several=True)), made)
+
+
+def the_pair_of_an_sgd_plan():
+    model = Block()
+    made = plan(model, RULES, Everett("mup", 32, 32, "sgd"), lr=0.1, absorb_multipliers=True)
+    made.initialise(model, seed=0)
+    made.optimizers(model)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (muon_of(Fused(), Rule("qkv.weight", Role.QKV)), "a fused tensor .qkv. does not allow"),
+        (muon_of(Convolution(), Rule("conv.weight", Role.HIDDEN)), "'conv.weight' .* is no matrix"),
+        (muon_of(Tied(), Rule("one.weight", Role.HIDDEN)), "'one.weight' .* tied to two.weight"),
+        (one_optimiser_for_all, "rates are for adam and muon, .* use plan.optimizers"),
+        (torchs_own, "no exponents for 'torch.optim.Muon': .* use plan.optimizers"),
+        (adamw_over_the_groups_of_both, "the plan is for optimizer 'muon', but torch.optim.AdamW"),
+        (the_pair_of_an_sgd_plan, "the plan is for sgd; plan.optimizers has Muon and AdamW"),
+        (
+            lambda: Everett("mup", 32, 32, "muon"),
+            "Everett has no rates for 'muon', .* use Spectral",
+        ),
+        (lambda: Spectral(32, 32, convention="kimi"), "unknown convention 'kimi'"),
+        (lambda: Spectral(32, 32, base_depth=2), "base_depth acts with depth"),
+        (lambda: Spectral(32, 32, rate_exponent=math.nan), "rate_exponent must be finite"),
+    ],
+)
+def test_what_would_be_a_wrong_rate_is_refused(wrong, message):
+    with pytest.raises(PlanError, match=message):
+        wrong()
