@@ -1,0 +1,252 @@
+"""The audit of anybody's optimiser: groups as trainers make them, mistakes that they shipped."""
+
+import fnmatch
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from param_groups import Everett, PlanError, Spectral, audit, plan
+from tests.param_groups.test_muon import RULES
+from tests.param_groups.test_muon import Block as Small
+
+
+class Layer(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm = nn.LayerNorm(n)
+        self.qkv, self.out = nn.Linear(n, 3 * n), nn.Linear(n, n)
+        self.up, self.down = nn.Linear(n, 4 * n), nn.Linear(4 * n, n)
+
+
+class GPT(nn.Module):
+    """A decoder's tensors under nanoGPT's names, drawn as nanoGPT draws them, untied."""
+
+    def __init__(self, n, layers=2, std=0.02):
+        super().__init__()
+        self.wte, self.h = nn.Embedding(64, n), nn.ModuleList(Layer(n) for _ in range(layers))
+        self.ln_f, self.lm_head = nn.LayerNorm(n), nn.Linear(n, 64, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=std)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+
+def named(model, *patterns):
+    return [
+        p for n, p in model.named_parameters() if any(fnmatch.fnmatch(n, one) for one in patterns)
+    ]
+
+
+def nanogpt(n):
+    """nanoGPT's groups: decay for matrices, none for vectors, one rate."""
+    model = GPT(n)
+    split = [[p for p in model.parameters() if (p.dim() >= 2) is two] for two in (True, False)]
+    groups = [{"params": split[0], "weight_decay": 0.1}, {"params": split[1], "weight_decay": 0.0}]
+    return model, torch.optim.AdamW(groups, lr=1e-3)
+
+
+def trainer(n):
+    """A Hugging Face Trainer's: decay by names."""
+    model = GPT(n)
+    spared = [name for name, _ in model.named_parameters() if "bias" in name or "norm" in name]
+    spared += ["ln_f.weight"]
+    groups = [
+        {"params": [p for k, p in model.named_parameters() if (k in spared) is off]}
+        for off in (True, False)
+    ]
+    groups[0]["weight_decay"] = 0.0
+    return model, torch.optim.AdamW(groups, lr=5e-5, weight_decay=0.01)
+
+
+MATRICES = ["*.qkv.weight", "*.out.weight", "*.up.weight", "*.down.weight"]
+
+
+def nanochat(n, head=1.0):
+    """nanochat's: Muon for matrices, AdamW with rates (width / base)^(-1/2) for the rest."""
+    model, power = GPT(n), (n / 64) ** -0.5
+    rest = [("wte.weight", 0.2), ("lm_head.weight", 0.004 * head)]
+    groups = [
+        {"params": named(model, name), "lr": lr * power, "kind": "adamw"} for name, lr in rest
+    ]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups += [{"params": vectors, "lr": 0.004 * power, "kind": "adamw"}]
+    adamw = torch.optim.AdamW(groups)
+    muon = torch.optim.Muon(named(model, *MATRICES), lr=0.02, adjust_lr_fn="spectral_unclamped")
+    return model, [adamw, muon]
+
+
+def torchtitan(n, table=None):
+    """Groups by regular expressions, the first match wins, with muP's rates by hand."""
+    model = GPT(n, std=1.0)
+    table = table or [
+        (r"h\.\d+\.(qkv|out|up|down)\.weight", 64 / n),
+        (r"lm_head", 64 / n),
+        (r"", 1),
+    ]
+    groups = [{"params": [], "lr": 1e-2 * factor} for _, factor in table]
+    for name, param in model.named_parameters():
+        found = next(i for i, (pattern, _) in enumerate(table) if re.search(pattern, name))
+        groups[found]["params"].append(param)
+        if param.dim() > 1:
+            std = {"wte.weight": 1.0, "lm_head.weight": 1 / n}.get(name, param.shape[1] ** -0.5)
+            nn.init.normal_(param, std=std)
+    return model, torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0)
+
+
+def of_plan(prescription):
+    def build(n):
+        model = Small(n)
+        made = plan(model, RULES, prescription(n), lr=0.01, absorb_multipliers=True)
+        made.initialise(model, seed=0)
+        several = any(row.optimizer == "muon" for row in made.rows)
+        return model, made.optimizers(model) if several else torch.optim.AdamW(made.groups(model))
+
+    return build
+
+
+def run(capsys, build, *arguments):
+    """(exit code, what it printed)."""
+    try:
+        audit.main(["x.py", *map(str, arguments)], lambda path, name: build)
+    except SystemExit as ended:
+        return ended.code, capsys.readouterr().out
+    return 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("build", "rule"),
+    [
+        (torchtitan, "mup, full alignment"),
+        (of_plan(lambda n: Everett("mup", n, 64)), "mup, full alignment"),
+        (of_plan(lambda n: Everett("standard", n, 64)), "standard, full alignment"),
+        (of_plan(lambda n: Everett("standard", n, 64, alignment="none")), "standard, none align"),
+        (of_plan(lambda n: Everett("standard", n, 64, alignment="global")), "one rate, standard"),
+        (of_plan(lambda n: Everett("mean_field", n, 64)), "mup, full alignment"),  # its class
+        (of_plan(lambda n: Spectral(n, 64)), "mup, full alignment"),
+    ],
+)
+def test_a_rule_is_known_from_its_numbers(capsys, build, rule):
+    code, text = run(capsys, build)
+    assert code == 0 and f"nearest rule: {rule}" in text and "every tensor follows it" in text
+
+
+@pytest.mark.parametrize("build", [nanogpt, trainer])
+def test_one_rate_and_one_initial_size_are_a_rule(capsys, build):
+    code, text = run(capsys, build)
+    assert code == 0 and "nearest rule: one rate, one initial size" in text
+
+
+def test_nanochats_rates_are_mups_with_multipliers_and_its_initial_values_are_not(capsys):
+    code, text = run(capsys, nanochat)
+    assert code == 1 and "nearest rule: mup, full alignment, multipliers in the forward" in text
+    deviating = re.findall(r"deviates: (\S+): (\w+)", text)
+    assert {number for _, number in deviating} == {"init"}  # 0.02 at every width
+
+
+# The regressions that trainers shipped in 2025 and 2026, planted.
+
+
+def two_matrices_moved(n):
+    model = GPT(n)
+    moved = named(model, "*.out.weight")[:2]
+    kept = [p for p in named(model, *MATRICES) if all(p is not one for one in moved)]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    rest = [*moved, *vectors, *named(model, "wte.weight", "lm_head.weight")]
+    return model, [
+        torch.optim.Muon(kept, lr=0.02, adjust_lr_fn="spectral_unclamped"),
+        torch.optim.AdamW(rest, lr=0.002),
+    ]
+
+
+def the_head_by_the_root(n):
+    head = (r"lm_head", (64 / n) ** 0.5)
+    table = [(r"h\.\d+\.(qkv|out|up|down)\.weight", 64 / n), head, (r"", 1)]
+    return torchtitan(n, table)
+
+
+def a_catch_all(n):
+    return torchtitan(n, [(r"h\.\d+\.(qkv|out|up)\.weight|lm_head", 64 / n), (r"", 1)])
+
+
+def the_factor_of_one_layer_lost(n):
+    table = [(r"h\.1\.qkv\.weight", 1.0), (r"h\.\d+\..*(qkv|out|up|down)\.weight", 64 / n)]
+    return torchtitan(n, [*table, (r"lm_head", 64 / n), (r"", 1)])
+
+
+def held_twice(n):
+    model = GPT(n)
+    matrices = torch.optim.Muon(named(model, "wte.weight", *MATRICES), lr=0.02)
+    return model, [matrices, torch.optim.AdamW(model.parameters(), lr=0.002)]
+
+
+def held_by_none(n):
+    model, optimizer = nanogpt(n)
+    optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][1:]
+    return model, optimizer
+
+
+def another_meaning_of_spectral(n):
+    model, (adamw, _) = nanochat(n)
+    return model, [adamw, torch.optim.Muon(named(model, *MATRICES), adjust_lr_fn="match_rms_adamw")]
+
+
+@pytest.mark.parametrize(
+    ("build", "line"),
+    [
+        (two_matrices_moved, "h.*.out.weight: optimizer adam, where its like have muon"),
+        (the_head_by_the_root, "lm_head.weight: lr goes as size^-0.5, expected size^-1"),
+        (a_catch_all, "h.*.down.weight: lr goes as size^0, expected size^-1"),
+        (the_factor_of_one_layer_lost, "h.1.qkv.weight: lr goes as size^0, expected size^-1"),
+        (held_twice, "wte.weight: two optimisers hold it (muon and adam)"),
+        (held_by_none, "wte.weight: no optimiser holds it"),
+        (another_meaning_of_spectral, "h.*.qkv.weight: lr goes as size^0.5, expected size^0"),
+    ],
+)
+def test_a_shipped_mistake_is_named(capsys, build, line):
+    code, text = run(capsys, build)
+    assert code == 1 and f"deviates: {line}" in text
+
+
+def test_any_change_against_saved_numbers_is_a_line(capsys, tmp_path):
+    saved = tmp_path / "numbers.json"
+    assert run(capsys, trainer, "--save", saved)[0] == 0
+    assert run(capsys, trainer, "--against", saved) == (0, f"0 changes against {saved}\n")
+
+    def decay_of_norms_came_back(n):
+        model, optimizer = trainer(n)
+        optimizer.param_groups[0]["weight_decay"] = 0.01
+        return model, optimizer
+
+    code, text = run(capsys, decay_of_norms_came_back, "--against", saved)
+    assert code == 1 and "ln_f.weight at 64: decay 0 -> 5e-07" in text
+
+
+def test_a_scan_of_the_depth_reads_rates(capsys):
+    def build(n, layers, power=-0.5):
+        model = GPT(n, layers)
+        blocks = [p for k, p in model.named_parameters() if k.startswith("h.")]
+        rest = [p for k, p in model.named_parameters() if not k.startswith("h.")]
+        rate = 0.01 * layers**power
+        return model, torch.optim.AdamW([{"params": blocks, "lr": rate}, {"params": rest}], lr=0.01)
+
+    code, text = run(capsys, build, "--widths", 64, "--depths", 2, 4, 8)
+    assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
+    code, text = run(capsys, lambda n, layers: build(n, layers, 0.0), "--depths", 2, 8)
+    assert code == 0 and "nearest rule: no power of the depth" in text
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "message"),
+    [
+        (lambda n: None, [], "x.py: build returns .model, optimizer., got None"),
+        (nanogpt, ["--widths", 64], "give two different sizes or more"),
+        (nanogpt, ["--depths", 2, 4], "--depths needs build.width, depth."),
+        (nanogpt, ["--against", "none.json"], "--against none.json: no saved numbers"),
+    ],
+)
+def test_a_mistake_is_one_line(build, arguments, message):
+    with pytest.raises(PlanError, match=message):
+        audit.main(["x.py", *map(str, arguments)], lambda path, name: build)
