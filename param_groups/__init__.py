@@ -7,6 +7,7 @@ is, `prescriptions` has the papers', `plan` the result. Nothing here knows an ex
 from param_groups.contract import Numbers, Prescription
 from param_groups.plan import Plan, plan
 from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett, Spectral
+from param_groups.recipe import Recipe, initial_stds
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
 from param_groups.rows import READERS, Factor, Row
 from param_groups.schedules import guard, schedule, timescale
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Prescription",
+    "Recipe",
     "Role",
     "Row",
     "Rule",
@@ -34,6 +36,7 @@ __all__ = [
     "assign",
     "fans_of",
     "guard",
+    "initial_stds",
     "plan",
     "present",
     "rules_for",

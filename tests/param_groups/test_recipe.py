@@ -1,0 +1,139 @@
+"""A recipe at its base size and at others, against stock AdamW and the rule's own ratios."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from param_groups import (
+    Bordelon,
+    CompleteP,
+    Dinan,
+    Everett,
+    PlanError,
+    Recipe,
+    Role,
+    Spectral,
+    initial_stds,
+    plan,
+)
+from tests.param_groups.test_muon import RULES, Block, train
+
+RECIPE = {"lr": 3e-3, "eps": 1e-8, "weight_decay": 0.1, "decay_mode": "per_group"}
+PAIRS = {
+    "mup": lambda n: (Everett("mup", n, 32), Everett("mup", 32, 32)),
+    "ntk": lambda n: (Everett("ntk", n, 32), Everett("ntk", 32, 32)),
+    "completep": lambda n: (CompleteP(n, 32, 4, 2), CompleteP(32, 32, 2, 2)),
+}
+
+
+def planned(n, rule="mup", model=None):
+    base = Block(32)
+    torch.manual_seed(0)
+    model = Block(n) if model is None else model
+    rules = [*RULES[:3], RULES[3]._replace(trunk=False) if rule == "completep" else RULES[3]]
+    recipe = Recipe(*PAIRS[rule](n), init=initial_stds(base, RULES))
+    return model, plan(model, (*rules, RULES[4]), recipe, **RECIPE, absorb_multipliers=True)
+
+
+def test_at_the_base_size_fifty_steps_are_stock_adamws_bit_for_bit():
+    model, made = planned(32)
+    stock = copy.deepcopy(model)
+    made.apply_multipliers(model)
+    ours = torch.optim.AdamW(made.groups(model), betas=(0.9, 0.95))
+    theirs = torch.optim.AdamW(stock.parameters(), 3e-3, (0.9, 0.95), 1e-8, 0.1)
+    for one, optimizer in ((model, ours), (stock, theirs)):
+        train(one, optimizer, range(50))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(model.parameters(), stock.parameters(), strict=True)
+    )
+
+
+def test_at_the_base_size_initial_values_are_the_recipes():
+    _, made = planned(32)
+    stds = initial_stds(Block(32), RULES)
+    for row in made.rows:
+        if row.role != "norm_scale":
+            assert row.init_std == pytest.approx(stds[row.role], rel=0.1)
+
+
+@pytest.mark.parametrize("rule", ["mup", "ntk"])
+def test_ratios_between_sizes_are_those_of_the_rule(rule):
+    _, small = planned(32, rule)
+    _, large = planned(128, rule)
+    absolute = [
+        plan(Block(n), RULES, PAIRS[rule](n)[0], **RECIPE, absorb_multipliers=True)
+        for n in (32, 128)
+    ]
+    for name in (row.name for row in small.rows):
+        for key in ("lr", "eps", "decay_per_step", "init_std"):
+            ours = [getattr(made[name], key) for made in (small, large)]
+            rules = [getattr(made[name], key) for made in absolute]
+            if rules[0]:
+                assert ours[1] / ours[0] == pytest.approx(rules[1] / rules[0], rel=1e-9), (
+                    name,
+                    key,
+                )
+
+
+def test_mups_rates_of_adam():
+    """mup: matrices and readout fall with the width, embeddings, norms and biases stay."""
+    _, made = planned(128)
+    rates = {row.name: row.lr / 3e-3 for row in made.rows}
+    assert rates == pytest.approx(
+        {
+            "embedding.weight": 1.0,
+            "up.weight": 0.25,
+            "down.weight": 0.25,
+            "norm.weight": 1.0,
+            "readout.weight": 0.25,
+        }
+    )
+
+
+def test_depth_and_forward_factors_are_relative_too():
+    recipe = Recipe(*PAIRS["completep"](64), init={})
+    assert recipe.residual_multiplier() == 0.5
+    assert Recipe(*PAIRS["mup"](64), init={}).attention_scale(16) == 0.25
+    other = Recipe(*PAIRS["mup"](64), init={}, base_head_dim=16)
+    assert other.attention_scale(16) == 0.25 and other.attention_scale(32) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("rule", "base"),
+    [
+        (Dinan(128), Dinan(32)),
+        (Bordelon(8, 16, 2), Bordelon(8, 4, 2)),
+        (Spectral(128, 32), Spectral(32, 32)),
+    ],
+)
+def test_every_prescription_can_be_asked_for_it(rule, base):
+    same = Recipe(base, base, init={"mlp_in": 0.02}).numbers(Role.MLP_IN, 32, 128)
+    assert (same.init_std, same.lr, same.eps, same.multiplier) == (0.02, 1.0, 1.0, 1.0)
+    wide = Recipe(rule, base, init={"mlp_in": 0.02}).numbers(Role.MLP_IN, 128, 512)
+    here, there = rule(Role.MLP_IN, 128, 512), base(Role.MLP_IN, 32, 128)
+    assert wide.lr == pytest.approx(here.lr / there.lr) and wide.optimizer == here.optimizer
+
+
+def uneven():
+    model = Block(32)
+    torch.nn.init.normal_(model.down.weight, std=0.5)
+    rules = (*RULES[:2], RULES[2].__class__("down.weight", Role.MLP_IN), *RULES[3:])
+    return initial_stds(model, rules)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Recipe(Everett("mup", 64, 32), Dinan(32), {}), "one rule at two sizes"),
+        (lambda: Recipe(*PAIRS["mup"](64), {"qeury": 1.0}), "unknown role 'qeury'.*'query'"),
+        (lambda: Recipe(*PAIRS["mup"](64), {"query": math.nan}), "init of query must be finite"),
+        (lambda: Recipe(*PAIRS["mup"](64), {}).numbers(Role.KEY, 64, 64), "init has no key"),
+        (uneven, "give Recipe.init=.... by hand"),
+    ],
+)
+def test_what_leaves_a_number_open_is_refused(wrong, message):
+    with pytest.raises(PlanError, match=message):
+        wrong()
