@@ -1,8 +1,8 @@
 """A recipe that works at one size, carried to others: nothing changes at the base size.
 
 Every number of a prescription is divided by its value at the base size, so that there rates,
-epsilons, decays and initial values are the recipe's own, to the bit; elsewhere each is the recipe's
-times the prescription's power of the size. This is the convention of mup (Yang et al. 2022, App. B).
+epsilons, decays and initial values are the recipe's own, to the bit. Elsewhere each is the recipe's
+times the prescription's power of the size, as users of mup know it (Yang et al. 2022, App. B).
 """
 
 from __future__ import annotations
@@ -90,19 +90,22 @@ class Recipe(Prescription):
         small_out = fan_out if role in _FAN_IN else fan_out / ratio
         here = self.rule(role, fan_in, fan_out)
         there = self.base(role, max(round(small_in), 1), max(round(small_out), 1))
-        factors = {
-            key: getattr(here, key) / getattr(there, key) if getattr(there, key) else 0.0
-            for key in ("multiplier", "lr", "eps", "decay")
-        }
+        relative = replace(
+            here,
+            multiplier=here.multiplier / there.multiplier,
+            lr=here.lr / there.lr,
+            eps=here.eps / there.eps,
+            decay=here.decay / there.decay if there.decay else 0.0,
+        )
         if role in SCALES | BIASES:
-            mean = 1.0 / factors["multiplier"] if role in SCALES else 0.0
-            return replace(here, init_mean=mean, init_std=0.0, **factors)
+            mean = 1.0 / relative.multiplier if role in SCALES else 0.0
+            return replace(relative, init_mean=mean, init_std=0.0)
         if role not in self.init:
             raise PlanError(f"Recipe: init has no {role}; give its standard deviation at the base")
         grown = here.init_std / there.init_std if there.init_std else 1.0
         std = self.init[role] * grown
         distribution = NORMAL if std > 0 else CONSTANT
-        return replace(here, init_std=std, init_mean=0.0, init_distribution=distribution, **factors)
+        return replace(relative, init_std=std, init_mean=0.0, init_distribution=distribution)
 
     def scaled(self, ratio: float) -> Recipe:
         """The recipe for a tensor whose fans are `ratio` times those of a base model."""

@@ -28,13 +28,11 @@ PAIRS = {
 }
 
 
-def planned(n, rule="mup", model=None):
-    base = Block(32)
+def planned(n, rule="mup"):
     torch.manual_seed(0)
-    model = Block(n) if model is None else model
-    rules = [*RULES[:3], RULES[3]._replace(trunk=False) if rule == "completep" else RULES[3]]
-    recipe = Recipe(*PAIRS[rule](n), init=initial_stds(base, RULES))
-    return model, plan(model, (*rules, RULES[4]), recipe, **RECIPE, absorb_multipliers=True)
+    stds, model = initial_stds(Block(32), RULES), Block(n)
+    recipe = Recipe(*PAIRS[rule](n), init=stds)
+    return model, plan(model, RULES, recipe, **RECIPE, absorb_multipliers=True)
 
 
 def test_at_the_base_size_fifty_steps_are_stock_adamws_bit_for_bit():
@@ -61,8 +59,7 @@ def test_at_the_base_size_initial_values_are_the_recipes():
 
 @pytest.mark.parametrize("rule", ["mup", "ntk"])
 def test_ratios_between_sizes_are_those_of_the_rule(rule):
-    _, small = planned(32, rule)
-    _, large = planned(128, rule)
+    small, large = (made for _, made in (planned(n, rule) for n in (32, 128)))
     absolute = [
         plan(Block(n), RULES, PAIRS[rule](n)[0], **RECIPE, absorb_multipliers=True)
         for n in (32, 128)
