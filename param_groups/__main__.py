@@ -8,10 +8,10 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from param_groups import exponents
-from param_groups.contract import OPTIMIZER_FAMILY, Numbers, Prescription, exponent_optimizer
+from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.exponents import (
     ALIGNMENTS,
     LAYERS,
@@ -19,16 +19,12 @@ from param_groups.exponents import (
     PARAMETERIZATION_TABLE,
     Alignment,
     ExponentError,
-    Solution,
     gradient_exponents,
     solve,
 )
-from param_groups.prescriptions import DINAN_STRATEGIES, Bordelon, Dinan, Everett
-from param_groups.roles import BLOCK, PlanError, Role
+from param_groups.prescriptions import Bordelon, Dinan, Everett
+from param_groups.roles import BLOCK, PlanError, Role, choose
 from param_groups.rows import align
-
-if TYPE_CHECKING:  # a generic class for type checkers alone
-    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 Rows = list[tuple[str, ...]]
 
@@ -41,7 +37,7 @@ with width; nontrivial: training moves the logits; feature learning: it moves th
 input."""
 
 
-def everett_table() -> dict[str, dict[str, dict[str, object]]]:
+def everett_table() -> dict[str, dict[str, dict[str, Any]]]:
     """Everett et al.'s Table 1, every entry a power of n as a string; rates from the solver."""
     return {
         name: {
@@ -67,13 +63,11 @@ def everett_rows() -> Rows:
     columns = [(optimizer, kind) for kind in ALIGNMENTS for optimizer in OPTIMIZERS]
     titles = (f"{optimizer} {kind}" for optimizer, kind in columns)
     rows: Rows = [("parameterization", "layer", "init variance", "multiplier", "gradient", *titles)]
-    for name in PARAMETERIZATION_TABLE:
-        gradients = gradient_exponents(name)
-        rates = [solve(name, *column).lr for column in columns]
-        for layer in LAYERS:
-            own = PARAMETERIZATION_TABLE[name][layer]
-            powers = -2 * own.b, -own.a, gradients[layer], *(rate[layer] for rate in rates)
-            rows.append((name, layer, *map(str, powers)))
+    for name, layers in everett_table().items():
+        for layer, entry in layers.items():
+            rates = (entry["lr"][optimizer][kind] for optimizer, kind in columns)
+            powers = (entry[key] for key in ("init_variance", "multiplier", "gradient"))
+            rows.append((name, layer, *powers, *rates))
     return rows
 
 
@@ -128,76 +122,40 @@ def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
     }
 
 
-def stratos_rows() -> Rows:
-    """The same with a line per layer."""
-    rows: Rows = [("parameterization", "layer", "a", "b", "c")]
-    for name, layers in stratos_table().items():
-        rows += [(name, layer, *entry.values()) for layer, entry in layers.items()]
-    return rows
+# ------------------------------------------------------------------------------------------------
+# Commands. Each returns its value for JSON, its rows for the table, its text for people.
 
-
-def solution_rows(solution: Solution) -> Rows:
-    """A line per layer: the power of n in its rate, and the residual of its output's change."""
-    several = len(solution.residuals) > len(LAYERS)
-    hidden = [f"hidden {i}" if several else "hidden" for i in range(1, len(solution.residuals) - 1)]
-    return [
-        ("layer", "learning rate n^", "residual"),
-        *(
-            (layer, str(solution.lr[layer.split()[0]]), str(residual))
-            for layer, residual in zip(
-                ("embedding", *hidden, "readout"), solution.residuals, strict=True
-            )
-        ),
-    ]
-
-
-def properties(solution: Solution) -> str:
-    """What the rates do, and what the symbols mean."""
-    flags = ("stable", "nontrivial", "feature_learning")
-    lines = [f"{flag.replace('_', ' ')}: {getattr(solution, flag)}" for flag in flags]
-    return "\n".join([*lines, "", *textwrap.wrap(SYMBOLS, 98)])
-
-
-JSON_HELP = "every number, for programs"
-# The stem of each paper's models; norms, BLOCK and readout follow.
-_STEMS = {
-    "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
-    "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
-}
-
-
-# What a command found: its value for JSON, its rows for the table, its text for people.
-_Found = tuple[object, Rows, Callable[[str], str]]
+_Result = tuple[object, Rows, Callable[[str], str]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
     words = [*(sys.argv[1:] if argv is None else argv)]
     try:
-        if words[:1] == ["check"]:  # the only one that needs torch
+        if words[:1] == ["check"]:  # with options of its own
             from param_groups.check import command
 
             command.main(words[1:])
             return
         args = _parser().parse_args(words)
-        found = args.command(args)
-        if isinstance(found, str):
-            print(found)
+        result = args.command(args)
+        if isinstance(result, str):
+            print(result)
             return
-        value, rows, text = found
+        value, rows, text = result
         print(json.dumps(value, indent=1) if args.json else text(align(rows)))
     except (ExponentError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def published_exponents(_: argparse.Namespace) -> _Found:
+def published_exponents(_: argparse.Namespace) -> _Result:
     """Everett et al., Table 1, as the solver derives it."""
     title = "Powers of the width n (Everett et al., Table 1)"
     return everett_table(), everett_rows(), lambda text: f"{title}\n\n{text}"
 
 
-def constraints(_: argparse.Namespace) -> _Found:
+def constraints(_: argparse.Namespace) -> _Result:
     """Everett et al., Table 2."""
     rows = constraint_rows()
     value = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
@@ -205,51 +163,23 @@ def constraints(_: argparse.Namespace) -> _Found:
     return value, rows, lambda text: f"Everett et al., Table 2\n\n{text}\n\n{note}"
 
 
-def solution(args: argparse.Namespace) -> _Found:
-    """The largest stable learning rates under the alignment given."""
+def solution(args: argparse.Namespace) -> _Result:
+    """The largest stable learning rates under the alignment given: a line per layer."""
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
-    solved = exponents.solve(
+    found = exponents.solve(
         args.parameterization, family, alignment, hidden_layers=args.hidden_layers
     )
-    rows = solution_rows(solved)
-    return solved.to_dict(), rows, lambda text: f"{text}\n{properties(solved)}"
-
-
-def numbers_table(args: argparse.Namespace) -> _Found:
-    """What a prescription gives every role at one width."""
-    if args.prescription == "stratos":
-        return _stratos(args)
-    prescription = _prescription(args)
-    numbers = {
-        str(role): prescription(role, *_fans(role, round(prescription.width), args))
-        for role in _roles(args)
-    }
-    forward = prescription.forward(args.head_dim)
-    roles = {role: asdict(value) for role, value in numbers.items()}
-    value = {"prescription": prescription.describe(), "roles": roles, "forward": forward}
-    factors = _forward_text(forward, prescription)
-    return value, _rows(numbers), lambda text: f"{text}\n{factors}"
-
-
-def _stratos(args: argparse.Namespace) -> _Found:
-    """His Table 1 has no width: exponents alone, Adam with full alignment."""
-    given = [name for name in (*_EVERYWHERE, *_SHAPES) if vars(args).get(name) is not None]
-    if given or args.optimizer != "adam":
-        name = given[0].replace("_", "-") if given else "optimizer"
-        raise PlanError(f"--prescription stratos prints exponents of Adam; leave out --{name}")
-    title = "Stratos, Table 1: multiplier n^-a, std n^-b, rate n^-c"
-    return stratos_table(), stratos_rows(), lambda text: f"{title}\n\n{text}"
-
-
-def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
-    """The factors of the forward pass; without a head dimension, the attention's power of it."""
-    parts = [f"{name} {value:.6g}" for name, value in forward.items()]
-    if "attention_scale" not in forward:
-        power = prescription.attention_exponent()
-        parts.insert(0, f"attention_scale head_dim^({power:g}), a number with --head-dim")
-    return ", ".join(parts)
+    count = len(found.residuals) - 2
+    hidden = ["hidden"] if count == 1 else [f"hidden {i + 1}" for i in range(count)]
+    rows: Rows = [("layer", "learning rate n^", "residual")]
+    for layer, residual in zip(("embedding", *hidden, "readout"), found.residuals, strict=True):
+        rows.append((layer, str(found.lr[layer.split()[0]]), str(residual)))
+    flags = ("stable", "nontrivial", "feature_learning")
+    lines = [f"{flag.replace('_', ' ')}: {getattr(found, flag)}" for flag in flags]
+    notes = "\n".join([*lines, "", *textwrap.wrap(SYMBOLS, 98)])
+    return found.to_dict(), rows, lambda text: f"{text}\n{notes}"
 
 
 _PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
@@ -257,91 +187,90 @@ _PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
     "dinan": Dinan,
     "bordelon": Bordelon,
 }
-PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
-
-# What a model is like beside its width, and what is meant where it is not said.
-_SHAPES = {"head_dim": None, "model": "language", "patch_inputs": 768, "outputs": 1000}
-# The options each prescription reads: its own fields, and the MLP's width where it is free.
-_SHARED = {"optimizer", "head_dim", "init", "zero_readout", "hidden_layers"}
-_OPTIONS = {
-    name: [own.name for own in fields(kind) if own.init and own.name not in _SHARED]
-    + ([] if kind is Bordelon else ["mlp_ratio"])
-    for name, kind in _PRESCRIPTIONS.items()
+# The stem of each paper's models; norms, BLOCK and readout follow.
+_STEMS = {
+    "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
+    "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
 }
-_EVERYWHERE = tuple(dict.fromkeys(name for options in _OPTIONS.values() for name in options))
 
 
-def _prescription(args: argparse.Namespace) -> Prescription:
-    """The prescription of the options given; PlanError for one it lacks or would ignore."""
-    own, kind = _OPTIONS[args.prescription], _PRESCRIPTIONS[args.prescription]
-    for name in _EVERYWHERE:
-        if name in args and name not in own:
-            readers = " and ".join(key for key, options in _OPTIONS.items() if name in options)
-            raise PlanError(
-                f"--{name.replace('_', '-')} goes with --prescription {readers}, "
-                f"not {args.prescription}"
-            )
-    language = (args.model or _SHAPES["model"]) == "language"
-    if language and args.patch_inputs is not None:
-        raise PlanError("--patch-inputs goes with --model vision, not language")
-    if language and kind is Dinan and args.outputs is not None:
-        raise PlanError("--outputs goes with --model vision, as dinan's language model is tied")
-    for name, value in _SHAPES.items():
-        vars(args)[name] = value if getattr(args, name) is None else getattr(args, name)
-    values: dict[str, Any] = {name: getattr(args, name) for name in own if name in args}
-    vars(args)["mlp_ratio"] = values.pop("mlp_ratio", 4)
-    for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if kind is Everett:
-        values.setdefault("parameterization", "standard")
-        if "depth" in values and "alpha_depth" not in values:
-            raise PlanError("--depth goes with --alpha-depth in --prescription everett")
-    elif kind is Dinan:
-        values["init"] = "vit" if args.model == "vision" else "bart"
-    else:
-        values["zero_readout"] = args.model == "language"
-        if args.head_dim is not None:
-            values["head_dim"] = args.head_dim
-    for needed in fields(kind):
-        if needed.init and needed.default is MISSING and needed.name not in values:
-            option = needed.name.replace("_", "-")
-            raise PlanError(f"--prescription {args.prescription} needs --{option}")
-    return kind(**values, optimizer=args.optimizer)
-
-
-def _roles(args: argparse.Namespace) -> tuple[Role, ...]:
-    norms = (Role.NORM_SCALE,) if args.prescription == "everett" else ()
-    tied = args.prescription == "dinan" and args.model == "language"
-    bias = (args.prescription, args.model) in (("dinan", "vision"), ("bordelon", "language"))
-    readout = () if tied else (Role.READOUT, *((Role.READOUT_BIAS,) if bias else ()))
-    return (*_STEMS[args.model], *norms, *BLOCK, *readout)
-
-
-def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
-    hidden = width * (1 if args.prescription == "bordelon" else args.mlp_ratio)
-    return {
+def numbers_table(args: argparse.Namespace) -> _Result:
+    """What a prescription gives every role of a paper's model at one width."""
+    name: str = args.prescription
+    settings: dict[str, Any] = dict(map(_setting, args.settings))
+    if name == "stratos":  # his Table 1 has no width: exponents alone
+        if settings:
+            raise PlanError(f"stratos is a table of exponents; leave out {args.settings[0]}")
+        rows: Rows = [("parameterization", "layer", "a", "b", "c")]
+        for known, layers in stratos_table().items():
+            rows += [(known, layer, *entry.values()) for layer, entry in layers.items()]
+        title = "Stratos, Table 1, Adam with full alignment: multiplier n^-a, std n^-b, rate n^-c"
+        return stratos_table(), rows, lambda text: f"{title}\n\n{text}"
+    kind = _PRESCRIPTIONS[name]
+    model = choose("model", settings.pop("model", "language"), _STEMS)
+    language = model == "language"
+    # Readouts: Dinan et al.'s language model has none of its own; biases are those of the papers.
+    bias = (
+        (Role.READOUT_BIAS,) if (name, language) in (("dinan", False), ("bordelon", True)) else ()
+    )
+    readout = () if name == "dinan" and language else (Role.READOUT, *bias)
+    norms = (Role.NORM_SCALE,) if name == "everett" else ()
+    roles = (*_STEMS[model], *norms, *BLOCK, *readout)
+    # The model's own sizes beside its width, with what is meant where it is not given.
+    shapes: dict[str, Any] = {} if name == "bordelon" else {"mlp_ratio": 4, "head_dim": None}
+    shapes |= {} if language else {"patch_inputs": 768}
+    shapes |= {"outputs": 1000} if readout else {}
+    decided: dict[str, Any] = {}  # fields that go with the model
+    if kind is Dinan:
+        decided = {"init": "bart" if language else "vit"}
+    elif kind is Bordelon:
+        decided = {"zero_readout": language}
+    options = [one for one in fields(kind) if one.init and one.name not in decided]
+    for key in settings:
+        choose(f"key of {name}", key, [*(one.name for one in options), *shapes])
+    sizes = {key: settings.pop(key, value) for key, value in shapes.items()}
+    for key, value in sizes.items():
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise PlanError(f"{key}={value}: expected a whole number of at least 1")
+    for one in options:
+        if one.default is MISSING and one.name not in settings:
+            raise PlanError(f"{name} needs {one.name}=")
+    prescription = kind(**settings, **decided)
+    width = round(prescription.width)
+    hidden = width * sizes.get("mlp_ratio", 1)
+    fans = {
         **dict.fromkeys((*_STEMS["language"], Role.NORM_SCALE), (1, width)),
-        Role.PATCH_EMBEDDING: (args.patch_inputs, width),
+        Role.PATCH_EMBEDDING: (sizes.get("patch_inputs"), width),
         Role.MLP_IN: (width, hidden),
         Role.MLP_OUT: (hidden, width),
-        Role.READOUT: (width, args.outputs),
-        Role.READOUT_BIAS: (1, args.outputs),
-    }.get(role, (width, width))
-
-
-def _rows(numbers: dict[str, Numbers]) -> Rows:
-    rows: Rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
+        Role.READOUT: (width, sizes.get("outputs")),
+        Role.READOUT_BIAS: (1, sizes.get("outputs")),
+    }
+    numbers = {str(role): prescription(role, *fans.get(role, (width, width))) for role in roles}
+    forward = prescription.forward(sizes.get("head_dim", getattr(prescription, "head_dim", None)))
+    rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
     for role, value in numbers.items():
-        init = (
-            f"{value.init_distribution} {value.init_mean:.4g}"
-            if value.init_std == 0
-            else (value.init_distribution)
-        )
+        init = value.init_distribution + (f" {value.init_mean:.4g}" if not value.init_std else "")
         scales = (value.init_std, value.multiplier, value.lr, value.eps)
         rows.append((role, init, *(f"{scale:.6g}" for scale in scales)))
-    return rows
+    parts = [f"{factor} {value:.6g}" for factor, value in forward.items()]
+    if "attention_scale" not in forward:
+        power = prescription.attention_exponent()
+        parts.insert(0, f"attention_scale head_dim^({power:g}), a number with head_dim=")
+    by_role = {role: asdict(value) for role, value in numbers.items()}
+    everything = {"prescription": prescription.describe(), "roles": by_role, "forward": forward}
+    return everything, rows, lambda text: f"{text}\n{', '.join(parts)}"
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """key=value: numbers, true and false as JSON has them, anything else a text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise PlanError(f"{text!r}: expected key=value, such as width=256")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def suggestion(args: argparse.Namespace) -> str:
@@ -359,76 +288,43 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
     names = "exponents|constraints|solve|table|suggest|check"
     commands = parser.add_subparsers(required=True, metavar=names)
-    for name, command, number in (
-        ("exponents", published_exponents, 1),
-        ("constraints", constraints, 2),
-    ):
-        plain = commands.add_parser(name, help=f"Everett et al., Table {number}")
-        plain.add_argument("--json", action="store_true", help=JSON_HELP)
-        plain.set_defaults(command=command)
-    _add_solve(commands)
-    _add_table(commands)
-    commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
-    suggest = commands.add_parser("suggest", help="rules to look over for a stock model")
-    suggest.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
-    suggest.set_defaults(command=suggestion)
-    return parser
 
+    def command(name: str, call: Callable[[argparse.Namespace], Any], **words: Any) -> Any:
+        added = commands.add_parser(name, **words)
+        added.set_defaults(command=call)
+        return added.add_argument
 
-def _add_solve(commands: _Commands) -> None:
-    parser = commands.add_parser(
-        "solve", help="largest stable learning rates for any alignment", epilog=SYMBOLS
-    )
-    parser.add_argument("--parameterization", required=True, help="standard, ntk, mup, mean_field")
-    parser.add_argument("--optimizer", required=True, help="sgd, adam, adafactor")
+    add = [
+        command("exponents", published_exponents, help="Everett et al., Table 1"),
+        command("constraints", constraints, help="Everett et al., Table 2"),
+        command("solve", solution, help="largest stable rates for any alignment", epilog=SYMBOLS),
+        command("table", numbers_table, help="what a prescription gives every role"),
+    ]
+    for one in add:
+        one("--json", action="store_true", help="every number, for programs")
+    of_solve, of_table = add[2:]
+    of_solve("--parameterization", required=True, help=", ".join(PARAMETERIZATION_TABLE))
+    of_solve("--optimizer", required=True, help=", ".join(OPTIMIZERS))
     for name, meaning in (
         ("alpha", "alignment of the weight update with the layer's input"),
         ("omega", "alignment of the initial weight with the change of its input"),
         ("u", "alignment of both changes"),
     ):
-        parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
-    parser.add_argument("--omega-readout", help="omega of the readout, if different")
-    parser.add_argument("--hidden-layers", type=int, default=1, help="how many follow each other")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
-    parser.set_defaults(command=solution)
-
-
-def _add_table(commands: _Commands) -> None:
-    parser = commands.add_parser("table", help="what a prescription gives every role")
-    parser.add_argument("--prescription", required=True, choices=PRESCRIPTIONS)
-    parser.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZER_FAMILY))
-    parser.add_argument("--model", choices=_STEMS, help="stem and head (default language)")
-    parser.add_argument("--head-dim", type=int, help="head dimension, N in bordelon")
-    parser.add_argument("--patch-inputs", type=int, help="inputs of a patch (vision, default 768)")
-    parser.add_argument("--outputs", type=int, help="classes or vocabulary (default 1000)")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
-    _own(parser, "width", type=int, help="n")
-    _own(parser, "mlp-ratio", type=int, help="MLP width over n, M in dinan (default 4)")
-    everett = parser.add_argument_group("everett")
-    _own(everett, "parameterization", help=", ".join(exponents.PARAMETERIZATION_TABLE))
-    _own(everett, "alignment", help="full, none or global")
-    _own(everett, "base-width", type=int, help="width at which the exponents cancel")
-    _own(everett, "eps-per-layer", action="store_true", help="scale epsilon with the gradient")
-    _own(everett, "embedding-std", type=float, help="scale of the embedding after its multiplier")
-    for layer in exponents.LAYERS:
-        _own(everett, f"gamma-{layer}", type=float, help="constant on its rate (default 1)")
-    _own(everett, "qk-exponent", type=float, help="power of the head dimension on q.k")
-    _own(everett, "base-depth", type=float, help="depth at which the depth's powers cancel")
-    dinan = parser.add_argument_group("dinan")
-    _own(dinan, "strategy", help=", ".join((*DINAN_STRATEGIES, "meta_principled")))
-    _own(dinan, "s", type=float, help="in [0, 1], with meta_principled")
-    _own(dinan, "mlp-factor", help="keep or drop M (default drop)")
-    bordelon = parser.add_argument_group("bordelon")
-    _own(bordelon, "heads", type=int, help="H")
-    _own(bordelon, "depth", type=int, help="L")
-    for name in ("alpha-attention", "alpha-depth", "beta0", "gamma0"):
-        _own(bordelon, name, type=float, help="default 1")
-    parser.set_defaults(command=numbers_table)
-
-
-def _own(parser: argparse._ActionsContainer, name: str, **options: Any) -> None:
-    """An option of some prescriptions only: absent unless given, as `_prescription` must know."""
-    parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
+        of_solve(f"--{name}", required=True, help=meaning + ", in [0, 1]")
+    of_solve("--omega-readout", help="omega of the readout, if different")
+    of_solve("--hidden-layers", type=int, default=1, help="how many follow each other")
+    of_table("prescription", choices=(*_PRESCRIPTIONS, "stratos"))
+    of_table(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="fields of the prescription (width=256 base_width=64), and of a paper's model: "
+        "model=language or vision, head_dim, mlp_ratio, patch_inputs, outputs",
+    )
+    commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
+    of_suggest = command("suggest", suggestion, help="rules to look over for a stock model")
+    of_suggest("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
+    return parser
 
 
 if __name__ == "__main__":

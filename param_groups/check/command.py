@@ -69,6 +69,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, help="folder of the results (default coordinate_check/NAME)")
 
 
+def check_options(args: argparse.Namespace) -> None:
+    """CheckError for options that no slope can be fitted with."""
+    check_numbers(args.widths, args.steps, range(args.seeds))
+    if not 0 < args.tolerance < math.inf:
+        raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
+
+
 def main(argv: Sequence[str]) -> None:
     """`param-groups check ...`; see the module for its exit codes."""
     parser = argparse.ArgumentParser(
@@ -83,26 +90,17 @@ def main(argv: Sequence[str]) -> None:
     add_options(parser)
     args = parser.parse_args(argv)
     check_options(args)
-    library = args.target.partition(":")[0] in ("hf", "timm")
-    if args.rule and not library:
-        raise CheckError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
-    if library:
+    if args.target.partition(":")[0] in ("hf", "timm"):
         for width in args.widths:
             stock.sizes(args.target, width)
-        rules = args.rule or ("mup", "standard")
-        targets = [stock_target(args.target, rule) for rule in rules]
+        targets = [stock_target(args.target, rule) for rule in args.rule or ("mup", "standard")]
+    elif args.rule:
+        raise CheckError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
     else:
         targets = [file_target(Path(args.target))]
     outcomes = [run(target, args) for target in targets]
     if any(outcomes):
         raise SystemExit(1)
-
-
-def check_options(args: argparse.Namespace) -> None:
-    """CheckError for options that no slope can be fitted with."""
-    check_numbers(args.widths, args.steps, range(args.seeds))
-    if not 0 < args.tolerance < math.inf:
-        raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
 
 
 def stock_target(name: str, rule: str) -> Target:
@@ -115,12 +113,11 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path) -> Target:
     """A user's file with task(width, seed)."""
-    if not path.is_file():
+    if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise CheckError(f"{path}: not a Python file; its name must end with .py")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -140,23 +137,16 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         raise CheckError(f"--out {folder}: a file is in the way; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    measurement = measure(
-        target.build,
-        args.widths,
-        steps=args.steps,
-        seeds=range(args.seeds),
-        device=device,
-        progress=lambda line: print(line, file=sys.stderr),
-    )
+    progress = lambda line: print(line, file=sys.stderr)
+    options: dict[str, Any] = {"steps": args.steps, "seeds": range(args.seeds), "device": device}
+    measurement = measure(target.build, args.widths, progress=progress, **options)
     numbers = theory.judge(measurement.plans)
-    found = slopes.fit(measurement, args.tolerance)
-    bad = slopes.failed(found, numbers)
+    powers = slopes.fit(measurement, args.tolerance)
+    bad = slopes.failed(powers, numbers)
     result = {
         "name": target.name,
         "widths": sorted(args.widths),
-        "seeds": args.seeds,
-        "steps": args.steps,
-        "tolerance": args.tolerance,
+        **{key: getattr(args, key) for key in ("seeds", "steps", "tolerance")},
         **target.settings,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -165,23 +155,23 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         "not_called": list(measurement.silent),
         "prescription": measurement.plans[min(measurement.plans)].prescription,
         "numbers": [asdict(one) for one in numbers],
-        "slopes": [asdict(slope) for slope in found],
+        "slopes": [asdict(slope) for slope in powers],
     }
-    with open(folder / "coordinate_check.csv", "w", newline="", encoding="utf-8") as file:
+    table, picture = folder / "coordinate_check.csv", folder / "coordinate_check.png"
+    with open(table, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(Coordinate.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(point) for point in measurement.points)
     (folder / "coordinate_check.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(found)}\n")
+    print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
-    print(slopes.summary(found, numbers))
-    print(f"table: {folder / 'coordinate_check.csv'}")
+    print(f"{slopes.summary(powers, numbers)}\ntable: {table}")
     try:
         from param_groups.check.figure import draw
     except ImportError:
         print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
     else:
-        draw(measurement.points, result, folder / "coordinate_check.png")
-        print(f"figure: {folder / 'coordinate_check.png'}")
+        draw(measurement.points, result, picture)
+        print(f"figure: {picture}")
     return bad

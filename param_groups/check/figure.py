@@ -21,13 +21,16 @@ COLORS = dict.fromkeys(BAD, "#d55e00") | {UNCLEAR: "#e69f00", EXCEPTION: "#0072b
 def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) -> None:
     """A panel per module (of repeated blocks the worst), a line per step; dashed: what theory
     predicts for the first steps, through the line's first point."""
-    panels: dict[str, tuple[str, str]] = {}
+    words: dict[str, list[str]] = {}
+    predictions: dict[tuple[str, str, int], float | None] = {}
     for slope in result["slopes"]:
-        if slope["quantity"] == "update":
-            continue
-        name, known = slope["name"], panels.get(pooled(slope["name"]))
-        words = [one["verdict"] for one in result["slopes"] if one["name"] == name]
-        word = worst(words)
+        if slope["quantity"] != "update":
+            words.setdefault(slope["name"], []).append(slope["verdict"])
+            key = (slope["quantity"], slope["name"], slope["step"])
+            predictions[key] = slope["predicted"]
+    panels: dict[str, tuple[str, str]] = {}
+    for name, of_steps in words.items():
+        word, known = worst(of_steps), panels.get(pooled(name))
         if known is None or worst([word, known[1]]) != known[1]:
             panels[pooled(name)] = name, word
     across = min(ACROSS, len(panels))
@@ -43,11 +46,7 @@ def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) ->
             color = "black" if quantity == "init" else shades(step - 1)
             label = "at initialisation" if quantity == "init" else f"change, step {step}"
             axis.plot([*line], [*line.values()], "o-", ms=3, lw=1.2, color=color, label=label)
-            (predicted,) = (
-                one["predicted"]
-                for one in result["slopes"]
-                if (one["quantity"], one["name"], one["step"]) == (quantity, name, step)
-            )
+            predicted = predictions[quantity, name, step]
             if predicted is not None:
                 size, value = next(iter(line.items()))
                 law = [value * (n / size) ** predicted for n in line]
@@ -63,8 +62,8 @@ def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) ->
     figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=len(labels))
     rule = result["prescription"]
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
-    words = [str(rule[key]) for key in keys if isinstance(rule.get(key), str)]
-    figure.suptitle(f"coordinate check of {result['name']}: {', '.join(words)}", fontsize=9)
+    origin = ", ".join(str(rule[key]) for key in keys if isinstance(rule.get(key), str))
+    figure.suptitle(f"coordinate check of {result['name']}: {origin}", fontsize=9)
     figure.savefig(path, dpi=150)
 
 

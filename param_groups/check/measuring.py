@@ -25,7 +25,6 @@ from torch.utils._pytree import tree_map_only
 
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
-from param_groups.rows import Row
 
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG = " along the loss gradient"
@@ -108,7 +107,14 @@ def measure(
     modules: dict[int, set[str]] = {}
     runs = [(width, seed) for width in sorted(widths) for seed in seeds]
     for number, (width, seed) in enumerate(runs, start=1):
-        check = _checked(build(width, seed))
+        check = build(width, seed)
+        if not isinstance(check, Check):
+            raise CheckError(
+                f"task(width, seed) returned {type(check).__name__}; expected a "
+                "param_groups.check.Check"
+            )
+        if not len(check.batches):
+            raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
         result.plans[width] = check.plan
         with torch.random.fork_rng():  # dropout, too, is a function of the seed
             torch.manual_seed(seed)
@@ -120,7 +126,19 @@ def measure(
     if scanned(result.plans) == "depth":
         result.points = _over_blocks(result.points)
         modules = {depth: set(map(pooled, names)) for depth, names in modules.items()}
-    _refuse_unlike(modules, result.plans)
+    first, *rest = sorted(modules)
+    shapes = {width: [row.shape for row in plan.rows] for width, plan in result.plans.items()}
+    for width in rest:
+        if odd := sorted(modules[first] ^ modules[width]):
+            raise CheckError(
+                f"module {odd[0]!r} is in the model of width {first} or {width} only; widths can "
+                "be compared only between models that are otherwise the same"
+            )
+        if shapes[first] == shapes[width]:
+            raise CheckError(
+                f"widths {first} and {width} gave models of the same shapes; the width that is "
+                "asked for must be the model's"
+            )
     return result
 
 
@@ -151,17 +169,6 @@ def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> No
         raise CheckError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
 
 
-def _checked(check: object) -> Check:
-    if not isinstance(check, Check):
-        raise CheckError(
-            f"task(width, seed) returned {type(check).__name__}; expected a "
-            "param_groups.check.Check"
-        )
-    if not len(check.batches):
-        raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
-    return check
-
-
 def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
     """The RMS over all blocks of what each of them has, so that depths can be compared."""
     groups: dict[Coordinate, list[float]] = {}
@@ -172,22 +179,6 @@ def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
         replace(group, rms=math.sqrt(sum(rms * rms for rms in values) / len(values)))
         for group, values in groups.items()
     ]
-
-
-def _refuse_unlike(modules: Mapping[int, set[str]], plans: Mapping[int, Plan]) -> None:
-    """CheckError for models that do not differ, or differ in more than their width."""
-    first, *rest = sorted(modules)
-    for width in rest:
-        if odd := sorted(modules[first] ^ modules[width]):
-            raise CheckError(
-                f"module {odd[0]!r} is in the model of width {first} or {width} only; widths can "
-                "be compared only between models that are otherwise the same"
-            )
-        if [row.shape for row in plans[first].rows] == [row.shape for row in plans[width].rows]:
-            raise CheckError(
-                f"widths {first} and {width} gave models of the same shapes; the width that is "
-                "asked for must be the model's"
-            )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -202,8 +193,7 @@ def _measure_one(
     check.plan.initialise(model, seed)
     if check.after_init is not None:
         check.after_init(model)
-    optimizer = check.optimizer or _optimizer(check)
-    _refuse_partial(model, optimizer)
+    optimizer = _optimizer(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.plan)
     first, gradient = _first_outputs(check, parts, batches[0])
@@ -216,7 +206,13 @@ def _measure_one(
     for name, output in first.items():
         keep("init", name, parts[name], 0, _rms(output))
     for step in range(1, steps + 1):
-        _train_step(check, optimizer, batches[(step - 1) % len(batches)])
+        model.train()
+        optimizer.zero_grad()
+        torch.autograd.backward(check.loss(model, batches[(step - 1) % len(batches)]))
+        if check.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), check.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
         now = _outputs(check, first, batches[0])
         for name in first:
             keep("change", name, parts[name], step, _rms(now[name] - first[name]))
@@ -229,39 +225,27 @@ def _measure_one(
 
 
 def _optimizer(check: Check) -> torch.optim.Optimizer:
-    """torch's update rule of the plan's prescription, Adam where it names none, without decay:
-    that moves a tensor by a share of itself, whatever its rate."""
-    name = str(check.plan.prescription.get("optimizer", "adam"))
-    groups = [{**group, "weight_decay": 0.0} for group in check.plan.groups(check.model)]
-    if name == "adam":
-        return torch.optim.AdamW(groups)
-    if name == "sgd":
-        return torch.optim.SGD(groups)
-    raise CheckError(
-        f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one that is "
-        "built over plan.groups(model)"
-    )
-
-
-def _refuse_partial(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """CheckError for tensors that are not trained: that they do not move says nothing of a plan."""
+    """The check's own, or torch's update rule of the plan's prescription (Adam where it names
+    none), without decay: that moves a tensor by a share of itself, whatever its rate."""
+    optimizer = check.optimizer
+    if optimizer is None:
+        name = str(check.plan.prescription.get("optimizer", "adam"))
+        kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        if name not in kinds:
+            raise CheckError(
+                f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one "
+                "that is built over plan.groups(model)"
+            )
+        groups = check.plan.groups(check.model)
+        optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in held:
+    for name, parameter in check.model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:  # its rest says nothing
             raise CheckError(
                 f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
                 "model that the check is given, or freeze what is not to be trained"
             )
-
-
-def _train_step(check: Check, optimizer: torch.optim.Optimizer, batch: Any) -> None:
-    check.model.train()
-    optimizer.zero_grad()
-    torch.autograd.backward(check.loss(check.model, batch))
-    if check.clip_norm is not None:
-        nn.utils.clip_grad_norm_(check.model.parameters(), check.clip_norm)
-    optimizer.step()
-    optimizer.zero_grad()
+    return optimizer
 
 
 def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
@@ -270,30 +254,23 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
     A word embedding that is also the readout counts as logits under its second name.
     """
     parts: dict[str, str] = {}
+    tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
     for row in plan.rows:
         for name in (row.name, *row.tied_to):
             module = name.rpartition(".")[0]
             # Not the whole model, whose output is the loss or the logits again. Of a layer's
             # tensors a bias says less than the matrix.
             if module and parts.get(module) not in ("logits", "embedding"):
-                parts[module] = _part(row, name)
+                tied = row.role == Role.TOKEN_EMBEDDING and name != row.name
+                logits = tied or row.role in (Role.READOUT, Role.READOUT_BIAS)
+                part = "embedding" if row.role in tables else "hidden"
+                parts[module] = "logits" if logits else part
     for name, module in model.named_modules():
         parent = model.get_submodule(name.rpartition(".")[0])
         block = isinstance(parent, (nn.ModuleList, nn.Sequential)) and module is not model
         if block and name not in parts and any(True for _ in module.parameters()):
             parts[name] = "hidden"
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
-
-
-def _part(row: Row, name: str) -> str:
-    """What a module's output is, judged by one of its tensors."""
-    role = Role(row.role)
-    if role in (Role.READOUT, Role.READOUT_BIAS) or (
-        role is Role.TOKEN_EMBEDDING and name != row.name
-    ):
-        return "logits"
-    tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
-    return "embedding" if role in tables else "hidden"
 
 
 # ------------------------------------------------------------------------------------------------

@@ -58,33 +58,22 @@ def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
         else:
             aims = theory.expectation(expected, quantity, part)
         aim, predicted = (None if value is None else float(value) for value in aims)
-        reason = theory.exception(expected, quantity, part)
-        slopes.append(_judged(key, points, aim, predicted, reason, tolerance))
+        slope, error, note = None, None, ""
+        if not all(math.isfinite(point.rms) for point in points):
+            word = NOT_FINITE
+        elif max(point.rms for point in points) == 0:
+            word, note = UNKNOWN, "zero"
+        elif zero := next((point for point in points if point.rms == 0), None):
+            word, note = UNCLEAR, f"zero at width {zero.width}, seed {zero.seed}"
+        else:
+            slope, error = slope_of(points)
+            reason = theory.exception(expected, quantity, part)
+            one_sided = part == "logits" and quantity == "change" and ALONG not in name
+            allowed = predicted if reason else aim
+            word = verdict(slope, error, aim, allowed, tolerance, one_sided)
+            note = reason if word == EXCEPTION else ""
+        slopes.append(Slope(*key, slope, error, aim, predicted, word, note))
     return slopes
-
-
-def _judged(
-    key: tuple[str, str, str, int],
-    points: Sequence[Coordinate],
-    aim: float | None,
-    predicted: float | None,
-    reason: str,
-    tolerance: float,
-) -> Slope:
-    quantity, name, part, _ = key
-    values = [point.rms for point in points]
-    if not all(map(math.isfinite, values)):
-        return Slope(*key, None, None, aim, predicted, NOT_FINITE)
-    if max(values) == 0:
-        return Slope(*key, None, None, aim, predicted, UNKNOWN, "zero")
-    if zero := next((point for point in points if point.rms == 0), None):
-        note = f"zero at width {zero.width}, seed {zero.seed}"
-        return Slope(*key, None, None, aim, predicted, UNCLEAR, note)
-    slope, error = slope_of(points)
-    one_sided = part == "logits" and quantity == "change" and ALONG not in name
-    allowed = predicted if reason else aim
-    word = verdict(slope, error, aim, allowed, tolerance, one_sided)
-    return Slope(*key, slope, error, aim, predicted, word, reason if word == EXCEPTION else "")
 
 
 def slope_of(points: Sequence[Coordinate]) -> tuple[float, float]:

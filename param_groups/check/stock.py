@@ -28,35 +28,14 @@ RULES: dict[str, dict[str, Any]] = {
     "standard": {"parameterization": "standard"},
     "one_rate": {"parameterization": "standard", "alignment": "global"},
 }
-MODELS = (
-    "hf:gpt2",
-    "hf:llama",
-    "hf:mistral",
-    "hf:qwen2",
-    "hf:qwen3",
-    "hf:gemma",
-    "hf:gemma2",
-    "hf:gemma3_text",
-    "hf:gpt_neox",
-    "hf:bert",
-    "hf:roberta",
-    "hf:t5",
-    "hf:vit",
-    "hf:whisper",
-    "timm:vit_small_patch16_224",
-    "timm:deit3_small_patch16_224",
-    "timm:vit_small_patch14_dinov2",
-    "timm:eva02_tiny_patch14_224",
-    "timm:vit_base_patch16_siglip_224",
-    "timm:convnext_tiny",
-    "timm:swin_tiny_patch4_window7_224",
+_HUGGING_FACE = (
+    "gpt2 llama mistral qwen2 qwen3 gemma gemma2 gemma3_text gpt_neox bert roberta t5 vit whisper"
 )
-_IDS: dict[str, Any] = {
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-    "decoder_start_token_id": 0,
-}
+_TIMM = (
+    "vit_small_patch16_224 deit3_small_patch16_224 vit_small_patch14_dinov2 "
+    "eva02_tiny_patch14_224 vit_base_patch16_siglip_224 convnext_tiny swin_tiny_patch4_window7_224"
+)
+MODELS = (*(f"hf:{n}" for n in _HUGGING_FACE.split()), *(f"timm:{n}" for n in _TIMM.split()))
 
 
 def sizes(name: str, width: int) -> dict[str, Any]:
@@ -64,72 +43,44 @@ def sizes(name: str, width: int) -> dict[str, Any]:
 
     CheckError for a width that is no multiple of its heads or stages.
     """
-    library, _, kind = name.partition(":")
-    heads, unit = width // HEAD_DIM, 2 * HEAD_DIM  # of two heads that share keys
+    kind, heads = name.partition(":")[2], width // HEAD_DIM
+    unit = 2 * HEAD_DIM  # two heads that share keys
     if width % unit:
         raise CheckError(
             f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
             f"up to four stages; expected multiples of {unit}"
         )
-    if library == "timm":
-        if kind.startswith("convnext"):
-            return {
-                "dims": [width // 8, width // 4, width // 2, width],
-                "depths": [1, 1, 1, 1],
-                "num_classes": CLASSES,
-            }
-        if kind.startswith("swin"):
-            stages = [max(heads // part, 1) for part in (8, 4, 2, 1)]
-            return {
-                "img_size": 32,
-                "patch_size": 2,
-                "window_size": 2,
-                "embed_dim": width // 8,
-                "num_heads": stages,
-                "depths": (1, 1, 1, 1),
-                "num_classes": CLASSES,
-            }
-        return {
-            "img_size": 28,
-            "patch_size": 7,
-            "embed_dim": width,
-            "depth": 2,
-            "num_heads": heads,
-            "num_classes": CLASSES,
-        }
+    images: dict[str, Any] = {"img_size": 28, "patch_size": 7, "num_classes": CLASSES}
+    if kind.startswith("convnext"):
+        dims = [width // part for part in (8, 4, 2, 1)]
+        return {"dims": dims, "depths": [1, 1, 1, 1], "num_classes": CLASSES}
+    if kind.startswith("swin"):
+        stages = [max(heads // part, 1) for part in (8, 4, 2, 1)]
+        images |= {"img_size": 32, "patch_size": 2, "window_size": 2, "depths": (1, 1, 1, 1)}
+        return {**images, "embed_dim": width // 8, "num_heads": stages}
+    if name.startswith("timm:"):
+        return {**images, "embed_dim": width, "depth": 2, "num_heads": heads}
+    mlp = {"intermediate_size": 4 * width}
     common = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads}
     if kind == "vit":
-        return {
-            **common,
-            "intermediate_size": 4 * width,
-            "image_size": 28,
-            "patch_size": 7,
-            "num_labels": CLASSES,
-        }
-    common |= {"vocab_size": TOKENS, **_IDS}
+        return {**common, **mlp, "image_size": 28, "patch_size": 7, "num_labels": CLASSES}
+    text: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id"), 0)
+    text |= {"vocab_size": TOKENS, "pad_token_id": None, "decoder_start_token_id": 0}
     if kind == "whisper":
-        ends = {
-            f"{end}_{key}": value
-            for end in ("encoder", "decoder")
-            for key, value in (("layers", 1), ("attention_heads", heads), ("ffn_dim", 4 * width))
-        }
-        return {
-            "d_model": width,
-            "vocab_size": TOKENS,
-            **_IDS,
-            **ends,
-            "pad_token_id": 0,
-            "max_source_positions": 16,
-            "max_target_positions": 32,
-        }
-    if kind == "t5":
-        return {**common, "num_layers": 1, "d_kv": HEAD_DIM, "d_ff": 4 * width, "pad_token_id": 0}
-    if kind == "gpt2":
-        return {**common, "n_positions": 32}
-    if kind in ("bert", "roberta"):
-        return {**common, "intermediate_size": 4 * width, "pad_token_id": 1}
-    own = {} if kind == "gpt_neox" else {"num_key_value_heads": heads // 2, "head_dim": HEAD_DIM}
-    return {**common, **own, "intermediate_size": 4 * width}
+        for end in ("encoder", "decoder"):
+            keys = (f"{end}_layers", f"{end}_attention_heads", f"{end}_ffn_dim")
+            text |= zip(keys, (1, heads, 4 * width), strict=True)
+        text |= {"max_source_positions": 16, "max_target_positions": 32, "pad_token_id": 0}
+        return {**text, "d_model": width}
+    by_kind: dict[str, dict[str, Any]] = {
+        "t5": {"num_layers": 1, "d_kv": HEAD_DIM, "d_ff": 4 * width, "pad_token_id": 0},
+        "gpt2": {"n_positions": 32},
+        "gpt_neox": mlp,
+        "bert": {**mlp, "pad_token_id": 1},
+        "roberta": {**mlp, "pad_token_id": 1},
+    }
+    shared_keys = {**mlp, "num_key_value_heads": heads // 2, "head_dim": HEAD_DIM}
+    return {**common, **text, **by_kind.get(kind, shared_keys)}
 
 
 def build(name: str, width: int) -> nn.Module:
@@ -163,11 +114,8 @@ def set_attention_scale(model: nn.Module, scale: float) -> bool:
         if isinstance(module, nn.MultiheadAttention) or type(module).__name__ == "T5Attention":
             return False
         if "Attention" in type(module).__name__:
-            places += [
-                (module, key)
-                for key in ("scaling", "scale")
-                if isinstance(getattr(module, key, None), float)
-            ]
+            keys = ("scaling", "scale")
+            places += [(module, k) for k in keys if isinstance(getattr(module, k, None), float)]
     for module, key in places:
         setattr(module, key, scale)
         if hasattr(module, "fused_attn"):
@@ -184,12 +132,8 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
         replace(rule, scale=1.0) if rule.role is Role.LAYER_SCALE else rule
         for rule in rules_for(model)
     ]
-    options: dict[str, Any] = {
-        "width": BASE_WIDTH if staged else width,
-        "base_width": BASE_WIDTH,
-        "embedding_std": 1.0,
-        **RULES[rule],
-    }
+    own = BASE_WIDTH if staged else width
+    options = {"width": own, "base_width": BASE_WIDTH, "embedding_std": 1.0, **RULES[rule]}
     prescription = Everett(**options)
     attends = not name.startswith("timm:convnext")
     note, applied = "", {}
@@ -199,20 +143,10 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     elif attends and prescription.attention_exponent() != -0.5:
         note = "no place for an attention scale: the library's own"
         prescription = Everett(**options, qk_exponent=-0.5)
-    base = None
-    if staged:
-        with torch.device("meta"):
-            base = build(name, BASE_WIDTH)
-    numbers = plan(
-        model,
-        rules,
-        prescription,
-        lr=2**-8,
-        absorb_multipliers=True,
-        applied=applied,
-        head_dim=HEAD_DIM,
-        base=base,
-    )
+    with torch.device("meta"):
+        base = build(name, BASE_WIDTH) if staged else None
+    keys: dict[str, Any] = {"applied": applied, "head_dim": HEAD_DIM, "base": base}
+    numbers = plan(model, rules, prescription, lr=2**-8, absorb_multipliers=True, **keys)
     return model, numbers, note
 
 

@@ -1,8 +1,8 @@
 """What a check expects of a plan's numbers, and of what it measures.
 
 Expectations come from papers or from the demand for stability, never from the plan under check. A
-plan says which rule it follows; the exponents of that rule stand here (`promise`). For every other
-rule, and for one global rate, stability sets the standard (`demand`): what a step changes neither
+plan says which rule it follows; the exponents of that rule stand here (`_PAPERS`). For every other
+rule, and for one global rate, stability sets the standard (`_demand`): what a step changes neither
 grows nor vanishes with the size.
 
 Tensors are compared in the form without multipliers (Everett et al., B.2). There multiplier times
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -66,14 +66,6 @@ class Promise:
     logit: Fraction = ZERO
     published: bool = True
 
-    @property
-    def starts_steady(self) -> bool:
-        """Whether activations start at constant scale, which the theory of changes is about."""
-        if self.size == "depth":
-            return True
-        embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
-        return embedding == 0 and hidden == HALF and readout >= HALF
-
     def init(self, part: str) -> Fraction:
         """The power of the size in a part's output at initialisation."""
         embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
@@ -86,12 +78,15 @@ class Promise:
 
     def change(self, part: str, alignment: Alignment) -> Fraction:
         """The power of the size in the change of a part's output."""
-        if self.size == "depth":
-            return self._change_over_depth(part)
+        if self.size == "depth":  # all blocks' updates add up in the stream, in one direction
+            embedding, hidden, readout = map(self.update, LAYERS)
+            stream = max(embedding, 1 - self.residual + hidden)
+            logits = max(readout, stream - self.start["readout"])
+            return {"embedding": embedding, "hidden": max(stream, hidden), "logits": logits}[part]
         table = Parameterization(*(Layer(0, self.start[layer]) for layer in LAYERS))
         c = {layer: self.step[layer] for layer in LAYERS}
-        found = exponents.residuals(table, self.family, alignment, c)
-        return -dict(zip(("embedding", "hidden", "logits"), found, strict=True))[part]
+        residuals = exponents.residuals(table, self.family, alignment, c)
+        return -dict(zip(("embedding", "hidden", "logits"), residuals, strict=True))[part]
 
     def update(self, kind: str, attends: bool = False) -> Fraction:
         """The power of the size in multiplier times first update, -d (Everett et al., B.9)."""
@@ -105,33 +100,10 @@ class Promise:
             gradient += self.residual - (self.attention if attends else ZERO)
         return -step - gradient
 
-    def _change_over_depth(self, part: str) -> Fraction:
-        """All blocks' updates add up in the residual stream, in one direction."""
-        embedding, hidden, readout = map(self.update, LAYERS)
-        if part == "embedding":
-            return embedding
-        stream = max(embedding, 1 - self.residual + hidden)
-        if part == "hidden":
-            return max(stream, hidden)
-        return max(readout, stream - self.start["readout"])
-
 
 # ------------------------------------------------------------------------------------------------
-# What papers promise
-
-
-def promise(plan: Plan, size: str) -> Promise | None:
-    """The published exponents of a plan's rule; None for a rule of no paper, for one rate for all
-    tensors, for a size that the rule does not know, and for an optimiser of no known family."""
-    rule = plan.prescription
-    family = family_of(plan)
-    make = _PAPERS.get(str(rule.get("name")))
-    return make(rule, size, family) if make and family else None
-
-
-def family_of(plan: Plan) -> str | None:
-    """The optimiser's family; Adam's where a prescription names none."""
-    return OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
+# What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
+# for one rate for all tensors and for a size that the rule does not know.
 
 
 def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
@@ -154,8 +126,8 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """The meta-principled family, s of footnote 8; the standard runs have one rate."""
-    strategy = str(rule["strategy"])
-    s = _STRATEGIES.get(strategy, None if rule["s"] is None else _fraction(rule["s"]))
+    known = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
+    s = known.get(str(rule["strategy"]), None if rule["s"] is None else _fraction(rule["s"]))
     if s is None or size != "width":
         return None
     bart = rule["init"] == "bart"
@@ -163,16 +135,11 @@ def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     step = {"embedding": -s, "hidden": 1 - s, "readout": ONE}
     if family == "adam":
         step = {"embedding": (1 - s) / 2, "hidden": Fraction(3, 2) - s / 2, "readout": ONE}
-    return Promise(
-        "Dinan, Yaida & Zhang, (1.99) to (1.116) and footnote 8",
-        size,
-        family,
-        # Section II 2C: BART's matrices start with 0.02, and word embeddings with 1, at all widths.
-        {"embedding": ZERO, "hidden": ZERO if bart else HALF, "readout": (1 + s) / 2},
-        step,
-        exponents.TENSOR_PROGRAMS,
-        logit=(1 + s) / 2 if bart else ZERO,
-    )
+    # Section II 2C: BART's matrices start with 0.02, and word embeddings with 1, at all widths.
+    start = {"embedding": ZERO, "hidden": ZERO if bart else HALF, "readout": (1 + s) / 2}
+    source = "Dinan, Yaida & Zhang, (1.99) to (1.116) and footnote 8"
+    logit = (1 + s) / 2 if bart else ZERO
+    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, logit=logit)
 
 
 def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
@@ -191,15 +158,13 @@ def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
 
 def _over_depth(alpha: Fraction, family: str) -> Promise:
     """Bordelon et al., Tables 1 and 2: rates in branches; what no branch holds knows no depth."""
-    step = dict.fromkeys(LAYERS, ZERO)
-    step["hidden"] = 1 - (2 if family == "sgd" else 1) * alpha
-    source = "Bordelon et al., Tables 1 and 2, the depth"
     start = dict.fromkeys(LAYERS, ZERO)
+    step = {**start, "hidden": 1 - (2 if family == "sgd" else 1) * alpha}
+    source = "Bordelon et al., Tables 1 and 2, the depth"
     return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
 
 
 _PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
-_STRATEGIES = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
 # The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
 _SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
 
@@ -208,27 +173,36 @@ def _fraction(value: object) -> Fraction:
     return Fraction(str(value))
 
 
-# ------------------------------------------------------------------------------------------------
-# What stability demands
+def family_of(plan: Plan) -> str | None:
+    """The optimiser's family; Adam's where a prescription names none."""
+    return OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
 
 
-def demand(plans: Mapping[int, Plan]) -> Promise | None:
+def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
+    """What a check of these plans expects: the exponents of the rule's paper, or else stability's;
+    None for an optimiser of no known family."""
+    plan, size = plans[min(plans)], scanned(plans)
+    paper, family = _PAPERS.get(str(plan.prescription.get("name"))), family_of(plan)
+    if family is None:
+        return None
+    return (paper and paper(plan.prescription, size, family)) or _demand(plans, size, family)
+
+
+def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None:
     """The exponents with which no change grows or vanishes in the first steps, for any rule.
 
     d of Everett et al., B.9 (multiplier times update goes as size^(-d)) is 0 for embeddings and 1
     for what sums over the width; in a branch of a model of many blocks it is 1 - residual. SGD and
     parameter scaling turn d into a rate by the gradient's or the tensor's initial size, which are
     the readout's, the residual multiplier's and the attention scale's: these are the plan's, where
-    they are stable.
-    None for an optimiser of no known family, and for depths in plans without forward factors.
+    they are stable. None for depths in plans without forward factors.
     """
-    size, family = scanned(plans), family_of(plans[min(plans)])
     numbers = PlanExponents(plans)
-    residual = numbers.factor("residual_multiplier")
-    if family is None or (size == "depth" and residual is None):
-        return None
     if size == "depth":
-        stable = _over_depth(max(HALF, -(residual or ZERO)), family)
+        residual = numbers.factor("residual_multiplier")
+        if residual is None:
+            return None
+        stable = _over_depth(max(HALF, -residual), family)
         return replace(stable, source="stability", alignment=None, published=False)
     starts = [p.start for n in numbers.names if (p := numbers.powers(n)).kind == "readout"]
     readout = max([HALF, *(start for start in starts if start is not None)]) if starts else ONE
@@ -243,11 +217,6 @@ def demand(plans: Mapping[int, Plan]) -> Promise | None:
     attention = numbers.factor("attention_scale") or ZERO
     step["query"] = step["hidden"] + (2 if family == "sgd" else 1) * attention
     return Promise("stability", size, family, start, step, attention=attention, published=False)
-
-
-def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
-    """What a check of these plans expects: the paper's exponents, or else the demand's."""
-    return promise(plans[min(plans)], scanned(plans)) or demand(plans)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -300,10 +269,9 @@ class PlanExponents:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.plans, self.size, self.sizes = plans, scanned(plans), sorted(plans)
         self.family = family_of(plans[self.sizes[0]]) or "adam"
-        common = [{row.name for row in plan.rows} for plan in plans.values()]
-        self.names = [
-            row.name for row in plans[self.sizes[0]].rows if all(row.name in n for n in common)
-        ]
+        common = set.intersection(*({row.name for row in plan.rows} for plan in plans.values()))
+        self.names = [row.name for row in plans[self.sizes[0]].rows if row.name in common]
+        self.pairs = [*itertools.pairwise(self.sizes)]
 
     def powers(self, name: str, sizes: tuple[int, int] | None = None) -> Powers:
         """A tensor's exponents between two sizes, by default the smallest and the largest."""
@@ -312,12 +280,13 @@ class PlanExponents:
         a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
         b, c = power(first, last, ratio), power(small.lr, large.lr, ratio)
-        return Powers(
-            kind_of(small, large, self.size),
-            None if b is None else a - b,
-            None if c is None else _SHIFT[self.family] * a - c,
-            -a,
-        )
+        start = None if b is None else a - b
+        step = None if c is None else _SHIFT[self.family] * a - c
+        return Powers(kind_of(small, large, self.size), start, step, -a)
+
+    def attends(self, name: str) -> bool:
+        """Whether a tensor makes queries or keys."""
+        return self.plans[self.sizes[0]][name].role in (Role.QUERY, Role.KEY)
 
     def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
         """The power of the size in a factor of the forward pass; an attention's is taken times the
@@ -327,8 +296,8 @@ class PlanExponents:
         for plan in (self.plans[low], self.plans[high]):
             if plan.forward is None:
                 return None
-            found = [factor for factor in plan.forward if factor.name == name]
-            values.append(found[0].value * (found[0].head_dim or 1) if found else 1.0)
+            factors = (f.value * (f.head_dim or 1) for f in plan.forward if f.name == name)
+            values.append(next(factors, 1.0))
         return power(values[0], values[1], high / low)
 
 
@@ -351,29 +320,41 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
     A rate that falls too slowly makes its tensor's changes grow, one that falls too fast makes them
     vanish, and numbers that are not one power of the size have other constants at other sizes. For
     a rule of no paper, theory also says what all tensors together do to the parts of the model.
+
+    Args:
+        plans: a plan per size, as `Measurement.plans` holds them.
+
+    Returns:
+        A verdict per number; empty where nothing is known to compare with.
+
+    Source:
+        The paper that the rule names; for any other rule stability (Everett et al., App. B).
     """
     expected, numbers = expected_of(plans), PlanExponents(plans)
     if expected is None:
         return []
-    found = [*_constants(plans, expected)]
+    found: list[Judged] = []
+    if expected.published:  # fields of the rule that differ between sizes and are no size
+        rules = [plans[size].prescription for size in numbers.sizes]
+        for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
+            values = [rule.get(key) for rule in rules]
+            if any(value != values[0] for value in values):
+                note = f"{', '.join(map(str, values))} at {', '.join(map(str, numbers.sizes))}"
+                found.append(Judged(key, "constant", None, None, DIFFERS, expected.source, note))
     for name in numbers.names:
         found += _of_tensor(name, numbers, expected)
-    found += _of_factors(numbers, expected)
-    if not expected.published and not any(one.verdict != OK for one in found):
+    factors = {"residual_multiplier": -expected.residual}
+    if expected.published:
+        factors["logit_multiplier"] = -expected.logit
+        if expected.size == "head_dim":
+            factors["attention_scale"] = expected.attention
+    for name, aim in factors.items():
+        powers = [p for pair in numbers.pairs if (p := numbers.factor(name, pair)) is not None]
+        if len(powers) == len(numbers.pairs):
+            found.append(_word(name, "factor", powers, aim, expected))
+    if not expected.published and all(one.verdict == OK for one in found):
         found += _of_parts(numbers, expected)
     return found
-
-
-def _constants(plans: Mapping[int, Plan], expected: Promise) -> Iterator[Judged]:
-    """Fields of a paper's rule that differ between sizes and are no size."""
-    if not expected.published:
-        return
-    rules = [plans[size].prescription for size in sorted(plans)]
-    for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
-        values = [rule.get(key) for rule in rules]
-        if any(value != values[0] for value in values):
-            note = f"{', '.join(map(str, values))} at {', '.join(map(str, sorted(plans)))}"
-            yield Judged(key, "constant", None, None, DIFFERS, expected.source, note)
 
 
 def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
@@ -381,34 +362,19 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
     rows = [numbers.plans[size][name] for size in numbers.sizes]
     if len({math.hypot(row.init_std, row.init_mean) > 0 for row in rows}) > 1:
         return [Judged(name, "start", None, None, DIFFERS, expected.source, "zero at some sizes")]
-    role = Role(numbers.plans[numbers.sizes[0]][name].role)
-    attends = role in (Role.QUERY, Role.KEY) and "query" in expected.step
     start = expected.start.get(whole.kind, ZERO)
-    step = expected.step.get("query" if attends else whole.kind, ZERO)
+    kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
+    step = expected.step.get(kind, ZERO)
     if not expected.published and whole.kind == "readout" and whole.start is not None:
         start = max(start, whole.start)  # the forward pass alone is no wrong rate
-    pairs = [*itertools.pairwise(numbers.sizes)]
-    by_pair = [numbers.powers(name, pair) for pair in pairs]
+    between = [numbers.powers(name, pair) for pair in numbers.pairs]
     result = []
     if whole.start is not None and whole.kind != "constant":
-        values = [-(p.start if p.start is not None else whole.start) for p in by_pair]
+        values = [-(p.start if p.start is not None else whole.start) for p in between]
         result.append(_word(name, "start", values, -start, expected))
     if whole.step is not None:
-        values = [-(p.step if p.step is not None else whole.step) for p in by_pair]
+        values = [-(p.step if p.step is not None else whole.step) for p in between]
         result.append(_word(name, "rate", values, -step, expected))
-    return result
-
-
-def _of_factors(numbers: PlanExponents, expected: Promise) -> list[Judged]:
-    wanted = {"residual_multiplier": -expected.residual, "logit_multiplier": -expected.logit}
-    if expected.size == "head_dim":
-        wanted["attention_scale"] = expected.attention
-    result = []
-    for name, aim in wanted.items():
-        powers = [numbers.factor(name, pair) for pair in itertools.pairwise(numbers.sizes)]
-        if None in powers or not (expected.published or name == "residual_multiplier"):
-            continue
-        result.append(_word(name, "factor", [p for p in powers if p is not None], aim, expected))
     return result
 
 
@@ -434,22 +400,16 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
         known = fastest.get(powers.kind)
         if powers.step is not None and (known is None or powers.step < (known.step or ZERO)):
             fastest[powers.kind] = powers
-    actual = Promise(
-        "the plan's numbers",
-        expected.size,
-        expected.family,
-        # A kind of layer that a model lacks neither moves nor hides what others do.
-        {k: expected.start[k] if (p := fastest.get(k)) is None or p.start is None else p.start
-         for k in LAYERS},
-        {k: Fraction(9) if (p := fastest.get(k)) is None or p.step is None else p.step
-         for k in LAYERS},
-        residual=expected.residual,
-    )  # fmt: skip
+    start, step = dict(expected.start), dict.fromkeys(LAYERS, Fraction(9))
+    for kind in LAYERS:  # one that a model lacks neither moves nor hides what others do
+        if one := fastest.get(kind):
+            start[kind] = start[kind] if one.start is None else one.start
+            step[kind] = step[kind] if one.step is None else one.step
+    actual = replace(expected, start=start, step=step, attention=ZERO)
     result = []
     for part in ("embedding", "hidden", "logits"):
         change = actual.change(part, FIRST_STEPS)
-        present = part == "logits" or part in fastest
-        if present and abs(change) > _NEAR:
+        if (part == "logits" or part in fastest) and abs(change) > _NEAR:
             word = GROWS if change > 0 else VANISHES
             result.append(Judged(part, "change", float(change), 0.0, word, expected.source))
     return result
@@ -464,15 +424,20 @@ def expectation(
 ) -> tuple[Fraction | None, Fraction | None]:
     """(aim, prediction) of a module's slope; None where nothing is known.
 
-    Where activations do not start at constant scale there is no theory of changes: hidden
-    activations and changes are expected to be constant.
+    The theory of changes is about activations that start at constant scale. Where they do not,
+    hidden activations and changes are expected to be constant.
     """
-    unknown = quantity == "init" and part == "logits"
-    if expected is None or not expected.starts_steady:
-        return (None, None) if unknown else (ZERO, ZERO)
+    steady = expected is not None and (
+        expected.size == "depth"
+        or (
+            expected.start["embedding"] == 0
+            and expected.start["hidden"] == HALF <= expected.start["readout"]
+        )
+    )
+    if expected is None or not steady:
+        return (None, None) if (quantity, part) == ("init", "logits") else (ZERO, ZERO)
     if quantity == "init":
-        aim = expected.init(part) if part == "logits" else ZERO
-        return aim, expected.init(part)
+        return expected.init(part) if part == "logits" else ZERO, expected.init(part)
     if expected.alignment is None:
         return ZERO, ZERO
     aim = min(expected.change(part, expected.alignment), ZERO)
@@ -483,26 +448,17 @@ def expected_update(
     name: str, numbers: PlanExponents, expected: Promise | None
 ) -> tuple[Fraction | None, Fraction | None]:
     """(aim, prediction) of a tensor's first update; `name` may stand for all blocks ("*")."""
-    if expected is None:
-        return None, None
-    names = [one for one in numbers.names if name in (one, pooled(one))]
-    powers = numbers.powers(names[0])
-    role = Role(numbers.plans[numbers.sizes[0]][names[0]].role)
-    attends = role in (Role.QUERY, Role.KEY)
-    if powers.step is None:
+    first = next(one for one in numbers.names if name in (one, pooled(one)))
+    powers, attends = numbers.powers(first), numbers.attends(first)
+    if expected is None or powers.step is None:
         return None, None
     if expected.family == "adafactor" and powers.start is None:
         aim = -expected.step.get(powers.kind, ZERO)  # scaled by the floor, not by itself
         return aim, aim
     # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
     aim = expected.update(powers.kind, attends) - powers.multiplier
-    return aim, aim - exception_of_queries(expected, attends)
-
-
-def exception_of_queries(expected: Promise, attends: bool) -> Fraction:
-    """How much less queries and keys move in the first steps than their rates allow for."""
-    sgd = (expected.family, expected.size) == ("sgd", "head_dim")
-    return HALF if attends and sgd and expected.published else ZERO
+    slower = attends and (expected.family, expected.size) == ("sgd", "head_dim")
+    return aim, aim - (HALF if slower and expected.published else ZERO)
 
 
 def exception(expected: Promise | None, quantity: str, part: str) -> str:

@@ -108,7 +108,7 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
 
 
 # ------------------------------------------------------------------------------------------------
-# CSV and LaTeX
+# Tables
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
             "hidden 3,-2,0\nreadout,-1/2,0",
         ),
         (
-            "table --prescription dinan --width 64",
+            "table dinan width=64",
             "role,init,std,multiplier,relative lr,eps factor",
         ),
-        ("table --prescription stratos", "parameterization,layer,a,b,c"),
+        ("table stratos", "parameterization,layer,a,b,c"),
     ],
 )
 def test_tables_have_their_cells(command, header, capsys):
@@ -141,8 +141,8 @@ def test_tables_have_their_cells(command, header, capsys):
 
 
 def test_stratos_table_has_a_line_for_every_layer(capsys):
-    table = parsed("table --prescription stratos", capsys)
-    text = [line.split() for line in output("table --prescription stratos", capsys).splitlines()]
+    table = parsed("table stratos", capsys)
+    text = [line.split() for line in output("table stratos", capsys).splitlines()]
     rows = [[name, layer, *row.values()] for name in table for layer, row in table[name].items()]
     assert all(row in text for row in rows)
     assert len(rows) == 12 and table["mup"]["hidden"] == {"a": "0", "b": "1/2", "c": "1"}
@@ -154,7 +154,7 @@ def test_stratos_table_has_a_line_for_every_layer(capsys):
 # command, roles in order, some numbers, scalars of the forward pass
 TABLES = {
     "everett": (
-        "table --prescription everett --parameterization mup --width 192 --base-width 128",
+        "table everett parameterization=mup width=192 base_width=128",
         ["token_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
         {
             ("query", "lr"): 1 / 1.5,
@@ -166,9 +166,9 @@ TABLES = {
         {},
     ),
     "everett with options": (
-        "table --prescription everett --parameterization ntk --width 192 --base-width 128 "
-        "--optimizer sgd --alignment none --eps-per-layer --embedding-std 0.5 --head-dim 16 "
-        "--mlp-ratio 2 --model vision --patch-inputs 48",
+        "table everett parameterization=ntk width=192 base_width=128 "
+        "optimizer=sgd alignment=none eps_per_layer=true embedding_std=0.5 head_dim=16 "
+        "mlp_ratio=2 model=vision patch_inputs=48",
         ["patch_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
         {
             ("query", "lr"): 1.5,
@@ -180,9 +180,9 @@ TABLES = {
         {"attention_scale": 0.25},
     ),
     "everett over depth": (
-        "table --prescription everett --parameterization mup --width 192 --base-width 128 "
-        "--depth 8 --base-depth 2 --alpha-depth 0.5 --qk-exponent -0.25 "
-        "--gamma-embedding 2 --gamma-hidden 3 --gamma-readout 5",
+        "table everett parameterization=mup width=192 base_width=128 "
+        "depth=8 base_depth=2 alpha_depth=0.5 qk_exponent=-0.25 "
+        "gamma_embedding=2 gamma_hidden=3 gamma_readout=5",
         ["token_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
         {
             ("token_embedding", "lr"): 2 * 1.5**-0.5,
@@ -192,7 +192,7 @@ TABLES = {
         {"residual_multiplier": 1 / 2},
     ),
     "dinan, vision": (
-        "table --prescription dinan --model vision --width 768",
+        "table dinan model=vision width=768",
         ["patch_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
         {
             ("query", "lr"): 768**-1.5,
@@ -204,8 +204,8 @@ TABLES = {
         {},  # a ViT has no tied logits
     ),
     "dinan, any s, with M": (
-        "table --prescription dinan --model vision --width 192 --strategy meta_principled "
-        "--s 0.25 --mlp-factor keep --outputs 10",
+        "table dinan model=vision width=192 strategy=meta_principled "
+        "s=0.25 mlp_factor=keep outputs=10",
         ["patch_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
         {
             ("mlp_in", "lr"): 192**0.125 / (192 * (4 * 192) ** 0.5),
@@ -215,14 +215,14 @@ TABLES = {
         {},
     ),
     "dinan, language": (
-        "table --prescription dinan --width 1024 --strategy maximal_update",
+        "table dinan width=1024 strategy=maximal_update",
         ["token_embedding", "position_embedding", *BLOCK],
         {("token_embedding", "lr"): 1.0, ("token_embedding", "init_std"): 1.0},
         {"logit_multiplier": 1 / 1024},
     ),
     "bordelon, language": (
-        "table --prescription bordelon --head-dim 16 --heads 9 --depth 4 --beta0 4 "
-        "--alpha-attention 0.5 --alpha-depth 0.5 --gamma0 0.25",
+        "table bordelon head_dim=16 heads=9 depth=4 beta0=4 "
+        "alpha_attention=0.5 alpha_depth=0.5 gamma0=0.25",
         ["token_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
         {
             ("query", "lr"): 1 / 24,  # n = 144, L = 4
@@ -236,8 +236,8 @@ TABLES = {
         {"attention_scale": 1 / 4, "residual_multiplier": 2.0},
     ),
     "bordelon, vision": (
-        "table --prescription bordelon --head-dim 16 --heads 16 --depth 4 --model vision "
-        "--optimizer sgd --gamma0 0.1 --patch-inputs 48",
+        "table bordelon head_dim=16 heads=16 depth=4 model=vision "
+        "optimizer=sgd gamma0=0.1 patch_inputs=48",
         ["patch_embedding", "position_embedding", *BLOCK, "readout"],
         {
             ("query", "lr"): 0.01 * 256 * 4,
@@ -254,7 +254,7 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
     command, roles, numbers, forward = TABLES[case]
     table = parsed(command, capsys)
     assert list(table) == ["prescription", "roles", "forward"]
-    assert table["prescription"]["name"] == command.split()[2]
+    assert table["prescription"]["name"] == command.split()[1]
     assert list(table["roles"]) == roles
     assert all(set(row) == NUMBERS for row in table["roles"].values())
     for (role, key), value in numbers.items():
@@ -264,7 +264,7 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
     assert header.startswith("role") and "relative lr" in header
     assert [line.split()[0] for line in body] == roles
     printed = [part.split()[0] for part in last.split(", ")]
-    if "attention_scale" not in forward:  # without --head-dim, the power of it
+    if "attention_scale" not in forward:  # without head_dim=, the power of it
         assert last.startswith("attention_scale head_dim^(-")
         printed = [name for name in printed[1:] if name != "a"]
     assert printed == list(forward)
@@ -273,8 +273,8 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
 # ------------------------------------------------------------------------------------------------
 # Mistakes
 
-EVERETT = "table --prescription everett --width 64 --base-width 32"
-BORDELON = "table --prescription bordelon --head-dim 8 --heads 4 --depth 3"
+EVERETT = "table everett parameterization=mup width=64 base_width=32"
+BORDELON = "table bordelon head_dim=8 heads=4 depth=3"
 # A mistake in a value: one line that names it and what would be valid. What the prescriptions
 # refuse is tested with them; here some of it, as it arrives.
 ONE_LINE = [
@@ -282,34 +282,34 @@ ONE_LINE = [
     (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
     (SOLVE.format("mup", "muon", "1", "1", "1"), "no exponents for 'muon'"),
     (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 0", "whole number >= 1, got 0"),
-    ("table --prescription stratos --width 64", "exponents of Adam; leave out --width"),
-    ("table --prescription stratos --optimizer sgd", "leave out --optimizer"),
-    ("table --prescription stratos --model vision", "leave out --model"),
-    ("table --prescription stratos --outputs 5", "leave out --outputs"),
-    (EVERETT + " --patch-inputs 5", "--patch-inputs goes with --model vision, not language"),
-    ("table --prescription dinan --width 64 --outputs 5", "--outputs goes with --model vision, as"),
-    (EVERETT + " --qk-exponent 1e9 --head-dim 64", r"64\^\(1e\+09\).* outside the range of fl"),
-    (EVERETT + " --qk-exponent=-1e9 --head-dim 64", "outside the range of floats"),
+    ("table stratos width=64", "a table of exponents; leave out width=64"),
+    ("table dinan width=64 model=audio", "unknown model 'audio'.*valid: language, vision"),
+    ("table dinan width=wide", "width must be positive and finite, got 'wide'"),
+    ("table dinan width 64", "'width': expected key=value, such as width=256"),
+    (EVERETT + " patch_inputs=5", "unknown key of everett 'patch_inputs'.*valid: parameteriz"),
+    ("table dinan width=64 outputs=5", "unknown key of dinan 'outputs'"),  # its readout is tied
+    ("table dinan width=64 init=vit", "unknown key of dinan 'init'"),  # as model= says
+    (EVERETT + " s=0.5", "unknown key of everett 's'"),
+    (BORDELON + " mlp_ratio=2", "unknown key of bordelon 'mlp_ratio'"),
+    (EVERETT + " qk_exponent=1e9 head_dim=64", r"64\^\(1e\+09\).* outside the range of fl"),
+    (EVERETT + " qk_exponent=-1e9 head_dim=64", "outside the range of floats"),
     (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
     (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
     (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
-    (EVERETT + " --depth 4", "--depth goes with --alpha-depth"),
-    (EVERETT + " --s 0.5", "--s goes with --prescription dinan, not everett"),
-    (BORDELON + " --mlp-ratio 2", "--mlp-ratio goes with --prescription everett and dinan, not"),
-    ("table --prescription everett --base-width 32", "everett needs --width"),
-    ("table --prescription everett --width 32", "everett needs --base-width"),
-    ("table --prescription dinan", "dinan needs --width"),
-    ("table --prescription bordelon --head-dim 8 --heads 4", "bordelon needs --depth"),
-    ("table --prescription bordelon --heads 8 --depth 4", "bordelon needs --head-dim"),
-    (EVERETT + " --parameterization mupp", "unknown parameterization 'mupp'.*'mup'"),
-    (EVERETT + " --embedding-std nan", "embedding_std must be positive and finite, got nan"),
-    (EVERETT + " --head-dim 0", "--head-dim must be at least 1, got 0"),
-    (EVERETT + " --mlp-ratio 0", "--mlp-ratio must be at least 1, got 0"),
-    (EVERETT + " --model vision --patch-inputs -3", "--patch-inputs must be at least 1, got -3"),
-    (EVERETT + " --outputs 0", "--outputs must be at least 1, got 0"),
-    ("table --prescription everett --width 0 --base-width 32", "width must be positive"),
-    ("table --prescription dinan --width 64 --strategy ntk", "unknown strategy 'ntk'.*valid"),
-    (BORDELON + " --alpha-depth 2", "alpha_depth must lie in"),
+    ("table everett width=32 parameterization=mup", "everett needs base_width="),
+    ("table dinan", "dinan needs width="),
+    ("table bordelon heads=8 depth=4", "bordelon needs head_dim="),
+    (
+        "table everett parameterization=mupp width=64 base_width=32",
+        "unknown parameterization 'mupp'.*'mup'",
+    ),
+    (EVERETT + " embedding_std=nan", "embedding_std must be positive and finite, got 'nan'"),
+    (EVERETT + " head_dim=0", "head_dim=0: expected a whole number of at least 1"),
+    (EVERETT + " mlp_ratio=half", "mlp_ratio=half: expected a whole number of at least 1"),
+    (EVERETT + " model=vision patch_inputs=-3", "patch_inputs=-3: expected a whole number"),
+    ("table everett parameterization=mup width=0 base_width=32", "width must be positive"),
+    ("table dinan width=64 strategy=ntk", "unknown strategy 'ntk'.*valid"),
+    (BORDELON + " alpha_depth=2", "alpha_depth must lie in"),
 ]
 
 
@@ -330,9 +330,7 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(command, message, capsys):
         ("exponent", "exponent"),
         ("exponents --jsn", "--jsn"),
         ("solve --parameterization mup", "--optimizer, --alpha, --omega, --u"),
-        ("table --prescription bogus", "everett"),
-        ("table --prescription dinan --width wide", "'wide'"),
-        ("table --prescription dinan --model audio", "vision"),
+        ("table bogus", "everett"),
     ],
 )
 def test_a_wrong_command_line_says_how_it_is_used(command, word, capsys):
@@ -359,7 +357,7 @@ def run(*arguments):
 
 
 def test_the_module_runs_as_a_program():
-    done = run("table", "--prescription", "everett", "--width", "0", "--base-width", "1")
+    done = run("table", "everett", "parameterization=mup", "width=0", "base_width=1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: Everett: width must be positive and finite, got 0\n"
     done = run("exponents", "--json")
