@@ -137,6 +137,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             command.main(words[1:])
             return
+        if words[:1] == ["audit"]:
+            from param_groups.check import audit
+
+            audit.main(words[1:])
+            return
         args = _parser().parse_args(words)
         result = args.command(args)
         if isinstance(result, str):
@@ -168,6 +173,8 @@ def solution(args: argparse.Namespace) -> _Result:
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
+    if family == "spectral":
+        raise PlanError("Muon's rates go by shapes, not by layer types: `param_groups.Spectral`")
     found = exponents.solve(
         args.parameterization, family, alignment, hidden_layers=args.hidden_layers
     )
@@ -322,6 +329,7 @@ def _parser() -> argparse.ArgumentParser:
         "model=language or vision, head_dim, mlp_ratio, patch_inputs, outputs",
     )
     commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
+    commands.add_parser("audit", help="which rule does an optimiser of anybody's follow?")
     of_suggest = command("suggest", suggestion, help="rules to look over for a stock model")
     of_suggest("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
     return parser

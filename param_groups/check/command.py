@@ -28,7 +28,7 @@ import json
 import math
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,16 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path) -> Target:
     """A user's file with task(width, seed)."""
+    returns = "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
+    task = load_function(path, "task(width, seed)", returns)
+    return Target(task, path.stem)
+
+
+def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any]:
+    """A function of a user's file, which may import modules beside it.
+
+    Raises CheckError for a file that is none, or without the function of this `signature`.
+    """
     if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
@@ -121,13 +131,11 @@ def file_target(path: Path) -> Target:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    task = getattr(module, "task", None)
-    if not callable(task):
-        raise CheckError(
-            f"{path}: no function task(width, seed) in it; add one that returns a "
-            "param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
-        )
-    return Target(task, path.stem)
+    name = signature.partition("(")[0]
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if function is None or not callable(function):
+        raise CheckError(f"{path}: no function {signature} in it; add one that returns {returns}")
+    return function
 
 
 def run(target: Target, args: argparse.Namespace) -> bool:

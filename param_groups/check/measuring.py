@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.muon import MuonAdamW
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
 
@@ -230,13 +231,13 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
     optimizer = check.optimizer
     if optimizer is None:
         name = str(check.plan.prescription.get("optimizer", "adam"))
-        kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD}
+        kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD, "muon": MuonAdamW}
         if name not in kinds:
             raise CheckError(
                 f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one "
                 "that is built over plan.groups(model)"
             )
-        groups = check.plan.groups(check.model)
+        groups = check.plan.groups(check.model, several=name == "muon")
         optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():

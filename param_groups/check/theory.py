@@ -1,12 +1,9 @@
 """What a check expects of a plan's numbers, and of what it measures.
 
 Expectations come from papers or from the demand for stability, never from the plan under check. A
-plan says which rule it follows; the exponents of that rule stand here (`_PAPERS`). For every other
+plan says which rule it follows; the exponents of that rule stand in `papers`. For every other
 rule, and for one global rate, stability sets the standard (`_demand`): what a step changes neither
 grows nor vanishes with the size.
-
-Tensors are compared in the form without multipliers (Everett et al., B.2). There multiplier times
-initial value goes as size^(-start), and the rate of multiplier times tensor as size^(-step).
 
 Two exponents are expected of a measured change. The *aim* is what the rule promises under its own
 assumptions. The *prediction* is what theory says of the first steps. Where they differ the paper
@@ -22,15 +19,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from param_groups import exponents
 from param_groups.check.measuring import pooled, scanned
+from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
 from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.exponents import HALF, LAYERS, ZERO, Alignment
 from param_groups.plan import Plan
 from param_groups.roles import BIASES, BLOCK, FUSED_PARTS, SCALES, TRUNK, Role
 from param_groups.rows import Row
 
-ONE = Fraction(1)
 MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever their names
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with
 # the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,
@@ -45,147 +41,27 @@ _EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01}
 _NEAR, _STRAIGHT = 0.25, 0.1
 
 
-@dataclass(frozen=True)
-class Promise:
-    """Exponents of a rule in one size, and where they come from.
-
-    `start` and `step` are by kind of tensor (`kind_of`); "query" is for queries and keys where
-    these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
-    is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
-    size in head dimension times attention scale. `logit` is that of a factor on tied logits.
-    """
-
-    source: str
-    size: str
-    family: str
-    start: Mapping[str, Fraction]
-    step: Mapping[str, Fraction]
-    alignment: Alignment | None = None
-    residual: Fraction = ZERO
-    attention: Fraction = ZERO
-    logit: Fraction = ZERO
-    published: bool = True
-
-    def init(self, part: str) -> Fraction:
-        """The power of the size in a part's output at initialisation."""
-        embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
-        if part == "embedding":
-            return -embedding
-        if self.size == "depth":  # the blocks' outputs are independent and add up as a root
-            stream = max(-embedding, HALF - self.residual - hidden)
-            return stream if part == "hidden" else stream - readout
-        return HALF - (readout if part == "logits" else hidden)
-
-    def change(self, part: str, alignment: Alignment) -> Fraction:
-        """The power of the size in the change of a part's output."""
-        if self.size == "depth":  # all blocks' updates add up in the stream, in one direction
-            embedding, hidden, readout = map(self.update, LAYERS)
-            stream = max(embedding, 1 - self.residual + hidden)
-            logits = max(readout, stream - self.start["readout"])
-            return {"embedding": embedding, "hidden": max(stream, hidden), "logits": logits}[part]
-        table = Parameterization(*(Layer(0, self.start[layer]) for layer in LAYERS))
-        c = {layer: self.step[layer] for layer in LAYERS}
-        residuals = exponents.residuals(table, self.family, alignment, c)
-        return -dict(zip(("embedding", "hidden", "logits"), residuals, strict=True))[part]
-
-    def update(self, kind: str, attends: bool = False) -> Fraction:
-        """The power of the size in multiplier times first update, -d (Everett et al., B.9)."""
-        step = self.step.get("query" if attends else kind, self.step.get(kind, ZERO))
-        if kind == "constant" or self.family == "adam":
-            return -step
-        if self.family == "adafactor":
-            return -step - self.start[kind]
-        gradient = ZERO if kind == "readout" else self.start["readout"]
-        if kind == "hidden":
-            gradient += self.residual - (self.attention if attends else ZERO)
-        return -step - gradient
-
-
-# ------------------------------------------------------------------------------------------------
-# What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
-# for one rate for all tensors and for a size that the rule does not know.
-
-
-def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
-    if size == "depth":
-        alpha = rule.get("alpha_depth")
-        return None if alpha is None else _over_depth(_fraction(alpha), family)
-    given = rule["alignment"]
-    if given == "global":
-        return None
-    aligned = Alignment(**given) if isinstance(given, Mapping) else exponents.ALIGNMENTS[given]
-    name = str(rule["parameterization"])
-    layers = rule.get("hidden_layers") or 1
-    c = exponents.solve(name, family, aligned, hidden_layers=layers).c
-    table, shift = exponents.PARAMETERIZATION_TABLE[name], _SHIFT[family]
-    start = {layer: table[layer].scale for layer in LAYERS}
-    step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
-    return Promise("Everett et al., Table 1", size, family, start, step, aligned)
-
-
-def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """The meta-principled family, s of footnote 8; the standard runs have one rate."""
-    known = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
-    s = known.get(str(rule["strategy"]), None if rule["s"] is None else _fraction(rule["s"]))
-    if s is None or size != "width":
-        return None
-    bart = rule["init"] == "bart"
-    # (1.99)-(1.107) for SGD; AdamW's (1.108)-(1.116) have the gradient's n^(-1/2), but at the head.
-    step = {"embedding": -s, "hidden": 1 - s, "readout": ONE}
-    if family == "adam":
-        step = {"embedding": (1 - s) / 2, "hidden": Fraction(3, 2) - s / 2, "readout": ONE}
-    # Section II 2C: BART's matrices start with 0.02, and word embeddings with 1, at all widths.
-    start = {"embedding": ZERO, "hidden": ZERO if bart else HALF, "readout": (1 + s) / 2}
-    source = "Dinan, Yaida & Zhang, (1.99) to (1.116) and footnote 8"
-    logit = (1 + s) / 2 if bart else ZERO
-    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, logit=logit)
-
-
-def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """Tables 1 and 2 and App. C: the powers of muP in the width, alpha_A in queries and keys."""
-    if size == "depth":
-        return _over_depth(_fraction(rule["alpha_depth"]), family)
-    sgd = family == "sgd"
-    step = {"embedding": -ONE if sgd else ZERO, "hidden": ZERO if sgd else ONE, "readout": ONE}
-    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
-    spread = 1 - _fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
-    step["query"] = step["hidden"] + (2 if sgd else 1) * spread
-    step["constant"] = ONE  # the listings of App. B divide the readout's bias by N H, too
-    source = "Bordelon et al., Tables 1 and 2"
-    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
-
-
-def _over_depth(alpha: Fraction, family: str) -> Promise:
-    """Bordelon et al., Tables 1 and 2: rates in branches; what no branch holds knows no depth."""
-    start = dict.fromkeys(LAYERS, ZERO)
-    step = {**start, "hidden": 1 - (2 if family == "sgd" else 1) * alpha}
-    source = "Bordelon et al., Tables 1 and 2, the depth"
-    return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
-
-
-_PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
-# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
-_SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
-
-
-def _fraction(value: object) -> Fraction:
-    return Fraction(str(value))
+def _rule(plan: Plan) -> dict[str, Any]:
+    """The fields of a plan's rule; a recipe's has the powers of the rule inside."""
+    inside: Any = plan.prescription.get("rule", {})
+    return {"name": None, **plan.prescription, **inside, "rule": None}
 
 
 def family_of(plan: Plan) -> str | None:
-    """The optimiser's family; Adam's where a prescription names none."""
-    return OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
+    """The optimiser's family; Adam's where a prescription names none, and beside Muon."""
+    family = OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
+    return "adam" if family == "spectral" else family
 
 
 def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
     """What a check of these plans expects: the exponents of the rule's paper, or else stability's;
     None for an optimiser of no known family."""
     plan, size = plans[min(plans)], scanned(plans)
-    paper, family = _PAPERS.get(str(plan.prescription.get("name"))), family_of(plan)
+    rule = _rule(plan)
+    paper, family = PAPERS.get(str(rule["name"])), family_of(plan)
     if family is None:
         return None
-    return (paper and paper(plan.prescription, size, family)) or _demand(plans, size, family)
+    return (paper and paper(rule, size, family)) or _demand(plans, size, family)
 
 
 def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None:
@@ -202,7 +78,7 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
         residual = numbers.factor("residual_multiplier")
         if residual is None:
             return None
-        stable = _over_depth(max(HALF, -residual), family)
+        stable = over_depth(max(HALF, -residual), family)
         return replace(stable, source="stability", alignment=None, published=False)
     starts = [p.start for n in numbers.names if (p := numbers.powers(n)).kind == "readout"]
     readout = max([HALF, *(start for start in starts if start is not None)]) if starts else ONE
@@ -281,8 +157,14 @@ class PlanExponents:
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
         b, c = power(first, last, ratio), power(small.lr, large.lr, ratio)
         start = None if b is None else a - b
-        step = None if c is None else _SHIFT[self.family] * a - c
+        step = None if c is None else SHIFT[self.family] * a - c
+        if step is not None and self.by_muon(name) and self.size != "depth":
+            step += 1  # entries of a matrix of one spectral norm, that all point one way
         return Powers(kind_of(small, large, self.size), start, step, -a)
+
+    def by_muon(self, name: str) -> bool:
+        """Whether a tensor's updates are orthogonalised."""
+        return self.plans[self.sizes[0]][name].optimizer == "muon"
 
     def attends(self, name: str) -> bool:
         """Whether a tensor makes queries or keys."""
@@ -335,7 +217,7 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
         return []
     found: list[Judged] = []
     if expected.published:  # fields of the rule that differ between sizes and are no size
-        rules = [plans[size].prescription for size in numbers.sizes]
+        rules = [_rule(plans[size]) for size in numbers.sizes]
         for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
             values = [rule.get(key) for rule in rules]
             if any(value != values[0] for value in values):
@@ -457,16 +339,20 @@ def expected_update(
         return aim, aim
     # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
     aim = expected.update(powers.kind, attends) - powers.multiplier
+    if numbers.by_muon(first) and expected.size != "depth":
+        return aim, aim + HALF
     slower = attends and (expected.family, expected.size) == ("sgd", "head_dim")
     return aim, aim - (HALF if slower and expected.published else ZERO)
 
 
 def exception(expected: Promise | None, quantity: str, part: str) -> str:
     """Why a slope may differ from its aim towards the prediction; "" where it may not."""
-    if expected is None or expected.alignment is None or quantity == "init":
+    if expected is None or quantity == "init":
         return ""
     if quantity == "update":
-        return _QUERIES
+        return _QUERIES if expected.family == "sgd" else _FULL_RANK
+    if expected.alignment is None:
+        return ""
     aim, predicted = expectation(expected, quantity, part)
     if aim == predicted:
         return ""
@@ -477,6 +363,10 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
 _QUERIES = (
     "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
     "so queries and keys move less by a factor N^(-1/2) (Bordelon et al., Figure 13)"
+)
+_FULL_RANK = (
+    "Muon's update has all singular values alike: entries go as 1/n while a batch has fewer "
+    "directions than the width, and as n^(-1/2) with more; the spectral norm is the same"
 )
 _NO_ALIGNMENT = (
     "the rates assume that updates and activations are unaligned (alpha 1/2, Everett et al., "

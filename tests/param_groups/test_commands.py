@@ -13,7 +13,16 @@ from param_groups.__main__ import everett_table, main
 ROOT = Path(__file__).parents[2]
 BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
 SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
-NUMBERS = {"init_mean", "init_std", "init_distribution", "multiplier", "lr", "eps", "decay"}
+NUMBERS = {
+    "optimizer",
+    "init_mean",
+    "init_std",
+    "init_distribution",
+    "multiplier",
+    "lr",
+    "eps",
+    "decay",
+}
 
 
 def output(command, capsys):
@@ -280,7 +289,7 @@ BORDELON = "table bordelon head_dim=8 heads=4 depth=3"
 ONE_LINE = [
     (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
     (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
-    (SOLVE.format("mup", "muon", "1", "1", "1"), "no exponents for 'muon'"),
+    (SOLVE.format("mup", "muon", "1", "1", "1"), "Muon's rates go by shapes"),
     (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 0", "whole number >= 1, got 0"),
     ("table stratos width=64", "a table of exponents; leave out width=64"),
     ("table dinan width=64 model=audio", "unknown model 'audio'.*valid: language, vision"),

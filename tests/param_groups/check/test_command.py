@@ -13,7 +13,7 @@ from param_groups import Everett, Prescription
 from param_groups.__main__ import main
 from param_groups.check import command, failed, fit, judge, measure
 from param_groups.check.slopes import BAD, GROWS, VANISHES
-from param_groups.prescriptions import LAYER_TYPE
+from param_groups.everett import LAYER_TYPE
 from param_groups.roles import Role
 
 EXAMPLE = Path(example.__file__)

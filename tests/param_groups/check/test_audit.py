@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Spectral, audit, plan
+from param_groups import Everett, PlanError, Spectral, plan
+from param_groups.check import audit
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
 
@@ -110,7 +111,7 @@ def of_plan(prescription):
 def run(capsys, build, *arguments):
     """(exit code, what it printed)."""
     try:
-        audit.main(["x.py", *map(str, arguments)], lambda path, name: build)
+        audit.main(["x.py", *map(str, arguments)], lambda *_: build)
     except SystemExit as ended:
         return ended.code, capsys.readouterr().out
     return 0, capsys.readouterr().out
@@ -249,4 +250,4 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
 )
 def test_a_mistake_is_one_line(build, arguments, message):
     with pytest.raises(PlanError, match=message):
-        audit.main(["x.py", *map(str, arguments)], lambda path, name: build)
+        audit.main(["x.py", *map(str, arguments)], lambda *_: build)

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from param_groups import exponents
+from param_groups.check.command import load_function
 from param_groups.contract import OPTIMIZER_FAMILY
 from param_groups.prescriptions import MUON_CONVENTIONS
 from param_groups.roles import PlanError
@@ -290,8 +291,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def main(argv: Sequence[str], load: Callable[[Path, str], Callable[..., Any]]) -> None:
-    """`param-groups audit ...`; `load` gives a function of a user's file."""
+def main(
+    argv: Sequence[str], load: Callable[[Path, str, str], Callable[..., Any]] = load_function
+) -> None:
+    """`param-groups audit ...`; see the module for its exit codes."""
     parser = argparse.ArgumentParser(
         prog="param-groups audit",
         description=__doc__,
@@ -303,7 +306,8 @@ def main(argv: Sequence[str], load: Callable[[Path, str], Callable[..., Any]]) -
     parser.add_argument("--save", type=Path, help="write the numbers that are read")
     parser.add_argument("--against", type=Path, help="compare with saved numbers instead of rules")
     args = parser.parse_args(argv)
-    build, sizes = load(args.file, "build"), sorted(set(args.depths or args.widths))
+    build = load(args.file, "build(width)", "(model, optimizer)")
+    sizes = sorted(set(args.depths or args.widths))
     if len(sizes) < 2 or sizes[0] < 1:
         raise PlanError("--widths and --depths: give two different sizes or more")
     if args.depths and len(inspect.signature(build).parameters) < 2:

@@ -1,0 +1,155 @@
+"""What papers promise of a rule: the exponents of its numbers and of what they do.
+
+Tensors are compared in the form without multipliers (Everett et al., B.2). There multiplier times
+initial value goes as size^(-start), and the rate of multiplier times tensor as size^(-step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from param_groups import exponents
+from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Exponents of a rule in one size, and where they come from.
+
+    `start` and `step` are by kind of tensor (`kind_of`); "query" is for queries and keys where
+    these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
+    is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
+    size in head dimension times attention scale. `logit` is that of a factor on tied logits.
+    """
+
+    source: str
+    size: str
+    family: str
+    start: Mapping[str, Fraction]
+    step: Mapping[str, Fraction]
+    alignment: Alignment | None = None
+    residual: Fraction = ZERO
+    attention: Fraction = ZERO
+    logit: Fraction = ZERO
+    published: bool = True
+
+    def init(self, part: str) -> Fraction:
+        """The power of the size in a part's output at initialisation."""
+        embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
+        if part == "embedding":
+            return -embedding
+        if self.size == "depth":  # the blocks' outputs are independent and add up as a root
+            stream = max(-embedding, HALF - self.residual - hidden)
+            return stream if part == "hidden" else stream - readout
+        return HALF - (readout if part == "logits" else hidden)
+
+    def change(self, part: str, alignment: Alignment) -> Fraction:
+        """The power of the size in the change of a part's output."""
+        if self.size == "depth":  # all blocks' updates add up in the stream, in one direction
+            embedding, hidden, readout = map(self.update, LAYERS)
+            stream = max(embedding, 1 - self.residual + hidden)
+            logits = max(readout, stream - self.start["readout"])
+            return {"embedding": embedding, "hidden": max(stream, hidden), "logits": logits}[part]
+        table = Parameterization(*(Layer(0, self.start[layer]) for layer in LAYERS))
+        c = {layer: self.step[layer] for layer in LAYERS}
+        residuals = exponents.residuals(table, self.family, alignment, c)
+        return -dict(zip(("embedding", "hidden", "logits"), residuals, strict=True))[part]
+
+    def update(self, kind: str, attends: bool = False) -> Fraction:
+        """The power of the size in multiplier times first update, -d (Everett et al., B.9)."""
+        step = self.step.get("query" if attends else kind, self.step.get(kind, ZERO))
+        if kind == "constant" or self.family == "adam":
+            return -step
+        if self.family == "adafactor":
+            return -step - self.start[kind]
+        gradient = ZERO if kind == "readout" else self.start["readout"]
+        if kind == "hidden":
+            gradient += self.residual - (self.attention if attends else ZERO)
+        return -step - gradient
+
+
+# ------------------------------------------------------------------------------------------------
+# What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
+# for one rate for all tensors and for a size that the rule does not know.
+
+
+def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
+    if size == "depth":
+        alpha = rule.get("alpha_depth")
+        return None if alpha is None else over_depth(_fraction(alpha), family)
+    given = rule["alignment"]
+    if given == "global":
+        return None
+    aligned = Alignment(**given) if isinstance(given, Mapping) else exponents.ALIGNMENTS[given]
+    name = str(rule["parameterization"])
+    layers = rule.get("hidden_layers") or 1
+    c = exponents.solve(name, family, aligned, hidden_layers=layers).c
+    table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
+    start = {layer: table[layer].scale for layer in LAYERS}
+    step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
+    return Promise("Everett et al., Table 1", size, family, start, step, aligned)
+
+
+def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """The meta-principled family, s of footnote 8; the standard runs have one rate."""
+    known = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
+    s = known.get(str(rule["strategy"]), None if rule["s"] is None else _fraction(rule["s"]))
+    if s is None or size != "width":
+        return None
+    bart = rule["init"] == "bart"
+    # (1.99)-(1.107) for SGD; AdamW's (1.108)-(1.116) have the gradient's n^(-1/2), but at the head.
+    step = {"embedding": -s, "hidden": 1 - s, "readout": ONE}
+    if family == "adam":
+        step = {"embedding": (1 - s) / 2, "hidden": Fraction(3, 2) - s / 2, "readout": ONE}
+    # Section II 2C: BART's matrices start with 0.02, and word embeddings with 1, at all widths.
+    start = {"embedding": ZERO, "hidden": ZERO if bart else HALF, "readout": (1 + s) / 2}
+    source = "Dinan, Yaida & Zhang, (1.99) to (1.116) and footnote 8"
+    logit = (1 + s) / 2 if bart else ZERO
+    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, logit=logit)
+
+
+def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """Tables 1 and 2 and App. C: the powers of muP in the width, alpha_A in queries and keys."""
+    if size == "depth":
+        return over_depth(_fraction(rule["alpha_depth"]), family)
+    sgd = family == "sgd"
+    step = {"embedding": -ONE if sgd else ZERO, "hidden": ZERO if sgd else ONE, "readout": ONE}
+    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
+    spread = 1 - _fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
+    step["query"] = step["hidden"] + (2 if sgd else 1) * spread
+    step["constant"] = ONE  # the listings of App. B divide the readout's bias by N H, too
+    source = "Bordelon et al., Tables 1 and 2"
+    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
+
+
+def _spectral(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """muP's powers in AdamW's tensors; Muon's steps have one spectral norm."""
+    if size == "depth":
+        return None if rule["depth"] is None else over_depth(ONE, family)
+    step = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
+    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
+    source = "muP, and one spectral norm for Muon (Bernstein et al. 2024)"
+    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS)
+
+
+def over_depth(alpha: Fraction, family: str) -> Promise:
+    """Bordelon et al., Tables 1 and 2: rates in branches; what no branch holds knows no depth."""
+    start = dict.fromkeys(LAYERS, ZERO)
+    step = {**start, "hidden": 1 - (2 if family == "sgd" else 1) * alpha}
+    source = "Bordelon et al., Tables 1 and 2, the depth"
+    return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
+
+
+PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon, "spectral": _spectral}
+# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
+SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
+
+
+def _fraction(value: object) -> Fraction:
+    return Fraction(str(value))
