@@ -7,8 +7,7 @@
     python -m sweeps cost FILE [FILE ...]       FLOPs and GPU-hours, before anything runs
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
-resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
-same commit, is copied from there. See sweeps/README.md.
+resumes from its newest checkpoint. See sweeps/README.md.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sweeps import cost, pool, task
@@ -27,7 +27,7 @@ from sweeps.progress import duration, on_a_core, say, status
 from sweeps.request import LoadedFile, is_override, preset_of
 from sweeps.search import SearchWork
 from sweeps.study import Search, load_search
-from sweeps.sweep import Store, SweepWork, Work, of_other_commits
+from sweeps.sweep import SweepWork, Work, of_other_commits, recall
 from sweeps.sweep_file import Point, Sweep, load_sweep
 from training import runs
 from training.errors import UserError, one_line_errors
@@ -128,11 +128,11 @@ def read(args: argparse.Namespace, path: Path, looks: bool) -> LoadedFile:
 
 def work_of(file: LoadedFile, looks: bool) -> Work:
     """What is left of a sweep or search; with `looks` nothing is written."""
-    recall = Store(file.folder, looks).recall
+    summary_of = partial(recall, file.folder, looks=looks)
     if isinstance(file, Search):
-        return SearchWork(file, recall)
+        return SearchWork(file, summary_of)
     assert isinstance(file, Sweep)
-    return SweepWork(file, recall)
+    return SweepWork(file, summary_of)
 
 
 def _run(args: argparse.Namespace, path: Path) -> int:

@@ -259,8 +259,6 @@ class Point:
     seed: int
     config: Any
     run: str
-    unknown: str = ""
-    """The search whose constants it takes, while they are not known."""
 
     @property
     def key(self) -> str:
@@ -306,7 +304,7 @@ class Sweep(LoadedFile):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        settings, unknown = {**self.settings(curve, values), "seed": seed}, ""
+        settings = {**self.settings(curve, values), "seed": seed}
         if rule.constants:
             try:
                 like = self.keys({**settings, **rule.constants_of})
@@ -319,9 +317,7 @@ class Sweep(LoadedFile):
                     )
                 settings |= constants
             except Missing as missing:
-                without = f"{name} is counted with the config's own constants"
-                self.sources.assume(missing, without)
-                unknown = str(self.config.constants)
+                self.sources.assume(missing, f"{name} is counted with the config's own constants")
         if rule.horizon:
             config = self.validated(name, {**settings, "schedule.warmup_steps": 0})
             parameters = self.experiment.parameters(config)["non_embedding"]
@@ -333,7 +329,7 @@ class Sweep(LoadedFile):
                 settings["schedule.warmup_steps"] = warmup
         config = self.validated(name, settings)
         run = runs.run_id(config, curve)
-        return Point(curve, tuple(values.items()), seed, config, run, unknown)
+        return Point(curve, tuple(values.items()), seed, config, run)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""

@@ -11,7 +11,6 @@ import yaml
 
 from sweeps import __main__ as command
 from sweeps.request import Around, Missing, Sources
-from sweeps.sweep import take_over
 from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
@@ -387,45 +386,6 @@ def test_shifts_stay_on_the_grid_however_they_are_reached():
     assert shifted(0.01, 1) == 0.02
 
 
-def test_a_run_of_another_sweep_is_copied_not_trained_again(toy):
-    run(toy, write(toy, "source.yaml", SOURCE))
-    before = calls(toy)
-    text = SOURCE.replace("log2: [-7, -3]", "log2: [-4, -2]").replace("tuned", "again")
-    rows = run(toy, write(toy, "s.yaml", text))
-    new = set(calls(toy)) - set(before)
-    assert len(rows) == 6 and len(new) == 2  # 2^-4 and 2^-3 were there at both widths
-    for row in rows:
-        folder = toy.parent / "results" / toy.name / "s" / row["run"]
-        assert (folder / "summary.json").exists() and row["commit"] == "c0ffee"
-
-
-def test_a_place_where_no_copy_can_be_made_is_named_by_its_option(toy):
-    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
-    run = next(source.folder.glob("*/summary.json")).parent
-    (toy / "file").touch()
-    with pytest.raises(UserError, match="^--results: .*/file cannot be written"):
-        take_over(run, toy / "file" / run.name)
-
-
-@pytest.mark.parametrize("ours", [None, "c0ffee+changes"])
-def test_code_that_has_no_commit_of_its_own_takes_nothing_over(toy, monkeypatch, ours):
-    run(toy, write(toy, "source.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
-    before = len(calls(toy))
-    monkeypatch.setattr("training.environment.commit", lambda: ours)
-    run(toy, write(toy, "s.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
-    assert len(calls(toy)) == before + 5
-
-
-def test_runs_of_another_commit_are_not_taken_over(toy):
-    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
-    for path in source.folder.glob("*/summary.json"):
-        changed = {**json.loads(path.read_text()), "environment": {"commit": "another"}}
-        path.write_text(json.dumps(changed))
-    before = len(calls(toy))
-    run(toy, write(toy, "s.yaml", SOURCE))
-    assert len(calls(toy)) == before + 10
-
-
 def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeypatch, capsys):
     words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
     made = drive(work_of(toy, Path(words[1])))
@@ -445,24 +405,6 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
         error = capsys.readouterr().err
         assert f"{told} {said}" in error if said else told not in error
     assert len(calls(toy)) == before
-
-
-def test_copied_results_are_on_the_disk_before_they_have_their_name(toy, monkeypatch):
-    """After a power cut a summary must not outlive the logs that it sums up."""
-    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
-    run = next(source.folder.glob("*/summary.json")).parent
-    (run / "metrics.jsonl").write_text("{}\n")
-    (run / "checkpoints").mkdir()
-    target, noted = toy / "again" / run.name, set()
-
-    def note(path):
-        assert not target.exists()
-        noted.add(path.name)
-
-    monkeypatch.setattr("sweeps.sweep.sync", note)
-    assert take_over(run, target)
-    assert {"summary.json", "metrics.jsonl"} < noted and (target / "summary.json").exists()
-    assert not (target / "checkpoints").exists()
 
 
 def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
