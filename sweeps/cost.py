@@ -2,7 +2,7 @@
 
     python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
         [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
-        [--card A100] [--simulate [--csv FILE]] [--json]
+        [--card A100] [--simulate] [--csv FILE] [--json]
 
 Nothing is trained or written. Counts are closed forms, in the experiment's cost.py, per model size,
 for the whole sweep and for the runs without a result. --simulate measures the memory of a step of
@@ -241,7 +241,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--utilisation", type=float, default=UTILISATION, help=share)
     add("--card", choices=[c.name for c in CARDS], default="H100", help="whose hours are shown")
     add("--simulate", action="store_true", help="measure the memory of each size on fake tensors")
-    add("--csv", type=Path, metavar="FILE", help="with --simulate: its table as a file")
+    add("--csv", type=Path, metavar="FILE", help="simulate, and write its table to a file")
     add("--json", action="store_true", help="all of it as JSON")
 
 
@@ -251,8 +251,7 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
         raise UserError(
             f"--utilisation {args.utilisation}: expected a share of the peak, such as 0.4"
         )
-    if args.csv and not args.simulate:
-        raise UserError("--csv holds the simulated table: give --simulate, too")
+    args.simulate = args.simulate or args.csv is not None
     files = [(work, read(work)) for work in works]
     counts = [report(work, runs, args) for work, runs in files]
     every = [run for _, runs in files for run in runs]

@@ -259,7 +259,6 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, t
     ("words", "message"),
     [
         (["--utilisation", 40], "--utilisation 40.0: expected a share"),
-        (["--csv", "t.csv"], "--csv holds the simulated table: give --simulate, too"),
         (["--curves", "c"], "no curve 'c'"),
     ],
 )

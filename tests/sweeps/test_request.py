@@ -191,15 +191,3 @@ def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
         main([command, "--help"])
     usage = capsys.readouterr().out.split("\n\n")[0]
     assert usage.endswith(" FILE [key=value ...]")
-
-
-def test_the_config_of_one_run_is_named_as_such(tmp_path):
-    (tmp_path / "nanolm_c4/configs").mkdir(parents=True)
-    path = tmp_path / "nanolm_c4/configs/laptop.yaml"
-    path.write_text("seed: 0\noptimizer: {lr: 1}\ntraining: {steps: 2}\n")
-    with pytest.raises(UserError) as caught:
-        load_sweep(path)
-    assert str(caught.value) == (
-        f"{path}: this is the config of one run, not a sweep: python -m nanolm_c4.train {path} "
-        "trains it; a sweep file names it under `config`"
-    )

@@ -247,11 +247,6 @@ EXTEND_LR = "curves: {a: {grid: {width: [1], lr: [1]}}}\nextend: {key: lr}\n"
             "grid: more than 10,000 combinations of k0, k1,",
         ),  # more than a float holds
         (
-            "curves: {a: {grid: {lr: {log2: [-9, 0.9], step: 0.01}}}}\n"
-            f"seeds: {[*range(11)]}",
-            "more than 10,000 runs; give fewer values or seeds",
-        ),
-        (
             "curves: {a: {grid: {training.steps: [5]}, horizon: {tokens_per_parameter: 1}}}",
             "curve 'a': its horizon decides training.steps; take that out of set or grid",
         ),
@@ -263,10 +258,6 @@ EXTEND_LR = "curves: {a: {grid: {width: [1], lr: [1]}}}\nextend: {key: lr}\n"
         (
             "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}, set: {lr: 2}}]",
             "adjust.set: lr is a key of the grid",
-        ),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
-            "where {'lr': [1]}: changes nothing; say `set` or `gpus` there",
         ),
         (
             "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",

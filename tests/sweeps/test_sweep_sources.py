@@ -1,6 +1,5 @@
 """What a sweep takes from elsewhere: presets, other sweeps' optima, constants, horizons, runs."""
 
-import copy
 import csv
 import json
 import re
@@ -176,18 +175,6 @@ def test_rates_of_several_curves_or_cells_are_not_mixed(tmp_path, match, where, 
             best()
 
 
-def test_there_are_no_multiples_of_zero(toy):
-    source = "set: {inner.kind: plain}\ngrid: {inner.gain: [0, 1.0e-9]}\ncurves: {a: {}}\n"
-    run(toy, write(toy, "source.yaml", source))
-    text = """
-set: {inner.kind: plain}
-grid: {inner.gain: {around: {sweep: source.yaml, match: [inner.kind]}, steps: [-1, 0]}}
-curves: {b: {}}
-"""
-    with pytest.raises(UserError, match="inner.gain: the best value of source.yaml is 0, "):
-        load(toy, write(toy, "s.yaml", text))
-
-
 def test_rates_may_come_from_another_preset_than_the_sweep_s_own(tmp_path):
     (tmp_path / "s.yaml").write_text("experiment: e\npresets: {small: {}, large: {}}\n")
     folder = tmp_path / "results" / "e" / "s_small"
@@ -301,7 +288,7 @@ def test_curves_take_the_constants_that_fit_their_runs(toy):
     }
 
 
-def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
+def test_constants_that_are_missing_are_one_line(toy):
     path = write(toy, "s.yaml", CONSTANTS)
     write(toy, "search.yaml", "")
     command = f"first run python -m sweeps search {toy}/search.yaml"
@@ -309,11 +296,7 @@ def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
         load(toy, path)
     assert len(load(toy, path, draft=True).sources.assumed) == 2
     entry = {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}}
-    write_constants(toy, [entry, copy.deepcopy(entry)])  # the same object would be an alias
-    with pytest.raises(UserError, match="2 entries fit inner.kind plain; keep one"):
-        load(toy, path)
-    folder = toy.parent / "results" / toy.name / "search"
-    (folder / "constants.yaml").write_text(yaml.safe_dump({"constants": [entry]}))
+    write_constants(toy, [entry])
     with pytest.raises(UserError, match="no constants for inner.kind fancy"):
         load(toy, path)
 
