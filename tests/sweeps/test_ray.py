@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,36 @@ def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     at(run)
     (run.run_dir / "go").touch()
     assert future.result(60)["status"] == "finished"
+
+
+def test_a_cluster_of_ones_own_that_has_died_ends_the_sweep(open_engine, ray_settings, job):
+    """And no run is given up for it; the same command resumes them."""
+    pool = open_engine("ray", workers=1, threads=1)
+    future = pool.submit(job("run", part="place"), Needs())
+    at(job("run"))
+    [raylet] = pool.ray._private.worker._global_node.all_processes["raylet"]
+    os.kill(raylet.process.pid, signal.SIGKILL)
+
+    def is_over():  # a driver looks for room all the time
+        with suppress(UserError):
+            return pool.slots < 0
+        return True
+
+    wait_until(is_over)
+    with pytest.raises(UserError, match="Ray on this machine has died, and its runs with it"):
+        future.result(0)
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.touch(0o644)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    with pytest.raises(UserError, match=f"others may read it.*; chmod 600 {token}"):
+        open_pool("ray", PoolOptions(address="127.0.0.1:1"))
+    token.chmod(0o600)
+    with pytest.raises(UserError, match="no Ray at 127.0.0.1:1: "):
+        open_pool("ray", PoolOptions(address="127.0.0.1:1"))
 
 
 def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
