@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sweeps.pool import CARDS
@@ -159,14 +158,22 @@ def simulate(experiment: Experiment, runs: Sequence[Counted]) -> list[dict[str, 
 
 
 def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """One file's report for people."""
-    preset = f" (preset {counts['preset']})" if counts["preset"] else ""
-    rows = [("model", "embedding", "non-embedding", "parameters", "GPUs", *_titles(args))]
+    """The report of a file, or of all together, for people."""
+
+    def short(number: float) -> str:
+        return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
+
+    def numbers(total: Mapping[str, Any]) -> tuple[str, ...]:
+        time = duration(3600 * total["gpu_hours"][args.card])
+        return str(total["runs"]), short(total["tokens"]), short(total["flops"]), time
+
+    titles = "embedding", "non-embedding", "parameters", "GPUs"
+    rows = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {args.card}")]
     simulated = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
     for size in counts["sizes"]:
         name = " ".join(f"{key} {value}" for key, value in size["model"].items())
         parameters = (f"{size['parameters'][kind]:,}" for kind in PARAMETERS)
-        rows.append((name, *parameters, str(size["gpus"]), *_numbers(size["all"], args)))
+        rows.append((name, *parameters, str(size["gpus"]), *numbers(size["all"])))
         for one in size.get("simulated", ()):
             words = (
                 f"{one['optimizer']} {one['precision']}",
@@ -177,8 +184,11 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
                 ", ".join(one["fits"]) or "none of these: more `gpus` in the sweep file",
             )
             simulated.append((name, *words))
-    rows.append(("all", *[""] * 4, *_numbers(counts["all"], args)))
-    rows.append(("to do", *[""] * 4, *_numbers(counts["to_do"], args)))
+    rows += [
+        (kind, *[""] * 4, *numbers(counts[key]))
+        for kind, key in (("all", "all"), ("to do", "to_do"))
+    ]
+    preset = f" (preset {counts['preset']})" if counts["preset"] else ""
     lines = [
         f"{counts['file']}{preset}: {counts['all']['runs']} runs, {counts['to_do']['runs']} to do",
         *(f"assumed or not counted: {note}" for note in counts["notes"]),
@@ -186,37 +196,18 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
         columns(rows),
     ]
     if more := counts["may_add"]["runs"]:
-        flops = _short(counts["may_add"]["flops"])
+        flops = short(counts["may_add"]["flops"])
         lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
-    lines += _time(counts, args)
+    if counts["to_do"]["runs"]:
+        hours = counts["to_do"]["gpu_hours"].items()
+        longest = duration(3600 * counts["longest_run_hours"][args.card])
+        lines += [
+            "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
+            f"the longest run to do: {longest} on {args.card}, on its GPUs",
+        ]
     if args.simulate:
         lines += ["", "simulated:", columns(simulated)]
     return "\n".join(lines)
-
-
-def _titles(args: argparse.Namespace) -> tuple[str, ...]:
-    return "runs", "tokens", "FLOPs", f"1 {args.card}"
-
-
-def _numbers(total: Mapping[str, Any], args: argparse.Namespace) -> tuple[str, ...]:
-    time = duration(3600 * total["gpu_hours"][args.card])
-    return str(total["runs"]), _short(total["tokens"]), _short(total["flops"]), time
-
-
-def _short(number: float) -> str:
-    return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
-
-
-def _time(counts: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """The GPU-hours of what is to do on every card, and how long its longest run takes."""
-    if not counts["to_do"]["runs"]:
-        return []
-    hours = counts["to_do"]["gpu_hours"].items()
-    longest = duration(3600 * counts["longest_run_hours"][args.card])
-    return [
-        "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
-        f"the longest run to do: {longest} on {args.card}, on its GPUs",
-    ]
 
 
 def assumptions(args: argparse.Namespace) -> list[str]:
@@ -233,16 +224,6 @@ def assumptions(args: argparse.Namespace) -> list[str]:
         "GB (1e9 bytes) are below its memory; observations and probes are not simulated."
     )
     return [flops, memory] if args.simulate else [flops]
-
-
-def add_arguments(add: Callable[..., Any]) -> None:
-    """The options of the command besides those that say which sweep is meant."""
-    share = f"share of the GPU's peak (default {UTILISATION})"
-    add("--utilisation", type=float, default=UTILISATION, help=share)
-    add("--card", choices=[c.name for c in CARDS], default="H100", help="whose hours are shown")
-    add("--simulate", action="store_true", help="measure the memory of each size on fake tensors")
-    add("--csv", type=Path, metavar="FILE", help="simulate, and write its table to a file")
-    add("--json", action="store_true", help="all of it as JSON")
 
 
 def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
@@ -275,11 +256,9 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
     else:
         tables = [text(count, args) for count in counts]
         if together:
-            rows_ = [
-                (t, *_numbers(together[k], args)) for t, k in (("all", "all"), ("to do", "to_do"))
-            ]
-            table = columns([("all files", *_titles(args)), *rows_])
-            tables.append("\n".join([table, *_time(together, args)]))
+            words = {"file": "all files", "preset": None, "notes": [], "sizes": []}
+            whole = {**words, **together, "may_add": {"runs": 0}}
+            tables.append(text(whole, argparse.Namespace(card=args.card, simulate=False)))
         footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work, runs in files:

@@ -124,7 +124,10 @@ class RayPool(Pool):
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; it waits while no node has room for it."""
         total, workers = self.ray.cluster_resources(), self.options.workers or 0
-        processes = max(needs.processes, task.processes_of_all(self.options.launch))
+        launched = task.processes_of_all(self.options.launch)
+        if needs == Needs():  # a GPU for each process that the launch command of all runs starts
+            needs = Needs(gpus=launched)
+        processes = max(needs.processes, launched)
         cpus = -(-max(processes, self.options.threads or 1) // needs.nodes)
         share: dict[str, float] = {"CPU": cpus}  # every process needs a core
         if gpus := total.get("GPU"):

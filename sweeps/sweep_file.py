@@ -167,12 +167,12 @@ class SweepConfig(FileConfig):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> SweepConfig:
-        for problem in itertools.chain(self._rule_problems(), self._curve_problems()):
+        for problem in self._problems():
             raise ValueError(problem)
         return self
 
-    def _rule_problems(self) -> Iterator[str]:
-        """What is wrong with rules, and with grid values that parts of the file name."""
+    def _problems(self) -> Iterator[str]:
+        # Rules, and grid values that parts of the file name.
         if self.confirm and self.extend:
             yield "confirm and extend both follow an optimum; keep one"
         seeds = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
@@ -199,9 +199,7 @@ class SweepConfig(FileConfig):
                 for value in wanted:
                     if value not in known:
                         yield f"{place}: {key} {value} is in no curve's grid: {known}"
-
-    def _curve_problems(self) -> Iterator[str]:
-        """What is wrong with curves, and with keys that have two sources."""
+        # Curves, and keys that have two sources.
         adjusted = [("adjust.set", rule.set) for rule in self.adjust]
         for name, curve in self.curves.items():
             grid = self.grids[name]

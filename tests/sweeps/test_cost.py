@@ -180,12 +180,6 @@ def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_pa
     assert not capsys.readouterr().err
 
 
-def test_an_override_may_be_longer_than_a_file_name(write, capsys, tmp_path):
-    words = ["cost", str(write()), f"data.path={'a' * 300}", "--results", str(tmp_path / "results")]
-    main(words)
-    assert "12" in capsys.readouterr().out
-
-
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
     (counts,) = planned(path)["files"]

@@ -53,17 +53,20 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     assert {future.result(300)["status"] for future in futures} == {"finished"}
 
 
-def test_each_process_of_a_run_has_its_part_of_the_cores_and_one_at_least(
+def test_each_process_of_a_run_has_its_part_of_the_cores_and_a_gpu_where_all_are_launched(
     open_engine, ray_cluster, job, capsys
 ):
-    start, run = ("env", "RANK=0", sys.executable), job("eight", part="place")
+    start = ("env", "RANK=0", "WORDS=--num_processes=4", sys.executable)
+    eight, launched = job("eight", part="place"), job("launched", part="place")
     pool = open_engine("ray", address=ray_cluster.address, launch=start)
-    future = pool.submit(run, Needs(processes=8))
-    assert at(run)["OMP_NUM_THREADS"] == "1"
+    futures = [pool.submit(eight, Needs(processes=8)), pool.submit(launched, Needs())]
+    assert at(eight)["OMP_NUM_THREADS"] == "1"
+    assert len(at(launched)["CUDA_VISIBLE_DEVICES"].split(",")) == 4
     pool.submit(job("large"), Needs(processes=17))
     assert "large waits for a node with 17 CPU, 1 GPU" in capsys.readouterr().err
-    (run.run_dir / "go").touch()
-    assert future.result(300)["status"] == "finished"
+    for run, future in zip((eight, launched), futures, strict=True):
+        (run.run_dir / "go").touch()
+        assert future.result(300)["status"] == "finished"
 
 
 def test_a_run_on_two_nodes_is_one_run(opened, job, pause):

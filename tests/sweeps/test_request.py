@@ -69,6 +69,7 @@ def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, wor
         ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
         ("{search} lr=2", "lr=2: {search} sets lr itself, in what it searches"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
+        ("{search} --curves a", "--curves: {search} is a search, which has no curves"),
         ("--workers 0", "--workers must be at least 1"),
         ("--address foo", "--address goes with --engine ray"),
     ],

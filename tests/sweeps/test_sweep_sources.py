@@ -307,11 +307,6 @@ def test_constants_may_not_replace_what_a_grid_crosses(toy):
         load(toy, write(toy, "s.yaml", CONSTANTS))
 
 
-def test_constants_need_a_search(toy):
-    with pytest.raises(UserError, match="`constants` must name a search"):
-        load(toy, write(toy, "s.yaml", CONSTANTS.replace("constants: search.yaml", "")))
-
-
 HORIZON = """
 grid: {width: [4, 16], lr: [0.5]}
 curves:
@@ -351,16 +346,6 @@ def test_adjusted_settings_apply_where_the_grid_says(toy):
     wrong = text.replace("width: [16]", "width: [5]")
     with pytest.raises(UserError, match=r"adjust.where: width 5 is in no curve's grid: \[4, 16\]"):
         load(toy, write(toy, "s.yaml", wrong))
-
-
-def test_a_sweep_with_coverage_ends_when_the_threshold_is_known(toy):
-    text = (
-        "grid: {width: [1], lr: {log2: [-5, -3]}}\ncurves: {a: {}}\n"
-        "extend: {key: lr, points: 9, coverage: {excess: 0.2, gap: 0.5}}\n"
-    )
-    rates = sorted(float(row["lr"]) for row in run(toy, write(toy, "s.yaml", text)))
-    # 3 + 0.1 d^2 passes 3.6 at d = sqrt(6) = 2.45: 2^(-4+2) is stable, 2^(-4+2.5) is not
-    assert rates == [2.0**e for e in (-5, -4, -3, -2, -1.5, -1)]
 
 
 def test_shifts_stay_on_the_grid_however_they_are_reached():
