@@ -54,7 +54,7 @@ def parameters(config: Config) -> dict[str, int]:
 
     embedding = V D; non_embedding, with readout, positions and scales in it as in the table, is
     L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum. Bordelon et al.'s decoder has no
-    scales and a readout's bias: V in place of (2L + 1) D.
+    scales and a readout's bias: V in place of (2L + 1) D; without norms there are no scales.
     """
     total = sum(rows * columns * count for rows, columns, count in _tensors(config))
     embedding = vocabulary(config) * config.model.width
@@ -65,7 +65,7 @@ def _tensors(config: Config) -> list[tuple[int, int, int]]:
     """(rows, columns, how many) of every kind of tensor; vectors have one row."""
     shape, words = config.model, vocabulary(config)
     hidden = shape.mlp_ratio * shape.width
-    bias, scales = (1, words, 1), (1, shape.width, 2 * shape.layers + 1)
+    bias, scales = (1, words, 1), (1, shape.width, (2 * shape.layers + 1) * shape.norms)
     return [
         (words, shape.width, 2),  # embedding and readout
         (shape.context, shape.width, 1),

@@ -7,8 +7,7 @@
     python -m sweeps cost FILE [FILE ...]       FLOPs and GPU-hours, before anything runs
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
-resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
-same commit, is copied from there. See sweeps/README.md.
+resumes from its newest checkpoint. See sweeps/README.md.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from sweeps import cost, pool, task
+from sweeps import cost, pool
 from sweeps.driver import Driver
 from sweeps.pool import CARDS
 from sweeps.progress import duration, on_a_core, say, status
 from sweeps.request import LoadedFile, is_override, preset_of
 from sweeps.search import SearchWork
 from sweeps.study import Search, load_search
-from sweeps.sweep import Store, SweepWork, Work, of_other_commits
-from sweeps.sweep_file import Point, Sweep, load_sweep
+from sweeps.sweep import SweepWork, Work, of_other_commits, recall
+from sweeps.sweep_file import Sweep, load_sweep
 from training import runs
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
@@ -99,7 +98,12 @@ def _parser() -> argparse.ArgumentParser:
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
         if name == "cost":
-            cost.add_arguments(add)
+            share = f"share of the GPU's peak (default {cost.UTILISATION})"
+            add("--utilisation", type=float, default=cost.UTILISATION, help=share)
+            add("--card", choices=[card.name for card in CARDS], default="H100", help="whose hours")
+            add("--simulate", action="store_true", help="measure memory on fake tensors")
+            add("--csv", type=Path, metavar="FILE", help="simulate, and write its table here")
+            add("--json", action="store_true", help="all of it as JSON")
         if name == "run":
             add("--dry-run", action="store_true", help="say what is to do and stop")
             add("--verbose", action="store_true", help="with --dry-run: a line for every run")
@@ -128,11 +132,11 @@ def read(args: argparse.Namespace, path: Path, looks: bool) -> LoadedFile:
 
 def work_of(file: LoadedFile, looks: bool) -> Work:
     """What is left of a sweep or search; with `looks` nothing is written."""
-    recall = Store(file.folder, looks).recall
+    summary_of = partial(recall, file.folder, looks=looks)
     if isinstance(file, Search):
-        return SearchWork(file, recall)
+        return SearchWork(file, summary_of)
     assert isinstance(file, Sweep)
-    return SweepWork(file, recall)
+    return SweepWork(file, summary_of)
 
 
 def _run(args: argparse.Namespace, path: Path) -> int:
@@ -179,14 +183,7 @@ def _drive(file: LoadedFile, engine: str, options: pool.PoolOptions) -> int:
     work = work_of(file, looks=False)
     for line in of_other_commits(work.results):
         say(line)
-    launched = task.processes_of_all(options.launch)
-
-    def needs(point: Point) -> pool.Needs:
-        """What the file says; a launch command of all runs has a GPU for each of its processes."""
-        needed = work.needs(point)
-        return replace(needed, gpus=launched) if needed == pool.Needs() else needed
-
-    if not Driver(work, pool.open_pool(engine, options), needs).run():
+    if not Driver(work, pool.open_pool(engine, options)).run():
         say("stopped; the same command goes on from here")
         return STOPPED
     for line in work.report():

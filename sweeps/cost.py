@@ -2,7 +2,7 @@
 
     python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
         [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
-        [--card A100] [--simulate [--csv FILE]] [--json]
+        [--card A100] [--simulate] [--csv FILE] [--json]
 
 Nothing is trained or written. Counts are closed forms, in the experiment's cost.py, per model size,
 for the whole sweep and for the runs without a result. --simulate measures the memory of a step of
@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sweeps.pool import CARDS
@@ -38,9 +37,6 @@ MARGIN, CONTEXT = 1.1, 1e9
 class Counted:
     """A run of a sweep, or a trial of a search with values in the middle of their ranges."""
 
-    identity: tuple[str, str]
-    """Equal for runs that are the same: their experiment, the hash of their config, and the search
-    whose constants they will take, where those are not known yet."""
     config: Any
     gpus: int
     tokens: int
@@ -53,7 +49,6 @@ def read(work: Work) -> list[Counted]:
     experiment = work.experiment
     return [
         Counted(
-            (experiment.name, point.run.rpartition("-")[2] + point.unknown),
             point.config,
             work.needs(point).gpus,
             point.config.training.steps * experiment.tokens_per_step(point.config),
@@ -115,9 +110,6 @@ def totals(runs: Sequence[Counted], utilisation: float) -> dict[str, Any]:
     return found
 
 
-_steps: dict[Any, tuple[int, float, int]] = {}  # what has been simulated: files share sizes
-
-
 def kind_of(run: Counted) -> dict[str, Any]:
     """What the memory of a step of one model depends on. A prescription changes it by 2 % at most,
     and the first one of a file is taken."""
@@ -131,61 +123,59 @@ def kind_of(run: Counted) -> dict[str, Any]:
     }
 
 
+_steps: dict[Any, Any] = {}  # what has been simulated: files share sizes
+
+
 def simulate(experiment: Experiment, runs: Sequence[Counted]) -> list[dict[str, Any]]:
     """A step of every kind of run of one model: what it takes on each GPU, and which cards hold it.
 
     FLOPs are those on one GPU, where no forward pass is computed again.
     """
-    found = []
-    kinds = {tuple(kind_of(run).values()): run for run in reversed(runs)}  # the first of a kind
-    for run in reversed(kinds.values()):
-        memory, flops, parameters = _step(experiment, run, 1)
-        on_each = _step(experiment, run, run.gpus)[0]
-        measured = {"step_flops": flops, "memory_on_one": memory, "memory_on_each": on_each}
-        fits = [card.name for card in CARDS if MARGIN * on_each + CONTEXT <= card.memory]
-        found.append({**kind_of(run), "parameters": parameters, **measured, "fits": fits})
-    return found
-
-
-def _step(experiment: Experiment, run: Counted, gpus: int) -> tuple[int, float, int]:
-    """Bytes on each GPU, FLOPs and parameters."""
     from training.simulate import simulate  # torch, for which other commands do not wait
 
-    kind = tuple(kind_of(run).values()), run.config.training.batch_size, gpus
-    parameters = tuple(experiment.parameters(run.config).values())  # a prescription may add a bias
-    key = experiment.name, run.config.model.model_dump_json(), parameters, kind
-    if key not in _steps:
-        step = simulate(experiment, run.config, gpus)
-        _steps[key] = step.memory, step.flops, step.parameters
-    return _steps[key]
+    rows = []
+    kinds = {tuple(kind_of(run).values()): run for run in reversed(runs)}  # the first of a kind
+    for kind, run in reversed(kinds.items()):
+        # A prescription may add a bias, so a model has several numbers of parameters.
+        parameters = tuple(experiment.parameters(run.config).values())
+        model = experiment.name, run.config.model.model_dump_json(), parameters
+        for gpus in {1, run.gpus}:
+            key = model, kind, run.config.training.batch_size, gpus
+            if key not in _steps:
+                _steps[key] = simulate(experiment, run.config, gpus)
+        one, each = (_steps[*key[:-1], gpus] for gpus in (1, run.gpus))
+        rows.append(
+            {
+                **kind_of(run),
+                "parameters": one.parameters,
+                "step_flops": one.flops,
+                "memory_on_one": one.memory,
+                "memory_on_each": each.memory,
+                "fits": [c.name for c in CARDS if MARGIN * each.memory + CONTEXT <= c.memory],
+            }
+        )
+    return rows
 
 
 def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """One file's report for people."""
-    sizes, (every, to_do) = counts["sizes"], (counts["all"], counts["to_do"])
-    preset = f" (preset {counts['preset']})" if counts["preset"] else ""
-    names = [" ".join(f"{key} {value}" for key, value in size["model"].items()) for size in sizes]
-    rows = [("model", "embedding", "non-embedding", "parameters", "GPUs", *_titles(args))]
-    for name, size in zip(names, sizes, strict=True):
+    """The report of a file, or of all together, for people."""
+
+    def short(number: float) -> str:
+        return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
+
+    def numbers(total: Mapping[str, Any]) -> tuple[str, ...]:
+        time = duration(3600 * total["gpu_hours"][args.card])
+        return str(total["runs"]), short(total["tokens"]), short(total["flops"]), time
+
+    titles = "embedding", "non-embedding", "parameters", "GPUs"
+    rows = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {args.card}")]
+    simulated = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
+    for size in counts["sizes"]:
+        name = " ".join(f"{key} {value}" for key, value in size["model"].items())
         parameters = (f"{size['parameters'][kind]:,}" for kind in PARAMETERS)
-        rows.append((name, *parameters, str(size["gpus"]), *_numbers(size["all"], args)))
-    rows.append(("all", *[""] * 4, *_numbers(every, args)))
-    rows.append(("to do", *[""] * 4, *_numbers(to_do, args)))
-    lines = [
-        f"{counts['file']}{preset}: {every['runs']} runs, {to_do['runs']} to do",
-        *(f"assumed or not counted: {note}" for note in counts["notes"]),
-        "",
-        columns(rows),
-    ]
-    if more := counts["may_add"]["runs"]:
-        flops = _short(counts["may_add"]["flops"])
-        lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
-    lines += _time(counts, args)
-    if args.simulate:
-        table = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
-        table += [
-            (
-                name,
+        rows.append((name, *parameters, str(size["gpus"]), *numbers(size["all"])))
+        for one in size.get("simulated", ()):
+            words = (
                 f"{one['optimizer']} {one['precision']}",
                 str(one["micro_batch"]),
                 str(one["gpus"]),
@@ -193,62 +183,47 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
                 f"{one['step_flops']:.4g}",
                 ", ".join(one["fits"]) or "none of these: more `gpus` in the sweep file",
             )
-            for name, size in zip(names, sizes, strict=True)
-            for one in size["simulated"]
-        ]
-        lines += ["", "simulated:", columns(table)]
-    return "\n".join(lines)
-
-
-def _titles(args: argparse.Namespace) -> tuple[str, ...]:
-    return "runs", "tokens", "FLOPs", f"1 {args.card}"
-
-
-def _numbers(total: Mapping[str, Any], args: argparse.Namespace) -> tuple[str, ...]:
-    time = duration(3600 * total["gpu_hours"][args.card])
-    return str(total["runs"]), _short(total["tokens"]), _short(total["flops"]), time
-
-
-def _short(number: float) -> str:
-    return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
-
-
-def _time(counts: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
-    """The GPU-hours of what is to do on every card, and how long its longest run takes."""
-    if not counts["to_do"]["runs"]:
-        return []
-    hours = counts["to_do"]["gpu_hours"].items()
-    longest = duration(3600 * counts["longest_run_hours"][args.card])
-    return [
-        "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
-        f"the longest run to do: {longest} on {args.card}, on its GPUs",
+            simulated.append((name, *words))
+    rows += [
+        (kind, *[""] * 4, *numbers(counts[key]))
+        for kind, key in (("all", "all"), ("to do", "to_do"))
     ]
+    preset = f" (preset {counts['preset']})" if counts["preset"] else ""
+    lines = [
+        f"{counts['file']}{preset}: {counts['all']['runs']} runs, {counts['to_do']['runs']} to do",
+        *(f"assumed or not counted: {note}" for note in counts["notes"]),
+        "",
+        columns(rows),
+    ]
+    if more := counts["may_add"]["runs"]:
+        flops = short(counts["may_add"]["flops"])
+        lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
+    if counts["to_do"]["runs"]:
+        hours = counts["to_do"]["gpu_hours"].items()
+        longest = duration(3600 * counts["longest_run_hours"][args.card])
+        lines += [
+            "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
+            f"the longest run to do: {longest} on {args.card}, on its GPUs",
+        ]
+    if args.simulate:
+        lines += ["", "simulated:", columns(simulated)]
+    return "\n".join(lines)
 
 
 def assumptions(args: argparse.Namespace) -> list[str]:
     """What every number rests on."""
     rates = ", ".join(f"{c.name} {c.bf16 / 1e12:g}, {c.fp32 / 1e12:g}" for c in CARDS)
+    flops = (
+        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and what "
+        "sharded runs compute again, a third more, are not counted. GPU-hours: at "
+        f"{100 * args.utilisation:g} % of the dense peak of each run's precision, in TFLOP/s bf16 "
+        f"and fp32 (datasheets, see sweeps/pool.py): {rates}."
+    )
     memory = (
         f"A card holds a run if {MARGIN:g} times the bytes of an eager step and {CONTEXT / 1e9:g} "
         "GB (1e9 bytes) are below its memory; observations and probes are not simulated."
     )
-    return [
-        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and what "
-        "sharded runs compute again, a third more, are not counted. GPU-hours: at "
-        f"{100 * args.utilisation:g} % of the dense peak of each run's precision, in TFLOP/s bf16 "
-        f"and fp32 (datasheets, see sweeps/pool.py): {rates}.",
-        *([memory] if args.simulate else []),
-    ]
-
-
-def add_arguments(add: Callable[..., Any]) -> None:
-    """The options of the command besides those that say which sweep is meant."""
-    share = f"share of the GPU's peak (default {UTILISATION})"
-    add("--utilisation", type=float, default=UTILISATION, help=share)
-    add("--card", choices=[c.name for c in CARDS], default="H100", help="whose hours are shown")
-    add("--simulate", action="store_true", help="measure the memory of each size on fake tensors")
-    add("--csv", type=Path, metavar="FILE", help="with --simulate: its table as a file")
-    add("--json", action="store_true", help="all of it as JSON")
+    return [flops, memory] if args.simulate else [flops]
 
 
 def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
@@ -257,16 +232,11 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
         raise UserError(
             f"--utilisation {args.utilisation}: expected a share of the peak, such as 0.4"
         )
-    if args.csv and not args.simulate:
-        raise UserError("--csv holds the simulated table: give --simulate, too")
+    args.simulate = args.simulate or args.csv is not None
     files = [(work, read(work)) for work in works]
-    counts, together = [report(work, runs, args) for work, runs in files], None
-    if len(files) > 1:
-        # A run that several files have is trained once, as sweeps share their results. One that is
-        # done in one sweep only was made at another commit, and is still to do.
-        every = sorted((run for _, runs in files for run in runs), key=lambda run: -run.done)
-        unique = {run.identity: run for run in every}
-        together = totals(list(unique.values()), args.utilisation)
+    counts = [report(work, runs, args) for work, runs in files]
+    every = [run for _, runs in files for run in runs]
+    together = totals(every, args.utilisation) if len(files) > 1 else None
     if args.csv:
         rows = [
             {
@@ -286,11 +256,9 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
     else:
         tables = [text(count, args) for count in counts]
         if together:
-            rows_ = [
-                (t, *_numbers(together[k], args)) for t, k in (("all", "all"), ("to do", "to_do"))
-            ]
-            table = columns([("all files, each run once", *_titles(args)), *rows_])
-            tables.append("\n".join([table, *_time(together, args)]))
+            words = {"file": "all files", "preset": None, "notes": [], "sizes": []}
+            whole = {**words, **together, "may_add": {"runs": 0}}
+            tables.append(text(whole, argparse.Namespace(card=args.card, simulate=False)))
         footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work, runs in files:

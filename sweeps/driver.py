@@ -11,11 +11,10 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sweeps.pool import Job, Needs, Pool, RunFailed, Summary
+from sweeps.pool import Job, Pool, RunFailed, Summary
 from sweeps.progress import Board, last_line, say
 from sweeps.sweep import Work
 from sweeps.sweep_file import Point
@@ -40,10 +39,10 @@ class _Flight:
 
 
 class Driver:
-    """Drives work through a pool; `needs` says what a run asks of the place where it is trained."""
+    """Drives work through a pool."""
 
-    def __init__(self, work: Work, pool: Pool, needs: Callable[[Point], Needs]) -> None:
-        self.work, self.pool, self.needs = work, pool, needs
+    def __init__(self, work: Work, pool: Pool) -> None:
+        self.work, self.pool = work, pool
         self.board = Board(work)
         self.flights: dict[Future[Summary], _Flight] = {}
         # A SimpleQueue waits for ever if a signal comes as its timeout ends (CPython 3.11).
@@ -110,7 +109,7 @@ class Driver:
             job = job.resumed() if point.run in self.begun else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
-                future = self.pool.submit(job, self.needs(point))
+                future = self.pool.submit(job, self.work.needs(point))
             except UserError as error:  # no place is large enough for it
                 self._give_up(point, str(error))
                 continue

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sweeps import task
@@ -27,6 +28,10 @@ from sweeps.progress import say
 from training.errors import UserError
 
 CONNECT_SECONDS = 10.0
+DIED = (
+    "--engine ray: Ray on this machine has died, and its runs with it; the same command resumes "
+    "them"
+)
 
 
 @dataclass(eq=False)
@@ -51,6 +56,13 @@ class RayPool(Pool):
         if not self.address:
             # The token of our own cluster is in no file; Ray would make one that all may read.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        elif "RAY_AUTH_TOKEN" not in os.environ:
+            token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+            if token.exists() and token.stat().st_mode & 0o077:
+                raise UserError(
+                    f"--engine ray: {token}: others may read it, and run code as you with it; "
+                    f"chmod 600 {token}"
+                )
         try:
             import ray
         except ImportError:
@@ -86,10 +98,18 @@ class RayPool(Pool):
 
     @property
     def slots(self) -> int:
-        """Runs in Ray's hands, and one more while the cluster has something free for it."""
+        """Runs in Ray's hands, and one more while the cluster has something free for it.
+
+        UserError, also for the runs, once a cluster that was started here has died.
+        """
         total = self.ray.cluster_resources()
         with self.lock:
             held = list(self.held)
+            if not (total or self.address):  # Ray itself says nothing of the runs that it has lost
+                self.held.clear()
+                for run in held:
+                    run.future.set_exception(UserError(DIED))
+                raise UserError(DIED)
         full = self.options.workers is not None and len(held) >= self.options.workers
         for name in ("CPU", "GPU"):
             taken = sum(run.share.get(name, 0) * run.nodes for run in held)
@@ -104,7 +124,10 @@ class RayPool(Pool):
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; it waits while no node has room for it."""
         total, workers = self.ray.cluster_resources(), self.options.workers or 0
-        processes = max(needs.processes, task.processes_of_all(self.options.launch))
+        launched = task.processes_of_all(self.options.launch)
+        if needs == Needs():  # a GPU for each process that the launch command of all runs starts
+            needs = Needs(gpus=launched)
+        processes = max(needs.processes, launched)
         cpus = -(-max(processes, self.options.threads or 1) // needs.nodes)
         share: dict[str, float] = {"CPU": cpus}  # every process needs a core
         if gpus := total.get("GPU"):
@@ -155,6 +178,8 @@ class RayPool(Pool):
 
     def _finish(self, run: _Held, done: Future[task.Outcome]) -> None:
         with self.lock:
+            if run not in self.held:
+                return
             self.held.remove(run)
         if run.group is not None:
             self.ray.util.remove_placement_group(run.group)
@@ -162,22 +187,12 @@ class RayPool(Pool):
         stopped = isinstance(error, errors.TaskCancelledError)
         if self.stops:  # an interruption of what a worker imports may end in any error
             stopped = stopped or isinstance(error, errors.RayTaskError)
-        elif isinstance(error, self.lost) and self._is_over():
-            error = UserError(
-                "--engine ray: Ray on this machine has died, and its runs with it; the same "
-                "command resumes them"
-            )
+        elif isinstance(error, errors.LocalRayletDiedError) and not self.address:
+            error = UserError(DIED)
         if error is None or stopped:
             task.resolve(run.future, task.STOPPED if error else done.result())
         else:
             run.future.set_exception(error)
-
-    def _is_over(self) -> bool:
-        """Whether no node is left, and none can join, as the cluster is one of our own."""
-        try:
-            return not (self.address or self._nodes())
-        except self.ray.exceptions.RayError:
-            return True
 
 
 def _part(group: Any, index: int) -> Any:

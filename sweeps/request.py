@@ -206,7 +206,7 @@ class Sources:
         """The config keys and values that a search found for runs like `config` (dotted keys).
 
         `search` is the search file relative to this one. Raises Missing when the search has not got
-        there yet, UserError when more than one of its entries fits.
+        there yet.
         """
         path, command = self._place("constants.yaml", search, "search")
         if not path.exists():
@@ -217,9 +217,6 @@ class Sources:
             keys = dict.fromkeys(key for entry in entries for key in entry["where"])
             wanted = _words({key: config.get(key) for key in keys}) or "these runs"
             raise Missing(f"{path}: no constants for {wanted}; finish {command}")
-        if len(fitting) > 1:
-            where = _words(fitting[0]["where"])
-            raise UserError(f"{path}: {len(fitting)} entries fit {where}; keep one")
         return fitting[0]["set"]
 
     def _place(
@@ -426,12 +423,6 @@ def open_file(
     `where` conditions on it.
     """
     data = preset_of(path, preset)
-    if "experiment" not in data and {"optimizer", "training"} & data.keys():
-        folder = path.absolute().parent.parent.name
-        raise UserError(
-            f"{path}: this is the config of one run, not a sweep: python -m {folder}.train {path} "
-            "trains it; a sweep file names it under `config`"
-        )
     config = validate(kind, data, str(path))
     if overrides:
         changes = json.loads(json.dumps(parse_overrides(overrides)))  # all keys are text

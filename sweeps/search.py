@@ -165,7 +165,7 @@ class Round:
     @property
     def counted(self) -> list[FrozenTrial]:
         """The complete trials, by number, up to the number wanted."""
-        return [trial for trial in self.trials if _is(trial, "COMPLETE")][: self.wanted]
+        return [trial for trial in self.trials if trial.state.name == "COMPLETE"][: self.wanted]
 
     @property
     def finished(self) -> list[FrozenTrial]:
@@ -175,16 +175,12 @@ class Round:
     @property
     def running(self) -> list[FrozenTrial]:
         """Trials begun and not ended."""
-        return [trial for trial in self.trials if _is(trial, "RUNNING")]
+        return [trial for trial in self.trials if trial.state.name == "RUNNING"]
 
     @property
     def missing(self) -> int:
         """How many of the trials wanted are not complete."""
         return self.wanted - len(self.counted)
-
-
-def _is(trial: FrozenTrial, state: str) -> bool:
-    return trial.state.name == state
 
 
 def rounds_of(config: SearchConfig, study: Study, journal: Journal) -> list[Round]:
@@ -294,7 +290,7 @@ class SearchWork(Work):
             for rounds in self.rounds.values()
             for round_ in rounds
             for trial in round_.trials
-            if _is(trial, "FAIL")
+            if trial.state.name == "FAIL"
         }
 
     def next(self) -> Point | None:
@@ -327,7 +323,7 @@ class SearchWork(Work):
         for study in self.search.studies:
             last = self.rounds[study.name][-1]
             vacant = max(0, last.missing - len(last.running))
-            runs_ = [trial.user_attrs["run"] for trial in last.trials if _is(trial, "FAIL")]
+            runs_ = [trial.user_attrs["run"] for trial in last.trials if trial.state.name == "FAIL"]
             failed.update(runs_[max(0, len(runs_) - vacant) :])
         return failed
 
@@ -378,7 +374,7 @@ class SearchWork(Work):
             for study in every
             for round_ in self.rounds[study.name]
             for trial in round_.trials
-            if not _is(trial, "RUNNING")
+            if trial.state.name != "RUNNING"
         ]
         keys = [*self.config.grid, "round", "trial", *self.config.search]
         header = ["study", *keys, "rate", "loss", "status", "run"]
@@ -444,7 +440,7 @@ class SearchWork(Work):
             trials, running = last.trials, len(last.running)
             fresh = [t for t in trials if (last.key, t.number) not in self.replaced]
             if len(fresh) >= last.wanted and not running:
-                failed = sum(_is(trial, "FAIL") for trial in fresh)
+                failed = sum(trial.state.name == "FAIL" for trial in fresh)
                 note = f"{failed} trials failed; the same command replaces them"
                 self.reasons[study.name] = note
             elif len(fresh) < last.wanted and running < self.config.parallel:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from sweeps import tables
@@ -18,69 +15,21 @@ from sweeps.rules import DONE, FAILED, Cell, Summary
 from sweeps.sweep_file import CellKey, Point, Sweep
 from training import environment, runs
 from training.errors import RunError, UserError
-from training.files import scratch_folder, sync
 
 Recall = Callable[[str], Summary | None]
 
 
-class Store:
-    """The runs in a sweep's folder; what another sweep has finished is copied, unless it looks."""
+def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
+    """The summary of a run that is done, or None; RunError for one that cannot be read.
 
-    def __init__(self, folder: Path, looks: bool = False) -> None:
-        self.folder, self.looks = folder, looks
-
-    def recall(self, run: str) -> Summary | None:
-        """The summary of a run that is done, or None; RunError for one that cannot be read.
-
-        A finished run that has lost its log is not done.
-        """
-        path = self.folder / run
-        summary = runs.done(path)
-        if summary and summary["status"] == "finished" and not (path / "metrics.jsonl").exists():
-            if not self.looks:
-                (path / "summary.json").unlink()
-            return None
-        for source in () if summary else self._elsewhere.get(_hash(run), ()):
-            with suppress(RunError, OSError, ValueError):
-                summary = summary or take_over(source, None if self.looks else path)
-        return summary
-
-    @functools.cached_property
-    def _elsewhere(self) -> dict[str, list[Path]]:
-        """Hash -> run folders in the other sweeps of the experiment."""
-        found: dict[str, list[Path]] = {}
-        for path in sorted(self.folder.parent.glob("*/*-*/summary.json")):
-            if path.parent.parent != self.folder:
-                found.setdefault(_hash(path.parent.name), []).append(path.parent)
-        return found
-
-
-def _hash(run: str) -> str:
-    """The part of a run's name that its config alone decides."""
-    return run.rpartition("-")[2]
-
-
-def take_over(source: Path, target: Path | None) -> Summary | None:
-    """The summary of a finished run of this commit, copied to `target` whole or not at all.
-
-    None if it is not done, was made at another commit, or if `target` has begun to train. What has
-    no commit, or changes since it, may be other code.
+    A finished run that has lost its log is not done: unless this only looks, it is trained again.
     """
-    summary, ours = runs.done(source), environment.commit()
-    if summary is None or ours is None or ours.endswith("+changes"):
+    path = folder / run
+    summary = runs.done(path)
+    if summary and summary["status"] == "finished" and not (path / "metrics.jsonl").exists():
+        if not looks:
+            (path / "summary.json").unlink()
         return None
-    if summary.get("environment", {}).get("commit") != ours:
-        return None
-    if target is not None:
-        if target.exists() and any(target.iterdir()):
-            return None
-        with scratch_folder(target, "--results") as aside:
-            kept = shutil.ignore_patterns("checkpoints", ".*", "log.txt", "trackers")
-            shutil.copytree(source, aside, symlinks=True, ignore=kept, dirs_exist_ok=True)
-            for path in (*aside.rglob("*"), aside):  # a summary must not outlive what it sums up
-                if not path.is_symlink():
-                    sync(path)
-            aside.rename(target)  # over an empty folder at most; otherwise OSError
     return summary
 
 

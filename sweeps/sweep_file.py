@@ -19,8 +19,8 @@ from training import runs
 from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
 
-# Combinations of a grid, and runs of a file before it extends itself: these open in two seconds and
-# 120 MB. The papers' largest sweep has 784; more is a slip, or several files.
+# Combinations of a grid: these open in two seconds and 120 MB. The papers' largest sweep has 784;
+# more is a slip, or several files.
 MOST = 10_000
 Exponent = Annotated[float, Field(ge=-1000, le=1000)]  # of two, as floats have them
 
@@ -137,12 +137,6 @@ class Adjust(Section):
     processes: PositiveInt | None = None
     """Processes of those runs."""
 
-    @model_validator(mode="after")
-    def _changes_something(self) -> Adjust:
-        if not self.set and self.gpus is None and self.processes is None:
-            raise ValueError(f"where {self.where}: changes nothing; say `set` or `gpus` there")
-        return self
-
 
 class SweepConfig(FileConfig):
     """A sweep file."""
@@ -173,12 +167,12 @@ class SweepConfig(FileConfig):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> SweepConfig:
-        for problem in itertools.chain(self._rule_problems(), self._curve_problems()):
+        for problem in self._problems():
             raise ValueError(problem)
         return self
 
-    def _rule_problems(self) -> Iterator[str]:
-        """What is wrong with rules, and with grid values that parts of the file name."""
+    def _problems(self) -> Iterator[str]:
+        # Rules, and grid values that parts of the file name.
         if self.confirm and self.extend:
             yield "confirm and extend both follow an optimum; keep one"
         seeds = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
@@ -205,9 +199,7 @@ class SweepConfig(FileConfig):
                 for value in wanted:
                     if value not in known:
                         yield f"{place}: {key} {value} is in no curve's grid: {known}"
-
-    def _curve_problems(self) -> Iterator[str]:
-        """What is wrong with curves, and with keys that have two sources."""
+        # Curves, and keys that have two sources.
         adjusted = [("adjust.set", rule.set) for rule in self.adjust]
         for name, curve in self.curves.items():
             grid = self.grids[name]
@@ -259,8 +251,6 @@ class Point:
     seed: int
     config: Any
     run: str
-    unknown: str = ""
-    """The search whose constants it takes, while they are not known."""
 
     @property
     def key(self) -> str:
@@ -306,7 +296,7 @@ class Sweep(LoadedFile):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        settings, unknown = {**self.settings(curve, values), "seed": seed}, ""
+        settings = {**self.settings(curve, values), "seed": seed}
         if rule.constants:
             try:
                 like = self.keys({**settings, **rule.constants_of})
@@ -319,9 +309,7 @@ class Sweep(LoadedFile):
                     )
                 settings |= constants
             except Missing as missing:
-                without = f"{name} is counted with the config's own constants"
-                self.sources.assume(missing, without)
-                unknown = str(self.config.constants)
+                self.sources.assume(missing, f"{name} is counted with the config's own constants")
         if rule.horizon:
             config = self.validated(name, {**settings, "schedule.warmup_steps": 0})
             parameters = self.experiment.parameters(config)["non_embedding"]
@@ -333,7 +321,7 @@ class Sweep(LoadedFile):
                 settings["schedule.warmup_steps"] = warmup
         config = self.validated(name, settings)
         run = runs.run_id(config, curve)
-        return Point(curve, tuple(values.items()), seed, config, run, unknown)
+        return Point(curve, tuple(values.items()), seed, config, run)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
@@ -358,11 +346,6 @@ class Sweep(LoadedFile):
         except Missing as missing:
             centre = self.keys(settings).get(key) or 1.0  # not in its file, or no key at all
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
-        if centre <= 0:
-            raise UserError(
-                f"{self.path}, curve {curve!r}: {key}: the best value of {axis.around.sweep} is "
-                f"{centre:g}, which has no multiples; give values"
-            )
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
     def is_fresh(self, point: Point) -> bool:
@@ -432,10 +415,6 @@ def load_sweep(
                         f"{path}, curve {name!r}: grid: {_words(known, point.values)} and "
                         f"{_words(point.values, known)} are the same run; keep one of them"
                     )
-            if len(points) + len(left_out) > MOST:
-                raise UserError(
-                    f"{path}: more than {MOST:,} runs; give fewer values or seeds, or several files"
-                )
     if sweep.where and not points:
         raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
     sweep.points, sweep.left_out = list(points.values()), list(left_out.values())

@@ -2,8 +2,8 @@
 
 import csv
 import json
-import shutil
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sweeps import tables
-from sweeps.sweep import Store, SweepWork, take_over
+from sweeps.sweep import SweepWork, recall
 from sweeps.sweep_file import load_sweep
-from tests.run_folders import lines, observed_bytes
-from training import environment
+from tests.run_folders import lines
 from training.errors import RunError
 
 pytestmark = pytest.mark.xdist_group("observe")  # what all look at is trained once
@@ -164,16 +163,6 @@ def test_arrays_that_cannot_be_read_are_named_and_leave_no_table(observed):
 
 def test_a_sweep_writes_every_table_it_is_asked_for(observed):
     asked, _ = observed
-    SweepWork(asked, Store(asked.folder).recall).write(final=True)  # all its runs are done
+    SweepWork(asked, partial(recall, asked.folder)).write(final=True)  # all its runs are done
     written = {path.name for path in asked.folder.glob("*.csv")}
     assert {"observations.csv", "observed_kernels.csv", "observed_attention.csv"} <= written
-
-
-def test_a_run_taken_from_another_sweep_brings_its_observations(run, toy, monkeypatch):
-    folder = shutil.copytree(run, toy.folder / "run")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["environment"]["commit"] = "abc"
-    (folder / "summary.json").write_text(json.dumps(summary))
-    monkeypatch.setattr(environment, "commit", lambda: "abc")
-    assert take_over(folder, toy.folder / "copy") == summary
-    assert observed_bytes(toy.folder / "copy") == observed_bytes(folder)

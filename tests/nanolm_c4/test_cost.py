@@ -58,6 +58,12 @@ def test_parameters_are_those_of_the_papers_table(heads, counts):
     assert cost.parameters(paper(f"model.width={128 * heads}")) == expected
 
 
+def test_without_norms_their_scales_are_not_counted():
+    config = small(SHAPE, "model.norms=false")
+    model, _ = on_meta(config)
+    assert cost.parameters(config)["total"] == sum(each.numel() for each in model.parameters())
+
+
 def test_flops_of_the_papers_base_model():
     config = paper()
     assert cost.tokens_per_step(config) == 131_072

@@ -59,7 +59,7 @@ class Counting(Experiment):
     def count(self, config, run_dir, progress, stop):
         begins(run_dir)
         write_text(run_dir / "config.yaml", to_yaml(config))
-        saved, steps = sorted(run_dir.glob("checkpoints/*/state.json")), config.training.steps
+        saved, steps = sorted(run_dir.glob("checkpoints/*/meta.json")), config.training.steps
         now = {"step": 0, "loss": 4.0, "resumed_from": []}
         if saved:
             now = json.loads(saved[-1].read_text())
@@ -78,7 +78,7 @@ class Counting(Experiment):
             if config.checkpoint.every or stopping:
                 folder = run_dir / f"checkpoints/step-{step:08d}"
                 folder.mkdir(parents=True, exist_ok=True)  # it may have died right here
-                write_json(folder / "state.json", now)
+                write_json(folder / "meta.json", now)
             if stopping:
                 break
         status = "finished" if now["step"] == steps else "stopped"
@@ -373,4 +373,4 @@ def at(run, rank=0):
 
 def saved(run):
     """The names of a run's checkpoints."""
-    return [path.parent.name for path in run.run_dir.glob("checkpoints/step-*/state.*")]
+    return [path.parent.name for path in run.run_dir.glob("checkpoints/step-*/meta.json")]

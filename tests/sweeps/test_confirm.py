@@ -184,17 +184,6 @@ def test_metrics_csv_has_one_row_per_step_with_training_and_evaluation_joined(to
     assert {row["run"] for row in lines} == {row["run"] for row in rows}
 
 
-def test_without_metrics_there_is_no_such_table(toy):
-    _, _, folder = run(toy, SEARCH.replace("metrics: true", ""))
-    assert (folder / "results.csv").exists() and not (folder / "metrics.csv").exists()
-
-
-def test_results_have_what_was_measured_beyond_the_loss(toy):
-    rows, _, _ = run(toy, SEARCH)
-    assert float(rows[0]["best_eval_top1"]) == pytest.approx(accuracy((0.001, 0.4)))
-    assert rows[0]["best_eval_top1_step"] == "2"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -312,13 +301,6 @@ def test_a_launch_of_one_curve_keeps_what_the_others_measured(toy):
     assert [(row["curve"], row["status"]) for row in rows] == [("a", "finished"), ("b", "failed")]
     assert float(rows[0]["best_eval_top1"]) == pytest.approx(accuracy((0.001, 0.4)))
     assert {line["curve"] for line in lines} == {"a"} and lines[1]["eval_top1"]
-
-
-def test_rows_rise_with_the_values_also_those_the_walk_adds(toy):
-    text = SEARCH.replace("lr: [0.001], wd: [0.4]", "lr: [1], wd: [1]") + CONFIRM % ""
-    rows, _, _ = run(toy, text)
-    values = [(float(row["lr"]), float(row["wd"]), int(row["seed"])) for row in rows]
-    assert values == sorted(values)
 
 
 def test_the_planner_counts_what_a_search_may_still_add(toy):

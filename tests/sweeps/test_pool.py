@@ -449,19 +449,6 @@ def test_threads_are_an_equal_share_of_the_cores(
 # What a user may get wrong.
 
 
-@pytest.mark.parametrize(
-    ("engine", "options", "message"),
-    [
-        ("local", {"address": "a:6379"}, "--address goes with --engine ray"),
-        ("local", {"workers": 0}, "--workers must be at least 1"),
-        ("local", {"threads": 0}, "--threads must be at least 1"),
-    ],
-)
-def test_options_that_contradict_are_refused(engine, options, message):
-    with pytest.raises(UserError, match=message):
-        open_pool(engine, PoolOptions(**options))
-
-
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
 def test_the_time_to_save_is_a_number_of_seconds(monkeypatch, text):
     monkeypatch.setenv("TRAINING_STOP_SECONDS", text)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,17 +53,20 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     assert {future.result(300)["status"] for future in futures} == {"finished"}
 
 
-def test_each_process_of_a_run_has_its_part_of_the_cores_and_one_at_least(
+def test_each_process_of_a_run_has_its_part_of_the_cores_and_a_gpu_where_all_are_launched(
     open_engine, ray_cluster, job, capsys
 ):
-    start, run = ("env", "RANK=0", sys.executable), job("eight", part="place")
+    start = ("env", "RANK=0", "WORDS=--num_processes=4", sys.executable)
+    eight, launched = job("eight", part="place"), job("launched", part="place")
     pool = open_engine("ray", address=ray_cluster.address, launch=start)
-    future = pool.submit(run, Needs(processes=8))
-    assert at(run)["OMP_NUM_THREADS"] == "1"
+    futures = [pool.submit(eight, Needs(processes=8)), pool.submit(launched, Needs())]
+    assert at(eight)["OMP_NUM_THREADS"] == "1"
+    assert len(at(launched)["CUDA_VISIBLE_DEVICES"].split(",")) == 4
     pool.submit(job("large"), Needs(processes=17))
     assert "large waits for a node with 17 CPU, 1 GPU" in capsys.readouterr().err
-    (run.run_dir / "go").touch()
-    assert future.result(300)["status"] == "finished"
+    for run, future in zip((eight, launched), futures, strict=True):
+        (run.run_dir / "go").touch()
+        assert future.result(300)["status"] == "finished"
 
 
 def test_a_run_on_two_nodes_is_one_run(opened, job, pause):
@@ -164,6 +168,36 @@ def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     at(run)
     (run.run_dir / "go").touch()
     assert future.result(60)["status"] == "finished"
+
+
+def test_a_cluster_of_ones_own_that_has_died_ends_the_sweep(open_engine, ray_settings, job):
+    """And no run is given up for it; the same command resumes them."""
+    pool = open_engine("ray", workers=1, threads=1)
+    future = pool.submit(job("run", part="place"), Needs())
+    at(job("run"))
+    [raylet] = pool.ray._private.worker._global_node.all_processes["raylet"]
+    os.kill(raylet.process.pid, signal.SIGKILL)
+
+    def is_over():  # a driver looks for room all the time
+        with suppress(UserError):
+            return pool.slots < 0
+        return True
+
+    wait_until(is_over)
+    with pytest.raises(UserError, match="Ray on this machine has died, and its runs with it"):
+        future.result(0)
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.touch(0o644)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    with pytest.raises(UserError, match=f"others may read it.*; chmod 600 {token}"):
+        open_pool("ray", PoolOptions(address="127.0.0.1:1"))
+    token.chmod(0o600)
+    with pytest.raises(UserError, match="no Ray at 127.0.0.1:1: "):
+        open_pool("ray", PoolOptions(address="127.0.0.1:1"))
 
 
 def test_a_cluster_that_is_not_there_is_one_line(ray_settings):

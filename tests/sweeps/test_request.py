@@ -69,6 +69,7 @@ def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, wor
         ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
         ("{search} lr=2", "lr=2: {search} sets lr itself, in what it searches"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
+        ("{search} --curves a", "--curves: {search} is a search, which has no curves"),
         ("--workers 0", "--workers must be at least 1"),
         ("--address foo", "--address goes with --engine ray"),
     ],
@@ -191,15 +192,3 @@ def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
         main([command, "--help"])
     usage = capsys.readouterr().out.split("\n\n")[0]
     assert usage.endswith(" FILE [key=value ...]")
-
-
-def test_the_config_of_one_run_is_named_as_such(tmp_path):
-    (tmp_path / "nanolm_c4/configs").mkdir(parents=True)
-    path = tmp_path / "nanolm_c4/configs/laptop.yaml"
-    path.write_text("seed: 0\noptimizer: {lr: 1}\ntraining: {steps: 2}\n")
-    with pytest.raises(UserError) as caught:
-        load_sweep(path)
-    assert str(caught.value) == (
-        f"{path}: this is the config of one run, not a sweep: python -m nanolm_c4.train {path} "
-        "trains it; a sweep file names it under `config`"
-    )

@@ -3,10 +3,7 @@
 import csv
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -391,50 +388,11 @@ def test_a_mistake_in_the_file_is_one_line_with_its_name(toy, change, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("grid", "trials", "message"),
-    [
-        ("", 40_001, "trials: expected"),
-        ("grid: {kind: [plain, other]}\n", 20_001, "trials: 20,001 in each of 2 studies; at most"),
-        ("grid: {kind: [plain, other]}\n", 20_000, None),
-    ],
-)
-def test_a_search_has_no_more_trials_than_can_be_counted_at_once(toy, grid, trials, message):
-    path = write_search(toy, grid + SEARCH.replace("trials: 12", f"trials: {trials}"))
-    if message is None:
-        assert load(toy, path).config.trials == trials
-        return
-    with pytest.raises(UserError, match=rf"^\S*s.yaml: {message}.*$"):
-        load(toy, path)
-
-
 def test_a_range_has_its_lowest_value_first_and_is_positive(toy):
     with pytest.raises(UserError, match=r"search.gamma.a: \[100, 0.01\]: the lowest value comes"):
         load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[1.0e+2, 1.0e-2], g")))
     with pytest.raises(UserError, match="search.gamma.a.0: expected"):
         load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[0.0, 1.0e+2], g")))
-
-
-def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
-    source = (toy / "train.py").read_text()
-    refusal = '    raise UserError("no data; fetch it")\n'
-    source = source.replace("    diverged = config", refusal + "    diverged = config")
-    (toy / "train.py").write_text("from training.errors import UserError\n" + source)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sweeps",
-            "search",
-            str(write_search(toy)),
-            "--results",
-            str(toy.parent / "results"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: no data; fetch it"
 
 
 def test_a_second_driver_is_refused_before_it_reads_a_trial(toy, monkeypatch):
@@ -481,11 +439,12 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
 
 def test_constants_of_hundreds_of_studies_are_read(toy):
     """The limits of what people write by hand are not those of what a search writes."""
-    ranges = {str(key): [0.01, 100.0] for key in range(12)}
-    many = [{"where": {"kind": str(i)}, "set": {"gamma.a": 2.0}, **ranges} for i in range(300)]
+    many = [
+        {"where": {"kind": str(i)}, "set": {"gamma.a": 2.0}, "near": "x" * 999} for i in range(300)
+    ]
     table = work_of(toy, write_search(toy)).table
     table.parent.mkdir(parents=True)
-    table.write_text(yaml.safe_dump({"constants": many}))
+    table.write_text(yaml.safe_dump({"constants": many}))  # 300 KB
     sources = Sources(toy / "another.yaml", toy.parent / "results", None)
     assert sources.constants("s.yaml", {"kind": "299"}) == {"gamma.a": 2.0}
     table.write_text("constants: [{\n")

@@ -161,7 +161,7 @@ def test_a_sweep_is_warned_saves_is_requeued_and_ends_as_an_undisturbed_one(
     assert started("whole").wait(300) == 0
     pause(HOLD)
     job, folder = started("warned"), tmp_path / "warned" / toy / "s"
-    wait_until(lambda: list(folder.glob("*/checkpoints/step*/state.json")))
+    wait_until(lambda: list(folder.glob("*/checkpoints/step*/meta.json")))
     sbatch.warn(job)
     assert job.wait(300) == 75 and sbatch.is_requeued()
     pause(0)

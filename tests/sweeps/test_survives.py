@@ -98,7 +98,7 @@ class Engine:
 
     def at_work(self, results, kind="s"):
         """The processes of runs that have saved and are not done."""
-        states = self.runs(results, kind).glob("*/checkpoints/step*/state.*")
+        states = self.runs(results, kind).glob("*/checkpoints/step*/meta.json")
         folders = [path.parents[2] for path in states]
         pids = {json.loads((folder / "at-0").read_text())["pid"] for folder in folders}
         return [pid for pid in pids if not gone(pid)]

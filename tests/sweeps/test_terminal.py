@@ -98,18 +98,8 @@ def test_ctrl_c_in_a_sweep_leaves_a_clean_terminal(times, toy, tmp_path, termina
         f"experiment: {toy}\nconfig: base.yaml\ngrid: {{optimizer.lr: [0.01, 0.02]}}\n"
         "curves: {a: {}}\n"
     )
-    sweep = terminal(
-        "-m",
-        "sweeps",
-        "run",
-        str(file),
-        "--results",
-        str(tmp_path / "results"),
-        "--workers",
-        "2",
-        "--threads",
-        "1",
-    )
+    options = ["--results", str(tmp_path / "results"), "--workers", "2", "--threads", "1"]
+    sweep = terminal("-m", "sweeps", "run", str(file), *options)
     folders = tmp_path / "results" / toy / "s"
     wait_until(lambda: len(list(folders.glob("*/training"))) == 2)
     if times == 2:  # their next steps end long after the second Ctrl-C

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sweeps import __main__ as command
 from sweeps.driver import Driver
-from sweeps.pool import Needs, RunFailed
+from sweeps.pool import RunFailed
 from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
 from training.config import read_yaml, validate
@@ -126,7 +126,7 @@ def rows_of(work):
 
 def drive(work, pool=None):
     """Runs what is left through the driver; the same work, with its results."""
-    assert Driver(work, pool or FakePool(), lambda point: Needs()).run()
+    assert Driver(work, pool or FakePool()).run()
     return work
 
 
