@@ -22,7 +22,8 @@ def decoder(parameterization="mup", rule="adam", eps=1e-9, lr=0.01, **changes):
     sizes = {"vocab_size": 40, "context": 8, "layers": 2, "heads": 2, "head_dim": 8}
     model = Decoder(**{**sizes, "mlp_ratio": 2, "attention_scale": 0.3, **changes})
     prescription = Everett(parameterization, 16, 8, optimizer=rule)
-    found = planned(model, DECODER_RULES, prescription, lr=lr, eps=eps, weight_decay=1e-3)
+    numbers = {"lr": lr, "eps": eps, "weight_decay": 1e-3, "decay_mode": "independent"}
+    found = planned(model, DECODER_RULES, prescription, **numbers)
     found[1].initialise(model, 0)
     return found
 

@@ -44,7 +44,7 @@ RULES = (
     Rule("readout.weight", Role.READOUT),
 )
 SETTINGS = {
-    "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 1e-3},
+    "optimizer": {"lr": 0.01, "weight_decay": 1e-3, "decay_mode": "independent"},
     "schedule": {"warmup_steps": 2},
     "training": {
         "steps": 5,

@@ -182,9 +182,10 @@ def test_the_saved_config_is_complete_and_reads_back():
     assert validate(Config, data, "saved") == loaded
     # Left out: the other rule's keys, the second name of the width, what is not asked for.
     unset = {"model.heads", "training.observe_every", "training.observe_samples"}
-    unset |= {"training.eval_per_octave", "optimizer.min_dim_factored"}
-    others = ("alpha_attention", "alpha_depth", "base_depth", "beta0", "gamma0", "gamma_units")
-    unset |= {f"prescription.{key}" for key in others}
+    unset |= {"training.eval_per_octave", "optimizer.min_dim_factored", "model.norms"}
+    others = "alpha_attention alpha_depth base_depth beta0 gamma0 gamma_units"
+    others += " embedding_exponent decay_exponent"
+    unset |= {f"prescription.{key}" for key in others.split()}
     for key, _ in config.leaves(Config):
         node = data
         for part in key.split(".") if key not in unset else ():
