@@ -1,5 +1,7 @@
 """Small models with their plans, optimisers and probes."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -71,3 +73,10 @@ def probed_step(model, probe, optimizer, seed=0):
 
 def rms(tensor):
     return tensor.detach().double().square().mean().sqrt().item()
+
+
+def logits(block):
+    """The attention logits of a captured block, (B, H, T, T), NaN where they are masked (eq. 7)."""
+    found = block.scale * block.queries @ block.keys.transpose(-1, -2)
+    later = torch.ones(found.shape[-2:], dtype=torch.bool).triu(1)
+    return found.masked_fill(later, math.nan) if block.causal else found

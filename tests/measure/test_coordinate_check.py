@@ -302,17 +302,6 @@ def test_the_command_line_wins_over_what_the_check_would_set(words, as_configure
     assert target.settings["set_for_the_check"] == expected
 
 
-@pytest.mark.parametrize("line", ["optimizer: foo", "prescription: mup"])
-def test_a_section_that_is_a_word_is_one_line(line, tmp_path, capsys):
-    path = tmp_path / "mine.yaml"
-    path.write_text(line)
-    with pytest.raises(SystemExit) as ended:
-        cc.main(["nanolm_c4", str(path)])
-    key, word = line.split(": ")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: {path}: {key}: expected a section, got {word!r}\n"
-
-
 def test_a_task_that_fuses_its_loss_is_measured_through_its_logits(data):
     settings = load(Config, LAPTOP, [*data, "model.width=32", "training.batch_size=1"])
     task = train.build_task(settings)
@@ -354,6 +343,7 @@ MISTAKES = [
         *((["nanolm_c4", str(LAPTOP), *words_], message) for words_, message in MISTAKES),
         (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
         (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
+        (["nanolm_c4", str(LAPTOP), "optimizer=foo"], "optimizer: expected an object, got"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(argv, message, capsys):
