@@ -48,7 +48,7 @@ SHARED: dict[str, Change] = {
     "optimizer.beta2": "0.5",
     "optimizer.eps": "0.1",
     "optimizer.momentum": ("0.5", SGD),
-    "optimizer.weight_decay": ("0.2", "optimizer.decay_mode=independent"),
+    "optimizer.weight_decay": ("0.2", "optimizer.decay_mode=global"),
     "optimizer.decay_mode": (
         "independent",
         "optimizer.weight_decay=0.1",
