@@ -16,8 +16,8 @@ Every line has the same tensors and layers, those found at construction.
 
 Cost of one probe. Memory: a copy of the trained parameters from before_step to after_step, when
 the activations of the backward pass are gone, then one evaluation forward's activations. Time:
-that forward, about a dozen passes over the parameters, and one transfer to the host: on two CPU
-cores 0.35 to 0.55 of a training step of decoders on 1,024 to 8,192 tokens (2026-11-21).
+that forward and about a dozen passes over the parameters, 0.35 to 0.55 of a training step of
+decoders on 1,024 to 8,192 tokens on two CPU cores (2026-11-21).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,12 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from measure.representations import evaluating, norm, pieces, refuse_compiled
+from measure.representations import evaluating, norm, pieces, refuse_compiled, rms
 from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
 from param_groups.roles import Layout, default_layout
 from training.errors import UserError
-from training.log import Log
+from training.log import Log, finite
 from training.task import LiveRun
 
 
@@ -54,16 +54,12 @@ class DenseLayer:
 
 @dataclass
 class _Use:
-    """What a dense layer did in one pass: L2 norms on the device, the bias left out."""
+    """What a dense layer did in one pass: L2 norms and numbers of entries, the bias left out."""
 
-    input_norm: Tensor
-    output_norm: Tensor
+    input_norm: float = 0.0
+    output_norm: float = 0.0
     input_size: int = 0
     output_size: int = 0
-
-
-# L2 norms, or numbers of entries, by (quantity, tensor or module name).
-Measured = dict[tuple[str, str], Tensor]
 
 
 class Probes:
@@ -103,39 +99,30 @@ class Probes:
         self._trained = {name: p for name, p in self._tensors.items() if name in trained}
         self.layers = dense_layers(model, plan)
         self._old: dict[str, Tensor] = {}
-        self._measured: Measured = {}
+        self._lines: dict[str, dict[str, float | None]] = {}
 
     def before_step(self) -> None:
         """Keeps what the step replaces; gradients are reduced and clipped, parameters are old."""
-        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
         self._old = {name: p.detach().clone() for name, p in self._trained.items()}
-        self._measured = _norms_by_name("gradient", gradients)
+        gradients = {name: p.grad for name, p in self._trained.items()}
+        self._lines = {
+            name: {"parameter_rms": None, "gradient_rms": _rms(gradients.get(name))}
+            for name in self._tensors
+        }
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Measures the step just taken."""
-        torch._foreach_sub_(list(self._old.values()), list(self._trained.values()))
-        self._measured |= _norms_by_name("update", self._old)
-        self._old = {}
-        self._measured |= _norms_by_name("parameter", self._tensors)
-        self._measured |= self._below_10_eps()
+        below = self._below_10_eps()
+        for name, line in self._lines.items():
+            now, old = self._tensors[name], self._old.pop(name, None)
+            line["parameter_rms"] = _rms(now)
+            line["update_rms"] = 0.0 if old is None else _rms(old.sub_(now))
+            line["below_10_eps"] = below.get(id(now))
 
     def read(self, forward: Callable[[], object]) -> dict[str, Any]:
         """The line of the step just taken: {"tensors": ..., "layers": ...}; see `alignment`."""
-        step, self._measured = self._measured, {}
-        uses, layers = self._observe(forward)
-        numbers = _to_host(step | layers)
-        lines = {}
-        for name, tensor in self._tensors.items():
-            size = tensor.numel()
-            below = numbers.get(("below", name))
-            lines[name] = {
-                "parameter_rms": _rms(numbers["parameter", name], size),
-                "gradient_rms": _rms(numbers.get(("gradient", name)), size),
-                "update_rms": _rms(numbers.get(("update", name), 0.0), size),
-                "below_10_eps": None if below is None else below / size,
-            }
-        return {"tensors": lines, "layers": self._layer_lines(numbers, uses)}
+        return {"tensors": self._lines, "layers": self.alignment(forward)}
 
     def alignment(self, forward: Callable[[], object]) -> dict[str, dict[str, float | None]]:
         """Per dense layer the log alignment ratio and its activations; possible before any step.
@@ -155,13 +142,7 @@ class Probes:
         precision it chooses; modes, random states and hooks are as before afterwards, also when it
         fails. Raises UserError when a layer is not used.
         """
-        uses, layers = self._observe(forward)
-        return self._layer_lines(_to_host(layers), uses)
-
-    def _observe(self, forward: Callable[[], object]) -> tuple[dict[str, _Use], Measured]:
-        """Runs `forward`; what every dense layer did, and the norms to bring to the host."""
-        zero = torch.zeros((), dtype=torch.float64, device=self.layers[0].module.weight.device)
-        uses = {layer.name: _Use(zero, zero) for layer in self.layers}
+        uses = {layer.name: _Use() for layer in self.layers}
         with contextlib.ExitStack() as stack:
             stack.enter_context(evaluating(self._model))
             for layer in self.layers:
@@ -172,37 +153,26 @@ class Probes:
         silent = [name for name, use in uses.items() if not use.input_size]
         if silent:
             raise UserError(
-                f"dense layer {silent[0]!r} was not called in the probe's forward "
+                f"dense layer {silent[0]!r} was not called in the probe's forward pass "
                 f"({len(silent)} of {len(uses)} were not); it must run the uncompiled model, and "
                 "no fused operation may take the layer's weight past the layer"
             )
-        weights = {layer.name: layer.module.weight.detach() for layer in self.layers}
-        measured = _norms_by_name("weight", weights)
-        for name, use in uses.items():
-            measured |= {("input", name): use.input_norm, ("output", name): use.output_norm}
-        return uses, measured
-
-    def _layer_lines(
-        self, numbers: dict[tuple[str, str], float], uses: dict[str, _Use]
-    ) -> dict[str, dict[str, Any]]:
         lines = {}
         for layer in self.layers:
-            name, use = layer.name, uses[layer.name]
-            entering = _rms(numbers["input", name], use.input_size)
-            leaving = _rms(numbers["output", name], use.output_size)
-            weight = _rms(numbers["weight", name], layer.module.weight.numel())
-            factors = (_multiplier(layer.module), weight, entering)
-            lines[name] = {
+            use = uses[layer.name]
+            entering = finite(use.input_norm / math.sqrt(use.input_size))
+            leaving = finite(use.output_norm / math.sqrt(use.output_size))
+            factors = (_multiplier(layer.module), _rms(layer.module.weight), entering)
+            lines[layer.name] = {
                 "alignment": _log_ratio(leaving, factors, layer.fan_in),
                 "input_rms": entering,
                 "output_rms": leaving,
             }
         return lines
 
-    def _below_10_eps(self) -> Measured:
-        """Of tensors with Adam's second moment, the number of entries below 10 eps."""
-        counts: Measured = {}
-        names = {id(parameter): name for name, parameter in self._trained.items()}
+    def _below_10_eps(self) -> dict[int, float]:
+        """Of tensors with Adam's second moment, by id, the share of entries below 10 eps."""
+        shares = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state = self._optimizer.state.get(parameter, {})
@@ -214,8 +184,8 @@ class Probes:
                         torch.count_nonzero(block.sqrt() < bound)
                         for block in pieces(state["exp_avg_sq"])
                     ]
-                    counts["below", names[id(parameter)]] = torch.stack(below).sum().double()
-        return counts
+                    shares[id(parameter)] = torch.stack(below).sum().item() / parameter.numel()
+        return shares
 
 
 class ProbeRecorder:
@@ -328,8 +298,8 @@ def _record(
     if module.bias is not None:
         # Formed again: subtracting a large bias would leave its rounding errors.
         leaving, multiplier = _product(module, entering), _multiplier(module)
-    use.input_norm = torch.hypot(use.input_norm, norm(entering))
-    use.output_norm = torch.hypot(use.output_norm, norm(leaving) * multiplier)
+    use.input_norm = math.hypot(use.input_norm, norm(entering).item())
+    use.output_norm = math.hypot(use.output_norm, norm(leaving).item() * multiplier)
     use.input_size += entering.numel()
     use.output_size += leaving.numel()
 
@@ -346,19 +316,9 @@ def _product(module: nn.Linear | nn.Conv2d, entering: Tensor) -> Tensor:
     return F.linear(entering, module.weight)
 
 
-@torch.no_grad()
-def _norms_by_name(quantity: str, tensors: Mapping[str, Tensor]) -> Measured:
-    return {(quantity, name): norm(tensor) for name, tensor in tensors.items()}
-
-
-def _to_host(measured: Measured) -> dict[tuple[str, str], float]:
-    """The same with numbers, in one transfer."""
-    return dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
-
-
-def _rms(norm: float | None, size: int) -> float | None:
-    """The RMS of `size` entries with a norm; None where there is none or it is not finite."""
-    return norm / math.sqrt(size) if norm is not None and math.isfinite(norm) else None
+def _rms(tensor: Tensor | None) -> float | None:
+    """The RMS of a tensor's entries; None where there is none or it is not finite."""
+    return None if tensor is None else finite(rms(tensor))
 
 
 def _log_ratio(product: float | None, factors: Sequence[float | None], n: int) -> float | None:

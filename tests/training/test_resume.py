@@ -16,7 +16,7 @@ from tests.processes import Program, gone
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
 from training import checkpoint, loop, optimizers, processes, runs, state
-from training.errors import RunError, UserError
+from training.errors import UserError
 from training.log import Log
 from training.sampling import sample_ids
 
@@ -303,13 +303,6 @@ def test_resuming_with_another_config_is_refused_with_the_difference(run):
     (run / "config.yaml").unlink()  # the checkpoint knows, too
     with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
         toy.train(run, ["optimizer.beta1=0.8"])
-
-
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
-    task = toy.build_task(toy.build_config())
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(RunError, match="notes.md is a file, not a folder; give another folder"):
-        runs.train_once(tmp_path / "notes.md", task.config, task.plan, dict)
 
 
 def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):

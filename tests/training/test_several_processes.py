@@ -216,34 +216,19 @@ def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
     assert read == [summary["step"] * 8 // 2] * 2
 
 
-def test_the_config_files_are_for_eight_gpus_per_node():
-    loaded = {path.stem: load_config_from_file(str(path)) for path in LAUNCH_CONFIGS.iterdir()}
-    sizes = {name: (file.num_machines, file.num_processes) for name, file in loaded.items()}
-    assert sizes == {
-        "one_gpu": (1, 1),
-        "one_node_8gpu": (1, 8),
-        "one_node_8gpu_fsdp": (1, 8),
-        "several_nodes": (2, 16),
-        "several_nodes_fsdp": (2, 16),
-        "several_nodes_hsdp": (2, 16),
-    }
-    # Precision is the experiment config's; a second place to set it would be one that is not read.
-    assert {file.mixed_precision for file in loaded.values()} == {"no"}
-    for name, file in loaded.items():
-        if name != "one_gpu":  # whose one process is told nothing
-            launch_environment(name)  # accelerate refuses a key that it does not know
-        if name.endswith("sdp"):
-            # Only what `sharding` reads: a key that nothing reads would promise something.
+def test_the_config_files_are_understood_whole():
+    for path in LAUNCH_CONFIGS.iterdir():
+        file = load_config_from_file(str(path))
+        # Precision is the experiment config's; a second place to set it would not be read.
+        assert file.mixed_precision == "no"
+        if path.stem != "one_gpu":  # whose one process is told nothing
+            launch_environment(path.stem)  # accelerate refuses a key that it does not know
+        if path.stem.endswith("sdp"):  # only what `sharding` reads
             assert file.distributed_type == "FSDP" and file.fsdp_config.keys() == {
                 "fsdp_version",
                 "fsdp_reshard_after_forward",
                 "fsdp_activation_checkpointing",
             }
-            copies = {
-                "parallelism_config_dp_replicate_size": 2,
-                "parallelism_config_dp_shard_size": 8,
-            }
-            assert file.parallelism_config == (copies if name.endswith("hsdp") else {})
 
 
 def test_every_process_drops_out_for_itself(tmp_path):
