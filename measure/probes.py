@@ -90,7 +90,7 @@ class Probes:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        groups: list[dict[str, Any]] = plan.groups(model, check=False)
+        groups: list[dict[str, Any]] = plan.groups(model, check=False, several=True)
         refuse_compiled(model)
         trained = {name for group in groups for name in group["param_names"]}
         parameters = dict(model.named_parameters())

@@ -121,6 +121,11 @@ BORDELON = (
     "prescription.beta0=4.0",
     "prescription.gamma0=0.25",
 )
+MUON = (
+    "optimizer.name=muon",
+    "prescription.parameterization=spectral",
+    "prescription.alignment=null",
+)
 NANOLM = Case(
     "nanolm_c4",
     [
@@ -159,6 +164,9 @@ NANOLM = Case(
             "optimizer.weight_decay=0.1",
             "optimizer.decay_mode=independent",
         ),
+        "prescription.convention": ("match_rms", *MUON),
+        "prescription.rate_exponent": ("0.5", *MUON),
+        "prescription.adam_factor": ("2.0", *MUON),
         "optimizer.min_dim_factored": ("4", "optimizer.name=adafactor"),
         "prescription.eps_per_layer": ("true", "optimizer.eps=0.1"),
         "prescription.embedding_std": "0.5",

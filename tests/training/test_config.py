@@ -169,7 +169,7 @@ def test_the_saved_config_is_complete_and_reads_back():
     unset = {"model.heads", "training.observe_every", "training.observe_samples"}
     unset |= {"training.eval_per_octave", "optimizer.min_dim_factored", "model.norms"}
     others = "alpha_attention alpha_depth base_depth beta0 gamma0 gamma_units"
-    others += " embedding_exponent decay_exponent"
+    others += " embedding_exponent decay_exponent convention rate_exponent adam_factor"
     unset |= {f"prescription.{key}" for key in others.split()}
     for key, _ in config.leaves(Config):
         node = data
