@@ -11,14 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from measure import observations, representations
-from nanolm_c4.config import Config as DecoderConfig
 from sweeps import tables
 from tests.measure.probed import logits
 from tests.run_folders import STATE, dies_after, kept, lines, observed_bytes
 from training import config as configs
 from training import log, loop
 from training import task as tasks
-from training.config import leaves, validate
+from training.config import validate
 from training.errors import UserError
 from training.experiment import load_experiment
 
@@ -263,9 +262,3 @@ def test_shipped_configs_are_observed_alike_resumed_and_from_a_checkpoint(tmp_pa
     dies_after(3, experiment.run, cfg, parts)  # one step past the checkpoint, observed again
     assert experiment.run(cfg, parts)["resumed_from"] == [2]
     assert observed_bytes(parts) == observed_bytes(whole)
-
-
-def test_help_describes_the_keys():
-    found = {key: item.description for key, item in leaves(DecoderConfig)}
-    assert "from step 0 on; 0 for none" in found["training.observe_every"]
-    assert found["training.observe_samples"].startswith("Validation samples")

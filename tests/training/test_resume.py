@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.processes import Program, gone
+from tests.processes import Program, all_end
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
 from training import checkpoint, loop, optimizers, processes, runs, state
@@ -39,7 +39,7 @@ def below(pid):
         *(([], step) for step in range(1, 7)),
         *(
             ([f"optimizer.name={name}"], 3)
-            for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2")
+            for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2", "muon")
         ),
         (["training.micro_batch_size=3", "optimizer.clip_norm=0.5"], 3),
         (["training.precision=bf16"], 3),
@@ -103,7 +103,7 @@ def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
-    assert all(gone(worker) for worker in workers)
+    assert all_end(workers)
 
 
 def copy_at_every_change(patch, run):
@@ -223,7 +223,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)  # two signals at once are one
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130 and errors.endswith("interrupted\n")
     assert not (tmp_path / "run/summary.json").exists()
 

@@ -195,7 +195,7 @@ def start(tmp_path, name, step, partners):
 
 def test_two_processes_at_once_end_with_one_cache(tmp_path):
     both = [start(tmp_path, name, "publish", 2) for name in ("a", "b")]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=600)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1] != ""
     (cache,) = (tmp_path / "caches").iterdir()
@@ -212,7 +212,7 @@ def test_a_killed_preparation_leaves_no_cache(tmp_path):
     process.communicate()
     assert all(name.startswith(".") for name in os.listdir(tmp_path / "caches"))
     again = start(tmp_path, "b", "_describe", 1)
-    assert "256" in again.communicate(timeout=120)[0] and again.returncode == 0
+    assert "256" in again.communicate(timeout=600)[0] and again.returncode == 0
 
 
 # Checked
