@@ -23,7 +23,7 @@ Exit code: 0, 1 if a verdict is bad, 2 for a mistake in the command or the confi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from torch import nn
 from param_groups.check import Check, CheckError, command
 from param_groups.check.measuring import recording, watched
 from training import runs
-from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
+from training.config import leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.experiment import load_experiment
 from training.task import Task, build_optimizer, first_batches, initialise
@@ -69,23 +69,30 @@ def experiment_target(
 ) -> command.Target:
     """An experiment's config at any width; every width is validated before the first is built."""
     experiment = load_experiment(name)
-    data, given = read_yaml(path), dict(runs.flat(parse_overrides(overrides)))
     where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-    for section in ("optimizer", "prescription"):
-        if not isinstance(data.get(section, {}), Mapping):
-            raise UserError(f"{path}: {section}: expected a section, got {data[section]!r}")
-    chosen = {} if args.as_configured else _check_settings(experiment.config, data, given)
-    model = set_keys(data, given).get("model")
-    by_heads = isinstance(model, Mapping) and model.get("heads") is not None
-    if args.scan == "model.width" and by_heads and model.get("width") is None:
+    given = dict(runs.flat(parse_overrides(overrides)))
+    data = set_keys(read_yaml(path), given)
+    validate(experiment.config, data, where)
+    values = {key: value for key, value in runs.flat(data) if value is not None}
+    if args.scan == "model.width" and "model.width" not in values and "model.heads" in values:
         raise UserError(
             f"{where}: gives model.heads and no model.width to scan; scan the heads, to which the "
             "width is in proportion: --scan model.heads --widths 4 8 16 32"
         )
+    chosen: dict[str, Any] = {}
+    if not args.as_configured:
+        keys = {key for key, _ in leaves(experiment.config)} - given.keys()
+        keys -= {f"prescription.{key}" for key in ("beta0", "gamma0")} - values.keys()
+        if values.get("prescription.parameterization") == "bordelon":
+            keys.discard("prescription.embedding_std")  # it has its own scale of embeddings
+        chosen = {key: value for key, value in CHECK_SETTINGS.items() if key in keys}
+        lr = values.get("optimizer.lr")
+        if "optimizer.lr" in keys and isinstance(lr, (int, float)):
+            chosen["optimizer.lr"] = lr * LR_FACTOR
 
     def config(width: int, seed: int) -> Any:
-        values = {**chosen, **given, args.scan: width, "seed": seed}
-        return validate(experiment.config, set_keys(data, values), where)
+        changes = {**chosen, args.scan: width, "seed": seed}
+        return validate(experiment.config, set_keys(data, changes), where)
 
     def build(width: int, seed: int) -> Check:
         return _from_task(experiment.build_task(config(width, seed)), args.steps)
@@ -98,28 +105,8 @@ def experiment_target(
     return command.Target(build, folder, settings={**settings, "scan": args.scan})
 
 
-def _check_settings(
-    kind: type[Section], data: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """CHECK_SETTINGS where the experiment has the key and the command line has not."""
-    keys = {key for key, _ in leaves(kind)} - given.keys()
-    chosen = {key: value for key, value in CHECK_SETTINGS.items() if key in keys}
-    lr = (data.get("optimizer") or {}).get("lr")
-    if "optimizer.lr" in keys and isinstance(lr, (int, float)):
-        chosen["optimizer.lr"] = lr * LR_FACTOR
-    for name in ("beta0", "gamma0"):  # not numbers of every rule: only in place of one
-        if (data.get("prescription") or {}).get(name) is None:
-            chosen.pop(f"prescription.{name}", None)
-    rule = "prescription.parameterization"
-    named = given.get(rule) or (data.get("prescription") or {}).get("parameterization")
-    if named == "bordelon":  # has its own scale of embeddings
-        chosen.pop("prescription.embedding_std", None)
-    return chosen
-
-
 def _from_task(task: Task, steps: int) -> Check:
     """The first steps of a run, at constant rates."""
-    config = task.config
     batches = list(first_batches(task, steps))
     initialise(task)
     return Check(
@@ -128,7 +115,7 @@ def _from_task(task: Task, steps: int) -> Check:
         batches=batches,
         loss=_loss_through_logits(task, batches[0]),
         optimizer=build_optimizer(task),
-        clip_norm=config.optimizer.clip_norm,
+        clip_norm=task.config.optimizer.clip_norm,
         after_init=task.after_init,
     )
 
@@ -136,28 +123,28 @@ def _from_task(task: Task, steps: int) -> Check:
 def _loss_through_logits(task: Task, batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """The task's mean loss, computed so that the readout is called.
 
-    A model may fuse readout and cross-entropy when it is given targets. Then the loss is taken of
-    the logits that it returns without, which must be the same number.
+    A model may fuse readout and cross-entropy. Then the loss is taken of the logits that the task's
+    `forward` returns, which must be the same number.
     """
 
     def mean(model: nn.Module, batch: Any) -> torch.Tensor:
         return task.loss(model, batch) / task.count(batch)
 
     def unfused(model: nn.Module, batch: Any) -> torch.Tensor:
-        inputs, targets = batch
-        return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        assert task.forward is not None
+        return F.cross_entropy(task.forward(model, batch).flatten(0, -2), batch[1].flatten())
 
     readouts = [name for name, part in watched(task.model, task.plan).items() if part == "logits"]
     with torch.no_grad(), recording(task.model, readouts, lambda t: t) as outputs:
         value = mean(task.model, batch)
-    if outputs or not readouts or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    if outputs or not readouts or task.forward is None:
         return mean
     with torch.no_grad():
         other = unfused(task.model, batch)
     if not torch.isclose(value, other, rtol=1e-4):
         raise UserError(
             f"{readouts[0]!r} is not called for the loss ({value:.6g}), and the cross-entropy of "
-            f"model(inputs) is another number ({other:.6g}); the logits cannot be measured"
+            f"the logits is another number ({other:.6g}); the logits cannot be measured"
         )
     return unfused
 

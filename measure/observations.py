@@ -13,9 +13,6 @@ import contextlib
 import copy
 import json
 import math
-import os
-import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,18 +20,18 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from measure import representations
 from measure.representations import Capture, Forward, capture, rms
 from training.errors import UserError
-from training.files import sync, writing
+from training.files import write_bytes
 from training.log import Log, finite
+from training.settings import ObservedLoopConfig
 from training.task import LiveRun, Task, initialise
 
 FOLDER = "observations"
-_NAME = re.compile(r"step_(\d+)\.safetensors")
 # Over blocks these are averaged; all others are RMS or norms, whose squares are.
 _AVERAGED = ("kernel_alignment", "kernel_change", "head_variance", "excess_kurtosis")
 
@@ -69,7 +66,7 @@ def observe(
     logits' change. Arrays are those of `model`, see `arrays_of`.
     """
     start = capture(initial_model, batch, forward)
-    now = capture(model, batch, forward, start.causal)
+    now = capture(model, batch, forward)
     moved = representations.attention_movement(start, now, model)
     weights = representations.weight_movement(initial_model, model)
     blocks = [
@@ -223,11 +220,10 @@ class ObservationLog(Log):
         """Drops what was written after the first `length` bytes, and the arrays of those steps."""
         super().cut(length)
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        kept = {json.loads(line)["step"] for line in lines}
+        kept = {f"step_{json.loads(line)['step']}.safetensors" for line in lines}
         folder = self.path.with_name(FOLDER)
         for path in folder.iterdir() if folder.is_dir() else ():
-            found = _NAME.fullmatch(path.name)
-            if found and int(found[1]) not in kept:
+            if path.name not in kept:
                 path.unlink()
 
 
@@ -241,6 +237,7 @@ class ObservationRecorder:
     def start(self, run: LiveRun) -> Sequence[Log]:
         """See `training.task.Recorder`; UserError for a sharded run, for a model whose attention
         or logits cannot be reached, and for too few samples."""
+        assert isinstance(run.task.config.training, ObservedLoopConfig)
         self.run, self.settings = run, run.task.config.training
         if not self.settings.observe_every:
             return ()
@@ -278,23 +275,6 @@ class ObservationRecorder:
         return observe(initial_state(task), current_state(task), self.batch, self.forward)
 
 
-def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
+def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> None:
     """Writes observations/step_N.safetensors whole or not at all."""
-    path = run_dir / FOLDER / f"step_{step}.safetensors"
-    # Beside the folder, where a resumed run removes what an interrupted one has left.
-    write_arrays(path, arrays, run_dir)
-    return path
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Tensor], by_way_of: Path | None = None) -> None:
-    """Writes a safetensors file atomically, by way of one in its own folder or the one given."""
-    temporary = (by_way_of or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(dict(arrays), temporary)
-            sync(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(path.parent)
+    write_bytes(run_dir / FOLDER / f"step_{step}.safetensors", save(dict(arrays)))

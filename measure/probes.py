@@ -12,14 +12,12 @@
     {"tensors": {name: {"parameter_rms", "gradient_rms", "update_rms", "below_10_eps"}},
      "layers":  {module: {"alignment", "input_rms", "output_rms"}}}
 
-Every line has the same tensors and layers, those found at construction, or there is an error.
+Every line has the same tensors and layers, those found at construction.
 
 Cost of one probe. Memory: a copy of the trained parameters from before_step to after_step, when
 the activations of the backward pass are gone, then one evaluation forward's activations. Time:
-that forward (in layers with a bias the product is formed twice), about a dozen passes over the
-parameters, and one transfer to the host. On two CPU cores, training decoders of width 128 and 256
-on 1,024 to 8,192 tokens, a probe took 1.1 to 1.8 evaluation forwards, 0.35 to 0.55 of a training
-step; with 45 million parameters and 128 tokens, 1.1 of a step (2026-11-21).
+that forward and about a dozen passes over the parameters, 0.35 to 0.55 of a training step of
+decoders on 1,024 to 8,192 tokens on two CPU cores (2026-11-21).
 """
 
 from __future__ import annotations
@@ -36,19 +34,13 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from measure.representations import evaluating
+from measure.representations import evaluating, norm, pieces, refuse_compiled, rms
 from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
 from param_groups.roles import Layout, default_layout
-from training.decoupled import Decoupled
 from training.errors import UserError
-from training.log import Log
+from training.log import Log, finite
 from training.task import LiveRun
-
-# Optimisers that divide by sqrt(v_hat) + eps, with v in "exp_avg_sq"; and the others.
-_KNOWN = (torch.optim.AdamW, Decoupled)
-# Entries of a tensor that are worked on at once on a CPU: temporaries stay in cache.
-_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -62,17 +54,12 @@ class DenseLayer:
 
 @dataclass
 class _Use:
-    """What a dense layer did in one pass: L2 norms on the device, the bias left out."""
+    """What a dense layer did in one pass: L2 norms and numbers of entries, the bias left out."""
 
-    input_norm: Tensor
-    output_norm: Tensor
+    input_norm: float = 0.0
+    output_norm: float = 0.0
     input_size: int = 0
     output_size: int = 0
-    calls: int = 0
-
-
-# L2 norms, or numbers of entries, by (quantity, tensor or module name).
-Measured = dict[tuple[str, str], Tensor]
 
 
 class Probes:
@@ -93,66 +80,49 @@ class Probes:
     a row of the plan, a tied one included; lookup tables, scales and biases are not. A fused QKV
     projection is one layer.
 
-    `model` is the unwrapped, uncompiled module of `plan`; `optimizer` updates exactly its trained
-    tensors. Sums are accumulated in float64. Nothing is communicated between processes. Sharded
+    `model` is the unwrapped, uncompiled module of `plan`; `optimizer`, unwrapped too, has its
+    groups. Sums are accumulated in float64. Nothing is communicated between processes. Sharded
     parameters (FSDP) are not supported.
 
     Raises PlanError when the plan is for another model (a wrapped or compiled one has other
-    names), UserError when the optimiser is wrapped or updates other tensors, when a matrix belongs
-    to a module whose product cannot be observed, and when there is no dense layer.
+    names), UserError when a matrix belongs to a module whose product cannot be observed, and when
+    there is no dense layer.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        groups = plan.groups(model, check=False)
-        _refuse_compiled(model)
+        groups: list[dict[str, Any]] = plan.groups(model, check=False, several=True)
+        refuse_compiled(model)
         trained = {name for group in groups for name in group["param_names"]}
         parameters = dict(model.named_parameters())
         self._model, self._optimizer = model, optimizer
         self._tensors = {row.name: parameters[row.name] for row in plan.rows}
         self._trained = {name: p for name, p in self._tensors.items() if name in trained}
-        self._check_optimizer()
         self.layers = dense_layers(model, plan)
-        self._calls_per_layer: dict[str, int] = {}
         self._old: dict[str, Tensor] = {}
-        self._measured: Measured = {}
+        self._lines: dict[str, dict[str, float | None]] = {}
 
     def before_step(self) -> None:
-        """Keeps what the step replaces; gradients are reduced and clipped, parameters are old.
-
-        Raises RuntimeError when no tensor has a gradient, or parameters have been replaced.
-        """
-        self._check_tensors()
-        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
-        if not gradients:
-            raise RuntimeError(
-                "no tensor has a gradient: before_step belongs after backward, before zero_grad"
-            )
+        """Keeps what the step replaces; gradients are reduced and clipped, parameters are old."""
         self._old = {name: p.detach().clone() for name, p in self._trained.items()}
-        self._measured = _norms_by_name("gradient", gradients)
+        gradients = {name: p.grad for name, p in self._trained.items()}
+        self._lines = {
+            name: {"parameter_rms": None, "gradient_rms": _rms(gradients.get(name))}
+            for name in self._tensors
+        }
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Measures the step just taken; RuntimeError without the before_step that belongs to it."""
-        if not self._old:
-            raise RuntimeError("after_step without before_step: call both around every probed step")
-        self._check_tensors()
-        torch._foreach_sub_(list(self._old.values()), list(self._trained.values()))
-        self._measured |= _norms_by_name("update", self._old)
-        self._old = {}
-        self._measured |= _norms_by_name("parameter", self._tensors)
-        self._measured |= self._below_10_eps()
+        """Measures the step just taken."""
+        below = self._below_10_eps()
+        for name, line in self._lines.items():
+            now, old = self._tensors[name], self._old.pop(name, None)
+            line["parameter_rms"] = _rms(now)
+            line["update_rms"] = 0.0 if old is None else _rms(old.sub_(now))
+            line["below_10_eps"] = below.get(id(now))
 
     def read(self, forward: Callable[[], object]) -> dict[str, Any]:
-        """The line of the step just taken: {"tensors": ..., "layers": ...}; see `alignment`.
-
-        Raises RuntimeError without the before_step and after_step that belong to it.
-        """
-        if self._old or not self._measured:
-            raise RuntimeError("read without before_step and after_step: call both around a step")
-        step, self._measured = self._measured, {}
-        uses, layers = self._observe(forward)
-        numbers = _to_host(step | layers)
-        return {"tensors": self._tensor_lines(numbers), "layers": self._layer_lines(numbers, uses)}
+        """The line of the step just taken: {"tensors": ..., "layers": ...}; see `alignment`."""
+        return {"tensors": self._lines, "layers": self.alignment(forward)}
 
     def alignment(self, forward: Callable[[], object]) -> dict[str, dict[str, float | None]]:
         """Per dense layer the log alignment ratio and its activations; possible before any step.
@@ -168,19 +138,11 @@ class Probes:
         in the pass, under one or several names, is one entry under its first name; all of its
         uses count as one longer batch.
 
-        `forward` runs the uncompiled model on a fixed batch, in evaluation mode, without
-        gradients and in the precision it chooses; modes, random states and hooks are as before
-        afterwards, also when it fails. Raises RuntimeError when a layer is not used, or not as
-        often as the first time.
+        `forward` runs the uncompiled model, in evaluation mode, without gradients and in the
+        precision it chooses; modes, random states and hooks are as before afterwards, also when it
+        fails. Raises UserError when a layer is not used.
         """
-        self._check_tensors()
-        uses, layers = self._observe(forward)
-        return self._layer_lines(_to_host(layers), uses)
-
-    def _observe(self, forward: Callable[[], object]) -> tuple[dict[str, _Use], Measured]:
-        """Runs `forward`; what every dense layer did, and the norms to bring to the host."""
-        zero = torch.zeros((), dtype=torch.float64, device=self.layers[0].module.weight.device)
-        uses = {layer.name: _Use(zero, zero) for layer in self.layers}
+        uses = {layer.name: _Use() for layer in self.layers}
         with contextlib.ExitStack() as stack:
             stack.enter_context(evaluating(self._model))
             for layer in self.layers:
@@ -188,47 +150,29 @@ class Probes:
                 handle = layer.module.register_forward_hook(hook, with_kwargs=True)
                 stack.callback(handle.remove)
             forward()
-        self._check_calls({name: use.calls for name, use in uses.items()})
-        weights = {layer.name: layer.module.weight.detach() for layer in self.layers}
-        measured = _norms_by_name("weight", weights)
-        for name, use in uses.items():
-            measured |= {("input", name): use.input_norm, ("output", name): use.output_norm}
-        return uses, measured
-
-    def _tensor_lines(self, numbers: dict[tuple[str, str], float]) -> dict[str, dict[str, Any]]:
-        lines = {}
-        for name, tensor in self._tensors.items():
-            size = tensor.numel()
-            below = numbers.get(("below", name))
-            lines[name] = {
-                "parameter_rms": _rms(numbers["parameter", name], size),
-                "gradient_rms": _rms(numbers.get(("gradient", name)), size),
-                "update_rms": _rms(numbers.get(("update", name), 0.0), size),
-                "below_10_eps": None if below is None else below / size,
-            }
-        return lines
-
-    def _layer_lines(
-        self, numbers: dict[tuple[str, str], float], uses: dict[str, _Use]
-    ) -> dict[str, dict[str, Any]]:
+        silent = [name for name, use in uses.items() if not use.input_size]
+        if silent:
+            raise UserError(
+                f"dense layer {silent[0]!r} was not called in the probe's forward pass "
+                f"({len(silent)} of {len(uses)} were not); it must run the uncompiled model, and "
+                "no fused operation may take the layer's weight past the layer"
+            )
         lines = {}
         for layer in self.layers:
-            name, use = layer.name, uses[layer.name]
-            entering = _rms(numbers["input", name], use.input_size)
-            leaving = _rms(numbers["output", name], use.output_size)
-            weight = _rms(numbers["weight", name], layer.module.weight.numel())
-            factors = (_multiplier(layer.module), weight, entering)
-            lines[name] = {
+            use = uses[layer.name]
+            entering = finite(use.input_norm / math.sqrt(use.input_size))
+            leaving = finite(use.output_norm / math.sqrt(use.output_size))
+            factors = (_multiplier(layer.module), _rms(layer.module.weight), entering)
+            lines[layer.name] = {
                 "alignment": _log_ratio(leaving, factors, layer.fan_in),
                 "input_rms": entering,
                 "output_rms": leaving,
             }
         return lines
 
-    def _below_10_eps(self) -> Measured:
-        """Of tensors with Adam's second moment, the number of entries below 10 eps."""
-        counts: Measured = {}
-        names = {id(parameter): name for name, parameter in self._trained.items()}
+    def _below_10_eps(self) -> dict[int, float]:
+        """Of tensors with Adam's second moment, by id, the share of entries below 10 eps."""
+        shares = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state = self._optimizer.state.get(parameter, {})
@@ -238,56 +182,10 @@ class Probes:
                     # Not v < bound^2, which float32 cannot hold for the smallest eps; NaN is not.
                     below = [
                         torch.count_nonzero(block.sqrt() < bound)
-                        for block in _blocks(state["exp_avg_sq"])
+                        for block in pieces(state["exp_avg_sq"])
                     ]
-                    counts["below", names[id(parameter)]] = torch.stack(below).sum().double()
-        return counts
-
-    def _check_optimizer(self) -> None:
-        """Raises UserError unless the optimiser is known and updates just the trained tensors."""
-        if not isinstance(self._optimizer, _KNOWN):
-            raise UserError(
-                f"the probes do not know the optimiser {type(self._optimizer).__name__}; give them "
-                "the one that training.optimizers.build made, unwrapped"
-            )
-        groups = self._optimizer.param_groups
-        updated = {id(parameter) for group in groups for parameter in group["params"]}
-        odd = updated ^ {id(parameter) for parameter in self._trained.values()}
-        if odd:
-            names = [repr(name) for name, p in self._tensors.items() if id(p) in odd]
-            raise UserError(
-                "the optimiser and the plan train different tensors: "
-                f"{(names or ['a tensor of another model'])[0]} is only in one of the two; build "
-                "the optimiser from plan.groups(model)"
-            )
-
-    def _check_tensors(self) -> None:
-        """Raises RuntimeError unless the model still has the tensors it had at construction."""
-        found = dict(self._model.named_parameters())
-        for name in {**self._tensors, **found}:
-            if found.get(name) is not self._tensors.get(name):
-                raise RuntimeError(
-                    f"tensor {name!r} was replaced, added or removed after the probes were built "
-                    f"for {len(self._tensors)} tensors; the model now has {len(found)}"
-                )
-
-    def _check_calls(self, calls: dict[str, int]) -> None:
-        """Raises RuntimeError unless every layer was used, and as often as the first time."""
-        expected = self._calls_per_layer or calls
-        for name, count in calls.items():
-            if count == 0:
-                silent = sum(not made for made in calls.values())
-                raise RuntimeError(
-                    f"dense layer {name!r} was not called in the probe's forward pass ({silent} "
-                    f"of {len(calls)} layers were not); it must run the uncompiled model, and no "
-                    "fused operation may take the layer's weight past the layer"
-                )
-            if count != expected[name]:
-                raise RuntimeError(
-                    f"dense layer {name!r} was called {count} times in the probe's forward pass, "
-                    f"but {expected[name]} times in the first; probe one fixed batch"
-                )
-        self._calls_per_layer = calls
+                    shares[id(parameter)] = torch.stack(below).sum().item() / parameter.numel()
+        return shares
 
 
 class ProbeRecorder:
@@ -366,15 +264,13 @@ def _layers_of(model: nn.Module, row: Row) -> list[DenseLayer]:
     layers = []
     for name in (row.name, *row.tied_to):
         path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
+        module: Any = model.get_submodule(path)
         if leaf == "weight" and _is_dense(module):
-            fan_in = math.prod(module.weight.shape[1:])
-            _check_fan_in(row, fan_in)
-            layers.append(DenseLayer(path, module, fan_in))
+            layers.append(DenseLayer(path, module, math.prod(module.weight.shape[1:])))
     return layers
 
 
-def _is_dense(module: nn.Module) -> bool:
+def _is_dense(module: Any) -> bool:
     """Whether calling the module is one matrix product that `_record` can measure."""
     # A subclass with a forward of its own may do more than multiply.
     if type(module).forward in (nn.Linear.forward, Linear.forward):
@@ -388,25 +284,9 @@ def _is_dense(module: nn.Module) -> bool:
     )
 
 
-def _check_fan_in(row: Row, fan_in: int) -> None:
-    if default_layout(Role(row.role)) is Layout.LINEAR and row.fan_in != fan_in:
-        raise UserError(
-            f"the plan gives {row.name!r} fan_in {row.fan_in}, but its layer sums {fan_in} inputs; "
-            "correct the layout in its rule"
-        )
-
-
-def _refuse_compiled(model: nn.Module) -> None:
-    """Raises UserError for a module compiled in place, whose names tell nothing."""
-    for name, module in model.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise UserError(
-                f"module {name or 'model'!r} was compiled in place, so its layers cannot be "
-                "observed; use torch.compile(model) and give the probes the model itself"
-            )
-
-
-def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
+def _record(
+    use: _Use, module: nn.Linear | nn.Conv2d, args: tuple, kwargs: dict, output: Tensor
+) -> None:
     """A forward hook that adds the input and the product without the bias to `use`."""
     (entering,) = (*args, *kwargs.values())
     leaving, multiplier = output, 1.0
@@ -418,13 +298,10 @@ def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Ten
     if module.bias is not None:
         # Formed again: subtracting a large bias would leave its rounding errors.
         leaving, multiplier = _product(module, entering), _multiplier(module)
-    # One by one: autocast gives them different types, which foreach would first convert.
-    (input_norm,), (output_norm,) = _norms([entering]), _norms([leaving])
-    use.input_norm = torch.hypot(use.input_norm, input_norm)
-    use.output_norm = torch.hypot(use.output_norm, output_norm * multiplier)
+    use.input_norm = math.hypot(use.input_norm, norm(entering).item())
+    use.output_norm = math.hypot(use.output_norm, norm(leaving).item() * multiplier)
     use.input_size += entering.numel()
     use.output_size += leaving.numel()
-    use.calls += 1
 
 
 def _multiplier(module: nn.Module) -> float:
@@ -432,50 +309,16 @@ def _multiplier(module: nn.Module) -> float:
     return abs(getattr(module, "multiplier", 1.0))
 
 
-def _product(module: nn.Module, entering: Tensor) -> Tensor:
+def _product(module: nn.Linear | nn.Conv2d, entering: Tensor) -> Tensor:
     """W z: without bias and multiplier."""
     if isinstance(module, nn.Conv2d):
         return F.conv2d(entering, module.weight, stride=module.stride)
     return F.linear(entering, module.weight)
 
 
-def _norms_by_name(quantity: str, tensors: dict[str, Tensor]) -> Measured:
-    norms = _norms(list(tensors.values()))
-    return {(quantity, name): norm for name, norm in zip(tensors, norms, strict=True)}
-
-
-@torch.no_grad()
-def _norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The L2 norm of each tensor of one device, accumulated in float64 and left there.
-
-    float32 will not do: torch's norm on a CPU is 0.2% too small at 3e7 entries and half the
-    truth at 3e8, and squares of gradients below 1e-23 vanish.
-    """
-    if tensors[0].device.type == "cpu":
-        return [_norm_in_blocks(tensor) for tensor in tensors]
-    return torch._foreach_norm(tensors, 2, dtype=torch.float64)
-
-
-def _norm_in_blocks(tensor: Tensor) -> Tensor:
-    """The norm without a float64 copy of the tensor, which torch's CPU kernel would make."""
-    norms = [torch.linalg.vector_norm(b, dtype=torch.float64) for b in _blocks(tensor)]
-    return torch.stack(norms).norm()
-
-
-def _blocks(tensor: Tensor) -> Sequence[Tensor]:
-    """The entries in pieces on a CPU, all in one elsewhere."""
-    on_cpu = tensor.device.type == "cpu"
-    return tensor.reshape(-1).split(_BLOCK) if on_cpu else (tensor,)
-
-
-def _to_host(measured: Measured) -> dict[tuple[str, str], float]:
-    """The same with numbers, in one transfer."""
-    return dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
-
-
-def _rms(norm: float | None, size: int) -> float | None:
-    """The RMS of `size` entries with a norm; None where there is none or it is not finite."""
-    return norm / math.sqrt(size) if norm is not None and math.isfinite(norm) else None
+def _rms(tensor: Tensor | None) -> float | None:
+    """The RMS of a tensor's entries; None where there is none or it is not finite."""
+    return None if tensor is None else finite(rms(tensor))
 
 
 def _log_ratio(product: float | None, factors: Sequence[float | None], n: int) -> float | None:
@@ -483,6 +326,7 @@ def _log_ratio(product: float | None, factors: Sequence[float | None], n: int) -
 
     A NaN, a zero and n = 1 leave it undefined.
     """
-    if n == 1 or not all((product, *factors)):
+    logs = [math.log(value) for value in (product, *factors) if value]
+    if n == 1 or len(logs) <= len(factors):
         return None
-    return (math.log(product) - sum(map(math.log, factors))) / math.log(n)
+    return (logs[0] - sum(logs[1:])) / math.log(n)

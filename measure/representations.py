@@ -1,26 +1,21 @@
 """Measurements of a transformer's representations: kernels, attention over heads, movement.
 
-    start = capture(initial_model, batch, call)           # call(model, batch) returns the logits
-    now = capture(model, batch, call, causal=start.causal)
+    start, now = (capture(m, batch, call) for m in (initial_model, model))  # call gives the logits
     pooled_kernel(now.stream[-1])                          # (B, B)
     head_variance(now.blocks[0].entries())
     attention_movement(start, now, model)                  # total and weight-induced, per block
 
-The model is any whose `blocks` return the residual stream and each have an `attention` with `query`
-and `key`, both of LayerNorm of the stream, `heads` and `attention_scale`: found by these names, not
-by class. Equation and figure numbers are those of Bordelon et al., "Infinite limits of multi-head
-transformer dynamics".
+The model is any whose `blocks` return the residual stream and each have an `attention` with
+`causal`, `heads`, `attention_scale`, and `query` and `key`, both of LayerNorm of the stream: found
+by these names, not by class. Equation and figure numbers are those of Bordelon et al., "Infinite
+limits of multi-head transformer dynamics".
 
 Sizes: B samples, T tokens (or patches), n = N H width, H heads, N head dimension, L blocks.
 
-Cost. Time of a capture: one evaluation forward and, unless told `causal`, the first block's
-attention twice more; of an observation (`measure.observations`): the initial values drawn again,
-two captures, and the logits of every block four times. On one CPU core, training on 16 samples and
-observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks, width 64 and 256,
-64 and 256 tokens) and 0.3 to 1.2 of small Vision Transformers (2 blocks, width 16 and 256, 16 and
-64 tokens), an observation 0.5 to 1.0 and 1.0 to 3.5. Memory: (4 L + 1) B T n numbers for each of
-the two states, a copy of the parameters while the initial state is there, and three times B H T^2
-for the logits of one block (causal ones twice).
+Cost of an observation (`measure.observations`), on one CPU core with 8 samples observed and 16
+trained on: 0.5 to 1.0 of a training step of decoders (4 blocks, width 64 and 256), 1.0 to 3.5 of
+small Vision Transformers. Memory: (4 L + 1) B T n numbers for each of the two states, a copy of the
+parameters while the initial state is there, and three times B H T^2 for the logits of one block.
 """
 
 from __future__ import annotations
@@ -34,12 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training import sharding
 from training.errors import UserError
 
-NEEDED = ("heads", "attention_scale", "query", "key")
+NEEDED = ("causal", "heads", "attention_scale", "query", "key")
 _PIECE = 1 << 18  # entries; a float64 copy of them stays in a CPU's cache
-_SMALL = 1e-6  # relative; a token that is not attended to changes nothing but rounding
 
 Forward = Callable[[nn.Module, Any], Tensor]
 
@@ -59,20 +52,12 @@ class Block:
     scale: float
     causal: bool
 
-    def logits(self) -> Tensor:
-        """A (B, H, T, T) before the softmax, scale * q_t . k_t'; NaN at t' > t if causal (eq. 7).
-
-        Formed again at every call, as they are the largest tensor of all.
-        """
-        logits = self.scale * self.queries @ self.keys.transpose(-1, -2)
-        if self.causal:
-            tokens = logits.shape[-1]
-            later = torch.ones(tokens, tokens, dtype=torch.bool, device=logits.device).triu(1)
-            logits.masked_fill_(later, math.nan)
-        return logits
-
     def entries(self) -> Tensor:
-        """The entries of A that are not masked, (B, H, E): E = T^2, or T (T + 1) / 2 if causal."""
+        """The attention logits scale * q_t . k_t' before the softmax that are not masked (eq. 7).
+
+        (B, H, E): E = T^2, or T (T + 1) / 2 if causal. Formed again at every call, as they are the
+        largest tensor of all.
+        """
         logits = self.scale * self.queries @ self.keys.transpose(-1, -2)
         if not self.causal:
             return logits.flatten(-2)
@@ -92,18 +77,13 @@ class Capture:
     blocks: tuple[Block, ...]
     outputs: Tensor
 
-    @property
-    def causal(self) -> bool:
-        """Whether tokens attend to earlier ones and themselves only."""
-        return self.blocks[0].causal
 
-
-def attention_blocks(model: nn.Module) -> list[nn.Module]:
+def attention_blocks(model: nn.Module) -> list[Any]:
     """The blocks of a model that can be observed.
 
-    Raises UserError for a compiled or sharded model, and for one without the names needed.
+    Raises UserError for a compiled model, and for one without the names needed.
     """
-    _refuse_wrapped(model)
+    refuse_compiled(model)
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.ModuleList, nn.Sequential)) or not len(blocks):
         raise UserError(
@@ -118,43 +98,24 @@ def attention_blocks(model: nn.Module) -> list[nn.Module]:
                 f"blocks.{index} of {type(model).__name__} cannot be observed: it has no "
                 f"{missing[0]!r}; expected an attention with {', '.join(NEEDED)}"
             )
-        _check_heads(index, attention)
     return list(blocks)
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
-    compiled = hasattr(model, "_orig_mod") or any(
-        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
-    )
-    if compiled:
-        raise UserError(
-            "a compiled model cannot be observed, its layers are gone; give the module that was "
-            "compiled, from torch.compile(model) rather than model.compile()"
-        )
-    for name, parameter in model.named_parameters():
-        if sharding.is_sharded(parameter):
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises UserError for a model that torch.compile or a module's `compile` has changed."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise UserError(
-                f"a sharded model cannot be observed: no process holds all of {name!r}; launch "
-                "without FSDP, or observe its final checkpoint"
+                f"module {name or 'model'!r} was compiled, so its layers cannot be observed; give "
+                "the model from which torch.compile(model) made it, and use no model.compile()"
             )
 
 
-def _check_heads(index: int, attention: nn.Module) -> None:
-    for name in ("query", "key"):
-        weight = getattr(getattr(attention, name), "weight", None)
-        if not isinstance(weight, Tensor) or len(weight) % attention.heads:
-            raise UserError(
-                f"blocks.{index}.attention.{name} cannot be observed: expected a dense layer whose "
-                f"outputs divide by {attention.heads} heads"
-            )
-
-
-def capture(model: nn.Module, batch: Any, call: Forward, causal: bool | None = None) -> Capture:
+def capture(model: nn.Module, batch: Any, call: Forward) -> Capture:
     """Runs `call(model, batch)` once in evaluation mode, without gradients, and keeps what passes.
 
     `call` returns the logits f, a tensor whose first axis is the sample. Heads are contiguous
-    slices of the query and key outputs, as `view(B, T, H, N)` cuts them. Whether attention is
-    causal is found by changing the last token, unless `causal` or an attribute of that name says.
+    slices of the query and key outputs, as `view(B, T, H, N)` cuts them.
 
     Modes, hooks and random states are as before afterwards, also when it fails. Raises UserError
     for a model that cannot be observed, or whose blocks do not run exactly once each.
@@ -167,25 +128,33 @@ def capture(model: nn.Module, batch: Any, call: Forward, causal: bool | None = N
             for handle in _hooks(seen, index, block):
                 stack.callback(handle.remove)
         outputs = call(model, batch)
-    _check_calls(seen, len(blocks), outputs)
+    for (what, index), found in seen.items():
+        if len(found) != 1 or not isinstance(found[0], Tensor) or found[0].ndim != 3:
+            raise UserError(
+                f"blocks.{index} cannot be observed: expected one {what} of shape (batch, token, "
+                f"width) in a pass, got {len(found)}; the call must run the given model once"
+            )
     taken = {key: found[0] for key, found in seen.items()}
-    if causal is None:
-        with evaluating(model):
-            causal = is_causal(blocks[0].attention, taken["attention", 0])
+    samples = len(taken["entering", 0])
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2 or len(outputs) != samples:
+        raise UserError(
+            f"an observed pass must return the logits of its {samples} samples; give the task a "
+            "`forward` that does"
+        )
     stream = (taken["entering", 0], *(taken["leaving", index] for index in range(len(blocks))))
     return Capture(
         stream=tuple(_real(h) for h in stream),
-        blocks=tuple(_block(taken, i, b.attention, causal) for i, b in enumerate(blocks)),
+        blocks=tuple(_block(taken, i, b.attention) for i, b in enumerate(blocks)),
         outputs=_real(outputs),
     )
 
 
 def _hooks(
-    seen: dict[tuple[str, int], list[Tensor]], index: int, block: nn.Module
+    seen: dict[tuple[str, int], list[Tensor]], index: int, block: Any
 ) -> Iterator[torch.utils.hooks.RemovableHandle]:
     """Keeps the inputs and outputs of a block, of its attention, and of query and key."""
     attention = block.attention
-    entering = {"entering": block, "attention": attention, "normed": attention.query}
+    entering = {"entering": block, "normed": attention.query}
     leaving = {"leaving": block, "query": attention.query, "key": attention.key}
     for what, module in entering.items():
         keep = seen.setdefault((what, index), []).append
@@ -197,35 +166,13 @@ def _hooks(
         yield module.register_forward_hook(lambda _, args, output, keep=keep: keep(output))
 
 
-def _check_calls(seen: dict[tuple[str, int], list[Any]], blocks: int, outputs: Any) -> None:
-    for (what, index), found in seen.items():
-        if len(found) != 1:
-            raise UserError(
-                f"blocks.{index} was called {len(found)} times in an observed pass, expected once; "
-                "the call must run the given model, uncompiled, with its blocks in order"
-            )
-        if not isinstance(found[0], Tensor) or found[0].ndim != 3:
-            raise UserError(
-                f"blocks.{index} cannot be observed: its {what} is not a (batch, token, width) "
-                "tensor"
-            )
-    samples = seen["entering", 0][0].shape[0]
-    if not isinstance(outputs, Tensor) or outputs.ndim < 2 or len(outputs) != samples:
-        raise UserError(
-            f"an observed pass must return the logits of its {samples} samples; give the task a "
-            "`forward` that does"
-        )
-
-
-def _block(
-    taken: dict[tuple[str, int], Tensor], index: int, attention: nn.Module, causal: bool
-) -> Block:
+def _block(taken: dict[tuple[str, int], Tensor], index: int, attention: Any) -> Block:
     return Block(
         entering=taken["normed", index],
         queries=_by_head(taken["query", index], attention.heads),
         keys=_by_head(taken["key", index], attention.heads),
         scale=float(attention.attention_scale),
-        causal=causal,
+        causal=attention.causal,
     )
 
 
@@ -236,27 +183,6 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 def _real(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-@torch.no_grad()
-def is_causal(attention: nn.Module, entering: Tensor) -> bool:
-    """Whether the last token of `entering` (B, T, n) leaves the outputs of all others as they are.
-
-    An attribute `causal` of the attention is believed. Raises UserError if the last token does not
-    even change its own output, as when the values are zero.
-    """
-    said = getattr(attention, "causal", None)
-    if isinstance(said, bool) or entering.shape[1] == 1:
-        return bool(said)
-    turned = entering.clone()
-    turned[:, -1] *= -1
-    change = (attention(turned) - attention(entering)).abs().amax(dim=(0, 2))
-    if not change[-1] > 0:
-        raise UserError(
-            "whether attention is causal cannot be told from its output, which does not depend on "
-            "its input; give the attention an attribute `causal`"
-        )
-    return bool(change[:-1].max() <= _SMALL * change[-1])
 
 
 @contextlib.contextmanager
@@ -320,7 +246,6 @@ def _centred(kernel: Tensor) -> Tensor:
 
 def square_error(values: Tensor, reference: Tensor) -> float:
     """Mean over entries of (values - reference)^2; averaged over seeds, Fig. 3a and 4b."""
-    _check_shapes([values, reference])
     return rms(values - reference) ** 2
 
 
@@ -331,10 +256,22 @@ def relative_square_error(values: Tensor, reference: Tensor) -> float:
 
 def rms(x: Tensor) -> float:
     """Root mean square of all entries, accumulated in float64."""
-    # In pieces, as torch makes a float64 copy of what it is given.
-    pieces = x.detach().reshape(-1).split(_PIECE)
-    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces]
-    return torch.stack(norms).norm().item() / math.sqrt(x.numel())
+    return norm(x.detach()).item() / math.sqrt(x.numel())
+
+
+def norm(x: Tensor) -> Tensor:
+    """The L2 norm, accumulated in float64 and left on the device.
+
+    float32 will not do: torch's norm on a CPU is 0.2% too small at 3e7 entries and half the
+    truth at 3e8, and squares of gradients below 1e-23 vanish.
+    """
+    norms = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in pieces(x)]
+    return torch.stack(norms).norm()
+
+
+def pieces(x: Tensor) -> Sequence[Tensor]:
+    """All entries: in pieces on a CPU, where torch makes a float64 copy of what it is given."""
+    return x.reshape(-1).split(_PIECE) if x.device.type == "cpu" else (x.reshape(-1),)
 
 
 def _ratio(top: float, bottom: float) -> float:
@@ -376,12 +313,8 @@ def excess_kurtosis(entries: Tensor) -> float:
 
 
 def attention_entries(block: Block, sample: int, token: int, other: int) -> Tensor:
-    """A of every head at one place, (H,): the token attending, and the one attended to (Fig. 3b).
-
-    NaN where that is masked.
-    """
-    if block.causal and other % block.keys.shape[2] > token % block.keys.shape[2]:
-        return torch.full_like(block.queries[sample, :, token, 0], math.nan)
+    """The logits of every head at one place, (H,): the token attending, and the one attended to
+    (Fig. 3b). The place is not masked."""
     products = block.queries[sample, :, token] * block.keys[sample, :, other]
     return block.scale * products.sum(-1)
 
@@ -448,7 +381,6 @@ def distance_to_ensemble(values: Tensor, ensemble: Sequence[Tensor]) -> float:
     variance, is subtracted, so the result is unbiased for every m > 1 and may come out below zero.
     One reference is taken as it is. `values` is of none of them: see `leave_one_out`.
     """
-    _check_shapes([values, *ensemble])
     references = torch.stack([reference.double() for reference in ensemble])
     return square_error(values, references.mean(0)) - _scatter(references) / len(references)
 
@@ -457,11 +389,8 @@ def leave_one_out(ensemble: Sequence[Tensor]) -> list[float]:
     """Of every model of an ensemble, the mean square difference to the limit of the others.
 
     Each is compared with the mean of the m - 1 others, less the scatter of that mean. The mean of
-    the result is the ensemble's unbiased variance. Raises UserError for fewer than two.
+    the result is the ensemble's unbiased variance.
     """
-    if len(ensemble) < 2:
-        raise UserError("leaving one out needs an ensemble of at least two; give more references")
-    _check_shapes(ensemble)
     members = torch.stack([member.double() for member in ensemble])
     others = (members.sum(0) - members) / (len(members) - 1)
     noise = _scatter(members) / (len(members) - 1)
@@ -473,12 +402,3 @@ def leave_one_out(ensemble: Sequence[Tensor]) -> list[float]:
 def _scatter(members: Tensor) -> float:
     """Unbiased variance over the members, averaged over entries; 0 for one."""
     return members.var(dim=0).mean().item() if len(members) > 1 else 0.0
-
-
-def _check_shapes(tensors: Sequence[Tensor]) -> None:
-    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
-    if len(shapes) > 1:
-        raise UserError(
-            f"cannot compare tensors of shapes {shapes[0]} and {shapes[1]}; expected the same "
-            "samples and the same outputs"
-        )

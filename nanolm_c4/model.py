@@ -31,6 +31,7 @@ class Attention(Scaled):
     """Causal self-attention; logits are q.k times `attention_scale`."""
 
     factors = ("attention_scale",)
+    causal = True
 
     def __init__(self, width: int, heads: int, attention_scale: float) -> None:
         super().__init__()

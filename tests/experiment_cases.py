@@ -48,7 +48,7 @@ SHARED: dict[str, Change] = {
     "optimizer.beta2": "0.5",
     "optimizer.eps": "0.1",
     "optimizer.momentum": ("0.5", SGD),
-    "optimizer.weight_decay": "0.5",
+    "optimizer.weight_decay": ("0.2", "optimizer.decay_mode=global"),
     "optimizer.decay_mode": (
         "independent",
         "optimizer.weight_decay=0.1",
@@ -121,6 +121,11 @@ BORDELON = (
     "prescription.beta0=4.0",
     "prescription.gamma0=0.25",
 )
+MUON = (
+    "optimizer.name=muon",
+    "prescription.parameterization=spectral",
+    "prescription.alignment=null",
+)
 NANOLM = Case(
     "nanolm_c4",
     [
@@ -143,6 +148,7 @@ NANOLM = Case(
         "model.layers": "2",
         "model.head_dim": "8",
         "model.mlp_ratio": "2",
+        "model.norms": "false",
         "model.context": "6",
         "model.vocab_size": "100",
         "prescription.parameterization": "mup",
@@ -151,6 +157,17 @@ NANOLM = Case(
         "prescription.gamma_embedding": "2.0",
         "prescription.gamma_hidden": "2.0",
         "prescription.gamma_readout": "2.0",
+        "prescription.gamma_units": ("effective", "prescription.parameterization=ntk"),
+        "prescription.embedding_exponent": "1.0",
+        "prescription.decay_exponent": (
+            "-1.0",
+            "optimizer.weight_decay=0.1",
+            "optimizer.decay_mode=independent",
+        ),
+        "prescription.convention": ("match_rms", *MUON),
+        "prescription.rate_exponent": ("0.5", *MUON),
+        "prescription.adam_factor": ("2.0", *MUON),
+        "optimizer.min_dim_factored": ("4", "optimizer.name=adafactor"),
         "prescription.eps_per_layer": ("true", "optimizer.eps=0.1"),
         "prescription.embedding_std": "0.5",
         "prescription.qk_exponent": ("-2.0", "model.head_dim=8", "prescription.embedding_std=1.0"),
@@ -221,6 +238,7 @@ BART = Case(
     },
     elsewhere={
         "optimizer.atan2_lambda": NO_RATES,
+        "optimizer.min_dim_factored": NO_RATES,
         "data.bpe_encoder": "test_data",
         "data.bpe_vocab": "test_data",
         "data.bpe_dictionary": "test_data",
@@ -268,7 +286,11 @@ IMAGENET = Case(
         "data.augmentation.erasing": "1.0",
         "data.augmentation.label_smoothing": "0.3",
     },
-    elsewhere={"optimizer.atan2_lambda": NO_RATES, "data.max_unreadable": "test_data"},
+    elsewhere={
+        "optimizer.atan2_lambda": NO_RATES,
+        "optimizer.min_dim_factored": NO_RATES,
+        "data.max_unreadable": "test_data",
+    },
     alone=dict.fromkeys(("data.source", "model.classes", "data.path"), ()),
     cache=SHARDS,
     imports=frozenset({"datasets", "timm"}),
@@ -313,7 +335,10 @@ CIFAR5M = Case(
         "data.seed": "7",
         "data.validation_images": "7",
     },
-    elsewhere={"data.repeat": "test_a_run_that_would_see_images_twice_is_refused_unless_it_may"},
+    elsewhere={
+        "optimizer.min_dim_factored": NO_RATES,
+        "data.repeat": "test_a_run_that_would_see_images_twice_is_refused_unless_it_may",
+    },
     refused={
         "model.image_size": ("64", "model.image_size: expected 32"),
         "model.classes": ("7", "data.source embedded have 10 classes; set model.classes=10"),

@@ -171,6 +171,14 @@ def gone(pid):
         return True
 
 
+def all_end(pids, minutes=5):
+    """Waits until all processes have ended; whether they do."""
+    end = time.monotonic() + 60 * minutes
+    while not all(map(gone, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return all(map(gone, pids))
+
+
 def _run(arguments, environment, cwd, files):
     os.environ.clear()
     os.environ.update(environment)

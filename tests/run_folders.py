@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from training import checkpoint, loop
+from training import checkpoint, loop, state
 
 STATE = "shard-00001-model-00001-of-00001.safetensors"  # of a run in one process
 
@@ -53,6 +53,13 @@ def seal(path, **more):
 def newest(run):
     """A run's newest checkpoint."""
     return sorted(run.glob("checkpoints/step-*"))[-1]
+
+
+def kept(task, run):
+    """The task with the values of a run's newest checkpoint."""
+    task.plan.initialise(task.model, task.config.seed)  # which also sets the multipliers
+    state.load_model(task.model, checkpoint.load(newest(run)))
+    return task
 
 
 def tensors(path):

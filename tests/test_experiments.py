@@ -333,7 +333,7 @@ MISTAKES = {
     "nanolm_c4/configs/infinite_limits_laptop.yaml": {
         "model.width=32": "expected one of model.width and model.heads, got both",
         "model.heads=null": "expected one of model.width and model.heads, got neither",
-        "optimizer.name=adafactor": "optimizer.name adafactor: bordelon has rates for adam, adam_a",
+        "optimizer.name=adafactor": "optimizer.name adafactor: bordelon has rates for sgd, adam, a",
         "prescription.alpha_attention=1.1": "alpha_attention: expected less than or equal",
         "prescription.base_depth=2": "belongs to Everett et al.'s rules and not to bordelon; leave",
         "prescription.beta0=null": "key 'prescription.beta0' is missing; bordelon needs",

@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
 
@@ -24,17 +25,39 @@ class RunError(UserError):
     """What is wrong with one run's folder; other runs of a sweep go on."""
 
 
+class _Forgiving:
+    """stderr, where a message that cannot be written (a full device) ends nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
     That is a UserError, param_groups' own PlanError and ExponentError, or one of `kinds`; the
     rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130, and who reads what it
-    prints and has seen enough, such as `| head`, with 141 and no line.
+    prints and has seen enough, such as `| head`, with 141 and no line. A stderr that is closed or
+    full ends nothing.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started the command
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    shown = sys.stderr
+    sys.stderr = _Forgiving(shown)
     try:
         yield
         sys.stdout.flush()
@@ -51,10 +74,11 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
                 raise SystemExit(141) from None
         if not (isinstance(error, kinds) or is_users(error)):
             raise
-        with suppress(OSError):  # of a full device
-            line = " ".join(str(error).splitlines())[:LONGEST_LINE]
-            print(f"error: {line}", file=sys.stderr, flush=True)
+        line = " ".join(str(error).splitlines())[:LONGEST_LINE]
+        print(f"error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
+    finally:
+        sys.stderr = shown
 
 
 def is_users(error: Exception) -> bool:

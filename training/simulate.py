@@ -90,7 +90,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         sharding.autocast(model, "cpu", config.training.precision, shards > 1)
         optimizer = optimizers.build(
             config.optimizer.name,
-            plan.groups(model),
+            plan.groups(model, several=config.optimizer.name == "muon"),
             fused="cuda" in optimizers.OPTIMIZERS[config.optimizer.name].fused_on,
         )
 

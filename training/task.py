@@ -67,7 +67,7 @@ class Task:
     loss: Loss
     count: Callable[[Batch], Tensor]
     collate: Callable[[list[Any]], Batch] | None = None
-    forward: Callable[[nn.Module, Batch], object] | None = None
+    forward: Loss | None = None
     by_epoch: bool = False
     after_init: Callable[[nn.Module], None] | None = None
     eval_collate: Callable[[list[Any]], Batch] | None = None

@@ -192,7 +192,7 @@ class Networks:
         for network in range(networks):
             seed = network_seed(settings.seed, shape, alpha, network)
             planned.initialise(model, seed)
-            yield capture(model, self.images, lambda m, x: m(x), causal=False)
+            yield capture(model, self.images, lambda m, x: m(x))
 
     def shape(self, head_dim: int, heads: int, layers: int) -> ModelConfig:
         """A model on the settings' patches."""

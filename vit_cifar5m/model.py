@@ -44,6 +44,7 @@ class Attention(Scaled):
     """Self-attention among all tokens; the logits are q.k times `attention_scale`, (3)."""
 
     factors = ("attention_scale",)
+    causal = False
 
     def __init__(self, width: int, heads: int, attention_scale: float) -> None:
         super().__init__()

@@ -1,19 +1,23 @@
 """Small models with their plans, optimisers and probes."""
 
+import math
+
 import torch
 from torch import nn
 
 from measure.probes import Probes
 from nanolm_c4.model import Decoder
-from param_groups import Everett, plan
+from param_groups import Everett, Spectral, plan
 from param_groups.roles import DECODER_RULES
 from training import optimizers
+
+MUON = Spectral(16, 8)
 
 
 def planned(model, rules, prescription, **numbers):
     """(model, plan, the prescription's optimiser): what probes take."""
     made = plan(model, rules, prescription, **{"lr": 0.1, **numbers})
-    groups = made.groups(model, check=False)
+    groups = made.groups(model, check=False, several=True)
     return model, made, optimizers.build(prescription.optimizer, groups)
 
 
@@ -21,8 +25,9 @@ def decoder(parameterization="mup", rule="adam", eps=1e-9, lr=0.01, **changes):
     """A small decoder in the given parameterisation with its plan and optimiser."""
     sizes = {"vocab_size": 40, "context": 8, "layers": 2, "heads": 2, "head_dim": 8}
     model = Decoder(**{**sizes, "mlp_ratio": 2, "attention_scale": 0.3, **changes})
-    prescription = Everett(parameterization, 16, 8, optimizer=rule)
-    found = planned(model, DECODER_RULES, prescription, lr=lr, eps=eps, weight_decay=1e-3)
+    prescription = Everett(parameterization, 16, 8, optimizer=rule) if rule != "muon" else MUON
+    numbers = {"lr": lr, "eps": eps, "weight_decay": 1e-3, "decay_mode": "independent"}
+    found = planned(model, DECODER_RULES, prescription, **numbers)
     found[1].initialise(model, 0)
     return found
 
@@ -70,3 +75,10 @@ def probed_step(model, probe, optimizer, seed=0):
 
 def rms(tensor):
     return tensor.detach().double().square().mean().sqrt().item()
+
+
+def logits(block):
+    """The attention logits of a captured block, (B, H, T, T), NaN where they are masked (eq. 7)."""
+    found = block.scale * block.queries @ block.keys.transpose(-1, -2)
+    later = torch.ones(found.shape[-2:], dtype=torch.bool).triu(1)
+    return found.masked_fill(later, math.nan) if block.causal else found

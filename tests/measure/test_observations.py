@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from measure import observations, observe, representations
-from nanolm_c4.config import Config as DecoderConfig
+from measure import observations, representations
 from sweeps import tables
-from tests.run_folders import STATE, dies_after, lines, observed_bytes
+from tests.measure.probed import logits
+from tests.run_folders import STATE, dies_after, kept, lines, observed_bytes
 from training import config as configs
 from training import log, loop
 from training import task as tasks
-from training.config import leaves, validate
+from training.config import validate
 from training.errors import UserError
 from training.experiment import load_experiment
 
@@ -48,11 +48,11 @@ def test_steps_zero_every_few_and_the_last_are_observed(run):
     )
 
 
-def test_arrays_are_of_the_last_block_and_of_fixed_places(run):
+def test_arrays_are_of_the_last_block_and_of_fixed_places(run, toy):
     arrays = load_file(run / "observations/step_5.safetensors")
-    final = observe.load_kept(run, 3)
-    assert final.step == 5
-    seen = representations.capture(final.task.model, final.batch, final.task.forward)
+    final = kept(toy.build_task(toy.config()), run)
+    batch = observations.eval_batch(final, 3, "cpu")
+    seen = representations.capture(final.model, batch, final.forward)
     last = seen.stream[-1]
     close = {"rtol": 1e-5, "atol": 1e-6}
     for name, kernel in {
@@ -64,14 +64,14 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(run):
     assert arrays["attention_places"].tolist() == [[5, 0], [5, 3], [3, 0], [5, 5]]
     expected = torch.stack(
         [
-            torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
+            torch.stack([logits(b)[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
             for b in seen.blocks
         ]
     )
     torch.testing.assert_close(arrays["attention_entries"], expected, **close)
     with torch.no_grad():
-        logits = final.task.model.eval()(final.batch[0])
-    torch.testing.assert_close(arrays["outputs"], logits[:, -1], **close)
+        outputs = final.model.eval()(batch[0])
+    torch.testing.assert_close(arrays["outputs"], outputs[:, -1], **close)
 
 
 def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
@@ -164,12 +164,11 @@ def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, step):
     dies_after(step, toy.train, "parts", **changes)
     folder = toy.folder / "parts"
     assert [line["step"] for line in lines(folder, "observations.jsonl")] == list(range(step + 1))
-    (folder / ".step_9.safetensors.0123abcd.tmp").write_text("half")
+    (folder / "observations/.step_9.safetensors.0123abcd.tmp").write_text("half")
     dies_after(step - 1, toy.train, "parts", **changes)  # back to step 0 or 2, no further
     assert [line["step"] for line in lines(folder, "observations.jsonl")] == list(range(step))
     assert len(observed_bytes(folder)[1]) == step
     assert observed_bytes(toy.train("parts", **changes)) == whole
-    assert not list(folder.glob(".*.tmp"))
 
 
 def test_what_is_not_finite_is_null(toy):
@@ -251,18 +250,15 @@ def test_shipped_configs_are_observed_alike_resumed_and_from_a_checkpoint(tmp_pa
     assert experiment.run(cfg, whole)["status"] == "finished"
     found = lines(whole, "observations.jsonl")
     assert [line["step"] for line in found] == [0, 1, 2, 3, 4] and len(found[-1]["blocks"]) == 2
-    report, _ = observe.observe_run(whole)
-    assert report["samples"] == found[-1]["samples"] == 2
-    assert report["all"] == pytest.approx(found[-1]["all"], rel=1e-5)
-    for mine, theirs in zip(report["blocks"], found[-1]["blocks"], strict=True):
+    task = kept(experiment.build_task(cfg), whole)
+    batch, forward = observations.eval_batch(task, 2, "cpu"), observations.forward_of(task)
+    initial = observations.initial_state(task)
+    end = observations.observe(initial, task.model, batch, forward).line(4)
+    assert end["samples"] == found[-1]["samples"] == 2
+    assert end["all"] == pytest.approx(found[-1]["all"], rel=1e-5)
+    for mine, theirs in zip(end["blocks"], found[-1]["blocks"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
-    assert report["all"]["function_change"] > 0
+    assert end["all"]["function_change"] > 0
     dies_after(3, experiment.run, cfg, parts)  # one step past the checkpoint, observed again
     assert experiment.run(cfg, parts)["resumed_from"] == [2]
     assert observed_bytes(parts) == observed_bytes(whole)
-
-
-def test_help_describes_the_keys():
-    found = {key: item.description for key, item in leaves(DecoderConfig)}
-    assert "from step 0 on; 0 for none" in found["training.observe_every"]
-    assert found["training.observe_samples"].startswith("Validation samples")

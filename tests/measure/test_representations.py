@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from measure import representations as measure
-from measure.representations import Block, capture
+from measure.representations import capture
 from nanolm_c4.model import Decoder
-from training import sharding
+from tests.measure.probed import logits
 from training.errors import UserError
 
 SCALE = 0.37
@@ -22,18 +22,17 @@ class Attention(nn.Module):
 
     def __init__(self, width, heads, causal):
         super().__init__()
-        self.heads, self.attention_scale, self.masks = heads, SCALE, causal
+        self.heads, self.attention_scale, self.causal = heads, SCALE, causal
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
 
     def forward(self, x):
         split = (*x.shape[:2], self.heads, -1)
         q, k, v = (y.view(split).transpose(1, 2) for y in (self.query(x), self.key(x), x))
-        logits = self.attention_scale * q @ k.transpose(-1, -2)
-        if self.masks:
-            tokens = x.shape[1]
-            logits = logits.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -math.inf)
-        return (logits.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
+        a = self.attention_scale * q @ k.transpose(-1, -2)
+        if self.causal:
+            a = a.masked_fill(torch.ones(a.shape[-2:]).triu(1).bool(), -math.inf)
+        return (a.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
 
 
 class ToyBlock(nn.Module):
@@ -102,8 +101,8 @@ def test_rank_one_queries_and_keys_give_a_rank_one_attention():
     found = capture(model, inputs(), call).blocks[0]
     gains = SCALE * (u.view(2, 6) * v.view(2, 6)).sum(1)
     expected = torch.einsum("h,bt,bs->bhts", gains, normed @ a, normed @ b)
-    torch.testing.assert_close(found.logits(), expected, rtol=1e-4, atol=1e-4)
-    assert torch.linalg.matrix_rank(found.logits()[1, 0], rtol=1e-4) == 1
+    torch.testing.assert_close(logits(found), expected, rtol=1e-4, atol=1e-4)
+    assert torch.linalg.matrix_rank(logits(found)[1, 0], rtol=1e-4) == 1
     assert found.entries().shape == (4, 2, 36)
     torch.testing.assert_close(
         measure.attention_entries(found, 1, 5, 2), expected[1, :, 5, 2], rtol=1e-4, atol=1e-4
@@ -146,28 +145,22 @@ def test_captured_logits_are_those_that_the_models_attention_uses(make):
         parameter.data = normal(*parameter.shape, seed=seed, dtype=torch.float32) / 4
     model.blocks[1].attention.query.multiplier = 1.7  # captured with its multiplier
     found = capture(model, batch, call)
-    assert found.causal is causal
     attention, block = model.blocks[1].attention, found.blocks[1]
-    logits = block.logits()
-    assert logits.isnan().any() == causal and not block.entries().isnan().any()
-    assert block.entries().shape[-1] == (36 if causal else 256)
+    assert block.causal is causal
+    assert torch.equal(block.entries(), entries(block, causal))
     values = attention.value(block.entering).unflatten(-1, (4, -1)).transpose(1, 2)
-    weights = logits.nan_to_num(nan=-math.inf).softmax(-1)
+    weights = logits(block).nan_to_num(nan=-math.inf).softmax(-1)
     expected = attention.output((weights @ values).transpose(1, 2).flatten(-2))
     torch.testing.assert_close(attention(block.entering), expected, rtol=1e-4, atol=1e-5)
-    masked = measure.attention_entries(block, 0, 0, 5)
-    assert bool(masked.isnan().all()) == causal
-    torch.testing.assert_close(masked, logits[0, :, 0, 5], equal_nan=True)
+    one = measure.attention_entries(block, 0, 5, 2)
+    torch.testing.assert_close(one, logits(block)[0, :, 5, 2])
 
 
-def test_masked_places_are_found_by_behaviour_or_said():
-    for causal in (False, True):
-        model = Toy(causal=causal)
-        assert capture(model, inputs(), call).causal is causal
-        model.blocks[0].attention.causal = not causal
-        assert capture(model, inputs(), call).causal is not causal
-        assert capture(model, inputs(), call, causal=causal).causal is causal
-    assert not capture(Toy(causal=True), inputs(tokens=1), call).causal
+def entries(block, causal):
+    """Those that are not masked, by a mask."""
+    found = logits(block)
+    seen = torch.ones(found.shape[-2:]).tril().bool() if causal else slice(None)
+    return found[..., seen].flatten(2) if causal else found.flatten(2)
 
 
 def test_a_capture_leaves_the_model_and_the_generators_as_they_were():
@@ -283,8 +276,8 @@ def test_a_moved_key_matrix_is_weight_induced_in_its_block_and_only_there():
     expected = measure.rms(block.entering @ change.T)
     assert first["key_change"] == pytest.approx(expected, rel=1e-5)
     keys = (block.entering @ change.T).view(4, 6, 2, 6).transpose(1, 2)
-    logits = measure.rms(replace(block, keys=keys).logits())
-    assert first["attention_change"] == pytest.approx(logits, rel=1e-5)
+    expected = measure.rms(logits(replace(block, keys=keys)))
+    assert first["attention_change"] == pytest.approx(expected, rel=1e-5)
     for name in ("query", "key", "attention"):
         assert first[f"{name}_change_weights"] == pytest.approx(first[f"{name}_change"], rel=1e-6)
         assert second[f"{name}_change_weights"] == 0
@@ -296,8 +289,8 @@ def test_masked_entries_do_not_count_in_movement():
     start, now = twins(causal=True)
     with torch.no_grad():
         now.blocks[0].attention.key.weight *= 2  # A doubles where it is seen
-    logits = capture(start, inputs(), call).blocks[0].logits()
-    expected = logits[~logits.isnan()].square().mean().sqrt().item()
+    seen = logits(capture(start, inputs(), call).blocks[0])
+    expected = seen[~seen.isnan()].square().mean().sqrt().item()
     assert moved(start, now)[0]["attention_change"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -339,24 +332,8 @@ def test_the_distance_to_a_limit_does_not_depend_on_the_size_of_the_ensemble():
     assert measure.distance_to_ensemble(values, [limit]) == pytest.approx(0.5 / 3)
 
 
-def test_ensembles_that_cannot_be_compared_are_one_line():
-    with pytest.raises(UserError, match="at least two; give more references"):
-        measure.leave_one_out([torch.ones(3)])
-    for function in (
-        lambda: measure.leave_one_out([torch.ones(3), torch.ones(2)]),
-        lambda: measure.distance_to_ensemble(torch.ones(3), [torch.ones(2)]),
-        lambda: measure.square_error(torch.ones(3), torch.ones(2)),
-    ):
-        with pytest.raises(UserError, match=r"shapes \(3,\) and \(2,\); expected the same samples"):
-            function()
-
-
 # ------------------------------------------------------------------------------------------------
 # Models that cannot be observed
-
-
-def without(name):
-    return changed(lambda model: delattr(model.blocks[1].attention, name))
 
 
 def changed(change):
@@ -366,73 +343,30 @@ def changed(change):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "bad", "words"),
     [
-        (nn.Linear(2, 2), "Linear cannot be observed: expected a list of transformer blocks in"),
-        (nn.DataParallel(Toy()), "DataParallel cannot be observed.*give the model itself"),
+        (nn.Linear(2, 2), call, "Linear cannot be observed: expected a list of transformer blocks"),
+        (nn.DataParallel(Toy()), call, "DataParallel cannot be observed.*give the model itself"),
         (
             changed(lambda m: delattr(m.blocks[1], "attention")),
-            "blocks.1 of Toy cannot be observed: it has no 'attention.heads'",
+            call,
+            "blocks.1 of Toy cannot be observed: it has no 'attention.causal'",
         ),
-        (without("key"), "it has no 'attention.key'; expected an attention with heads, attention_"),
-        (without("heads"), "it has no 'attention.heads'"),
         (
-            changed(lambda m: setattr(m.blocks[0].attention, "heads", 5)),
-            "blocks.0.attention.query cannot be observed: .* outputs divide by 5 heads",
+            changed(lambda m: delattr(m.blocks[1].attention, "key")),
+            call,
+            "it has no 'attention.key'; expected an attention with causal, heads, attention_",
         ),
-        (lambda: changed(lambda m: m.compile()), "compiled model cannot be observed"),
-        (lambda: torch.compile(Toy()), "compiled model.*the module that was compiled"),
+        (changed(lambda m: m.compile()), call, "module 'model' was compiled, so its layers"),
+        (lambda: torch.compile(Toy()), call, "model from which torch.compile.model. made it"),
+        (Toy(), lambda model, x: x[:, 0], "blocks.0 cannot be observed: .* in a pass, got 0"),
+        (Toy(), lambda model, x: model(x) + model(x), "blocks.0 cannot .* got 2; the call must"),
+        (Toy(), lambda model, x: model(x).sum(), "must return the logits of its 4 samples"),
+        (Toy(), lambda model, x: (model(x),), "must return the logits"),
     ],
 )
-def test_models_that_cannot_be_observed_are_one_line(model, words):
+def test_what_cannot_be_observed_is_one_line(model, bad, words):
     model = model if isinstance(model, nn.Module) else model()  # torch.compile takes seconds
     with pytest.raises(UserError, match=words) as error:
-        capture(model, inputs(), call)
+        capture(model, inputs(), bad)
     assert "\n" not in str(error.value)
-
-
-def test_a_sharded_model_is_refused(monkeypatch):
-    monkeypatch.setattr(sharding, "is_sharded", lambda tensor: tensor.ndim == 2)
-    with pytest.raises(UserError, match="no process holds all of 'embedding.weight'; launch"):
-        capture(Toy(), inputs(), call)
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (lambda model, x: x[:, 0], "blocks.0 was called 0 times in an observed pass"),
-        (lambda model, x: model(x) + model(x), "blocks.0 was called 2 times"),
-        (lambda model, x: model(x).sum(), "must return the logits of its 4 samples"),
-        (lambda model, x: (model(x),), "must return the logits"),
-    ],
-)
-def test_passes_that_show_too_little_are_one_line(bad, words):
-    with pytest.raises(UserError, match=words):
-        capture(Toy(), inputs(), bad)
-
-
-def test_an_attention_that_does_nothing_does_not_tell_what_it_masks():
-    model = Toy(layers=1)
-    model.blocks[0].attention.forward = lambda x: (
-        (model.blocks[0].attention.query(x) + model.blocks[0].attention.key(x)) * 0
-    )
-    with pytest.raises(UserError, match="cannot be told from its output.*attribute `causal`"):
-        capture(model, inputs(), call)
-    model.blocks[0].attention.causal = True
-    assert capture(model, inputs(), call).causal
-
-
-def test_blocks_hold_what_equation_seven_says():
-    queries, keys = normal(1, 1, 3, 2), normal(1, 1, 3, 2, seed=1)
-    block = Block(torch.zeros(1, 3, 2), queries, keys, 0.5, causal=True)
-    expected = 0.5 * (queries[0, 0, 2] * keys[0, 0, 1]).sum()
-    assert block.logits()[0, 0, 2, 1].item() == pytest.approx(expected.item())
-    assert block.logits()[0, 0].isnan().tolist() == [
-        [False, True, True],
-        [False, False, True],
-        [False, False, False],
-    ]
-    assert (
-        block.entries()[0, 0].tolist()
-        == block.logits()[0, 0][torch.ones(3, 3).tril().bool()].tolist()
-    )

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from measure import observations, observe
+from measure import observations
 from measure.probes import ProbeRecorder
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from nanolm_c4.data import ValidationRows, from_config
+from tests.run_folders import kept, lines
 from training.config import load
 from training.errors import UserError
 
@@ -76,17 +77,17 @@ def test_observations_are_of_packed_text_and_see_no_pad(
         "training.observe_samples=3",
         file=file,
     )
-    folder = tmp_path / "results/nanolm_c4/single/run"
+    folder = tmp_path / "run"
     train.EXPERIMENT.run(config, folder)
-    report, _ = observe.observe_run(folder)
+    report = lines(folder, "observations.jsonl")[-1]
     corpus = from_config(config.data)
     rows, pad = packed_by_hand(corpus, 3), corpus.meta["pad"]
     padded = ValidationRows(corpus, T, evaluation == "split")
     assert all((padded[index][0] == pad).any() for index in range(3))
-    assert len(seen) == 4 and all(torch.equal(ids, rows) for ids in seen)
+    assert len(seen) == 3 and all(torch.equal(ids, rows) for ids in seen)
     assert not (rows == pad).any()
 
-    decoder, streams = observe.load_kept(folder).task.model.double().eval(), []
+    decoder, streams = kept(train.build_task(config), folder).model.double().eval(), []
     decoder.final_norm.register_forward_pre_hook(lambda _, given: streams.append(given[0]))
     with torch.no_grad():
         logits = decoder(rows)
@@ -142,7 +143,5 @@ def test_too_little_text_to_observe_is_one_line_of_observed_runs_only(texts, tmp
         f"training.observe_samples 8 is more than the 0 full rows of {T} tokens of the validation "
         "data; give more of it"
     )
-    folder = tmp_path / "results/nanolm_c4/single/run"
-    assert train.EXPERIMENT.run(settings(texts, one_document), folder)["status"] == "finished"
-    with pytest.raises(UserError, match=f"{folder}: --samples 1 is more than the 0 full rows of"):
-        observe.observe_run(folder)
+    summary = train.EXPERIMENT.run(settings(texts, one_document), tmp_path / "run")
+    assert summary["status"] == "finished"

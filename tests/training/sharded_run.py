@@ -24,7 +24,7 @@ from torch.distributed import tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from measure.probes import ProbeRecorder
-from param_groups import Everett, Role, Rule, plan
+from param_groups import Everett, Role, Rule, Spectral, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from tests.training import toy_run as toy
 from training import checkpoint, optimizers, processes, sharding, signals, state
@@ -44,7 +44,7 @@ RULES = (
     Rule("readout.weight", Role.READOUT),
 )
 SETTINGS = {
-    "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 1e-3},
+    "optimizer": {"lr": 0.01, "weight_decay": 1e-3, "decay_mode": "independent"},
     "schedule": {"warmup_steps": 2},
     "training": {
         "steps": 5,
@@ -106,7 +106,8 @@ def build_task(overrides, meta=False, scale=1.0):
     config = validate(RunConfig, set_keys(SETTINGS, parse_overrides(overrides)), "sharded")
     with torch.device("meta" if meta else "cpu"):
         model = Model(scale)
-    prescription = Everett("mup", WIDTH, WIDTH / 4, optimizer=config.optimizer.name)
+    name, sizes = config.optimizer.name, (WIDTH, WIDTH / 4)
+    prescription = Spectral(*sizes) if name == "muon" else Everett("mup", *sizes, optimizer=name)
     return Task(
         config=config,
         model=model,

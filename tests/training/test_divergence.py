@@ -171,7 +171,11 @@ def test_nothing_but_such_steps_is_divergence(tmp_path):
     [
         {"optimizer__eps": 1e-320, "training__gradient_scale": True},
         {"optimizer__lr": 1e15, "schedule__warmup_steps": 0},
-        {"optimizer__lr": 1e15, "optimizer__weight_decay": 0.99},
+        {
+            "optimizer__lr": 1e15,
+            "optimizer__weight_decay": 0.99,
+            "optimizer__decay_mode": "independent",
+        },
         {"optimizer__lr": 1e5, "optimizer__weight_decay": 9e-6, "optimizer__decay_mode": "global"},
         {"optimizer__lr": 1e-300},
     ],

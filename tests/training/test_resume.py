@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.processes import Program, gone
+from tests.processes import Program, all_end
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
 from training import checkpoint, loop, optimizers, processes, runs, state
-from training.errors import RunError, UserError
+from training.errors import UserError
 from training.log import Log
 from training.sampling import sample_ids
 
@@ -39,7 +39,7 @@ def below(pid):
         *(([], step) for step in range(1, 7)),
         *(
             ([f"optimizer.name={name}"], 3)
-            for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2")
+            for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2", "muon")
         ),
         (["training.micro_batch_size=3", "optimizer.clip_norm=0.5"], 3),
         (["training.precision=bf16"], 3),
@@ -103,7 +103,7 @@ def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
-    assert all(gone(worker) for worker in workers)
+    assert all_end(workers)
 
 
 def copy_at_every_change(patch, run):
@@ -223,7 +223,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)  # two signals at once are one
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130 and errors.endswith("interrupted\n")
     assert not (tmp_path / "run/summary.json").exists()
 
@@ -303,13 +303,6 @@ def test_resuming_with_another_config_is_refused_with_the_difference(run):
     (run / "config.yaml").unlink()  # the checkpoint knows, too
     with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
         toy.train(run, ["optimizer.beta1=0.8"])
-
-
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
-    task = toy.build_task(toy.build_config())
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(RunError, match="notes.md is a file, not a folder; give another folder"):
-        runs.train_once(tmp_path / "notes.md", task.config, task.plan, dict)
 
 
 def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):

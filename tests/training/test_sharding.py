@@ -150,12 +150,12 @@ def test_a_run_goes_on_in_other_numbers_of_processes(tmp_path):
         time.sleep(0.01)
     for pid in process.pids:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert not (run / "summary.json").exists() and newest(run).name == "step-00000006"
     process = start(ONE_NODE, "run", run, *overrides)
     process.wait_for("step 14\n")
     os.kill(process.pids[1], signal.SIGTERM)  # one is told, both stop
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     stopped = json.loads((run / "summary.json").read_text())
     assert stopped["status"] == "stopped" and 14 <= stopped["step"] < 40
     assert stopped["resumed_from"] == [3, 6]

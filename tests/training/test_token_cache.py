@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -147,19 +146,6 @@ def test_an_empty_split_is_refused_before_anything_is_trained(experiment, tmp_pa
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_folder_of_one_text_file_says_what_a_document_is(experiment, tmp_path):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts/one.txt").write_text("\n\n".join(DOCUMENTS))
-    line = error_line(lambda: experiment.prepare(tmp_path / "texts", tmp_path / "cache"))
-    assert "A document is a .txt file of a folder, a paragraph of a single .txt, or a row" in line
-
-
-def test_cache_dir_must_be_a_folder(experiment, text, tmp_path):
-    (tmp_path / "file").write_text("")
-    line = error_line(lambda: experiment.prepare(text, tmp_path / "file"))
-    assert line.startswith(f"data.cache_dir: {tmp_path / 'file'} cannot be written")
-
-
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
     def build(folder):
@@ -171,12 +157,6 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
     ):
         token_cache.prepare(tmp_path / "cache" / "text", build)
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_progress_is_reported_now_and_then(experiment, text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(token_cache, "REPORT_SECONDS", 0.0)
-    experiment.prepare(text, tmp_path)
-    assert re.search(r"^train: [1-9]\d* documents, [\d,]+ tokens$", capfd.readouterr().err, re.M)
 
 
 # Waits for a partner right before a step; arguments: cache, meeting point, own name, step, number
@@ -215,7 +195,7 @@ def start(tmp_path, name, step, partners):
 
 def test_two_processes_at_once_end_with_one_cache(tmp_path):
     both = [start(tmp_path, name, "publish", 2) for name in ("a", "b")]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
+    outputs = [process.communicate(timeout=600)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1] != ""
     (cache,) = (tmp_path / "caches").iterdir()
@@ -232,7 +212,7 @@ def test_a_killed_preparation_leaves_no_cache(tmp_path):
     process.communicate()
     assert all(name.startswith(".") for name in os.listdir(tmp_path / "caches"))
     again = start(tmp_path, "b", "_describe", 1)
-    assert "256" in again.communicate(timeout=120)[0] and again.returncode == 0
+    assert "256" in again.communicate(timeout=600)[0] and again.returncode == 0
 
 
 # Checked
@@ -301,14 +281,6 @@ def test_a_cache_that_cannot_be_written_is_used(folder, monkeypatch):
     assert cache_problem(folder) == DAMAGED
 
 
-def test_a_damaged_cache_that_turns_up_meanwhile_is_replaced(made, folder):
-    """Another process's, while this one was still building."""
-    copy = shutil.copytree(made.folder, folder.with_name("scratch"))
-    flip(folder)
-    files.publish(copy, folder, cache_problem)
-    assert cache_problem(folder) is None and os.listdir(folder.parent) == [folder.name]
-
-
 def test_a_cache_that_is_deleted_while_in_use_is_named_in_one_line(experiment, made, folder, text):
     cache = type(made)(folder)
     shutil.rmtree(folder)
@@ -370,31 +342,6 @@ def test_the_command_prepares_what_a_config_describes(experiment, made, text, tm
     assert Path(printed["folder"]).parent == tmp_path
     # The libraries' own logs stay silent.
     assert done.err.startswith("training a ") and done.err.count("\n") in (1, 3)
-
-
-def test_a_mistake_ends_the_command_with_one_line(experiment, tmp_path):
-    broken = tmp_path / "broken.jsonl"
-    broken.write_bytes(b'{"text": "a"}\n{"text": \n')
-    for path, message in (
-        ("/nowhere", "path: /nowhere does not exist"),
-        (broken, "cannot be read as .jsonl"),
-    ):
-        done = command(experiment, *experiment.arguments(path, tmp_path / "cache"))
-        assert (done.returncode, done.out, done.err.count("error")) == (2, "", 1)
-        assert message in done.err.splitlines()[-1]
-
-
-def test_a_full_disk_ends_the_command_with_one_line(
-    experiment, text, tmp_path, monkeypatch, capsys
-):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(token_cache, "_describe", full)
-    with pytest.raises(SystemExit) as ended:
-        experiment.data.main(experiment.arguments(text, tmp_path))
-    assert ended.value.code == 2
-    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_command_starts_without_what_is_slow_to_import(experiment):

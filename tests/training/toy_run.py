@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
-from param_groups import Everett, Role, Rule, plan
+from param_groups import Everett, Role, Rule, Spectral, plan
 from training import loop, optimizers, runs, signals
 from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
@@ -83,14 +83,14 @@ def build_config(overrides=()):
 
 
 def build_task(config, dropout=0.2):
-    model = Toy(dropout)
+    model, name = Toy(dropout), config.optimizer.name
     return Task(
         config=config,
         model=model,
         plan=plan(
             model,
             RULES,
-            Everett("mup", 8, 4, optimizer=config.optimizer.name),
+            Spectral(8, 4) if name == "muon" else Everett("mup", 8, 4, optimizer=name),
             **config.optimizer.numbers,
             absorb_multipliers=True,
         ),
