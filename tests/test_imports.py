@@ -1,5 +1,5 @@
-"""The import rule: which folder stands on which, read from the source; no circles at all; and
-files that are not too long to be read."""
+"""The import rule: which folder stands on which, read from the source; no circles at all; files
+that are not too long to be read, and rooms that stay within their budget."""
 
 import ast
 import subprocess
@@ -23,6 +23,19 @@ STANDS_ON = {
 # Files at the edge of the repository, which may import all of these and nobody imports.
 EDGE = ("scripts", "benchmarks", "examples")
 FOLDERS = (*STANDS_ON, *EDGE)
+# Lines of Python of a room, tests apart. What is new pays for itself: lower a number when a room has
+# become smaller, and raise none.
+BUDGET = {
+    "param_groups": 5_400,
+    "training": 4_800,
+    "measure": 1_400,
+    "sweeps": 3_600,
+    " ".join(EXPERIMENTS): 5_500,
+    "effective_theory": 3_500,
+    "plots": 6_500,
+    "benchmarks scripts examples": 1_600,
+    "tests": 26_000,
+}
 LONGEST = 500  # lines of a file
 # Files that are longer, and why.
 LONGER = dict.fromkeys(
@@ -119,18 +132,38 @@ def test_figures_need_no_torch():
             assert not heavy, f"{importer} imports {heavy}"
 
 
-def test_no_file_is_too_long_to_be_read():
+def test_the_core_of_param_groups_knows_neither_stock_models_nor_the_check():
+    doors = ("param_groups", "param_groups.__main__")
+    core = [m for m in MODULES if m.startswith("param_groups") and m.count(".") < 2]
+    rooms = ("param_groups.stock", "param_groups.check")
+    for importer, imported in EDGES:
+        if importer in core and importer not in (*doors, *rooms):
+            assert not imported.startswith(rooms), f"{importer} imports {imported}"
+
+
+def lengths():
+    """Lines of every Python file that git tracks."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone of the repository: git cannot say which files are its own")
     found = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    lengths = {
+    return {
         name: len((ROOT / name).read_bytes().splitlines())
         for name in found.stdout.split()
         if (ROOT / name).exists()
     }
-    long = {name: length for name, length in lengths.items() if length > LONGEST}
+
+
+@pytest.mark.parametrize("room", BUDGET)
+def test_a_room_stays_within_its_budget(room):
+    folders = tuple(f"{folder}/" for folder in room.split())
+    total = sum(length for name, length in lengths().items() if name.startswith(folders))
+    assert total <= BUDGET[room], f"{room} has {total} lines: what comes in is paid for"
+
+
+def test_no_file_is_too_long_to_be_read():
+    long = {name: length for name, length in lengths().items() if length > LONGEST}
     assert not long.keys() - LONGER.keys(), f"split these: {long}"
 
 
