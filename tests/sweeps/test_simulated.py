@@ -118,6 +118,10 @@ def test_the_gpus_of_shipped_files_are_those_of_the_simulated_table(name, tmp_pa
     for run in cost.read(work):
         parameters = work.experiment.parameters(run.config)["total"]
         flops = work.experiment.flops(run.config) / run.config.training.steps
+        if run.config.optimizer.name == "muon":  # five Newton-Schulz steps: X X^T, its square, B X
+            shape = run.config.model
+            mlp = 4 * shape.mlp_ratio + 2  # width times ratio to width
+            flops += 5 * shape.layers * shape.width**3 * (4 * (4 + 2) + 2 * mlp)
         wanted[parameters, *map(str, cost.kind_of(run).values())] = flops
     found, alone = {}, {}
     for row in rows:
