@@ -256,10 +256,6 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
     with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
         fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
         plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
-    for odd in (32, [32, 0], [32, 32, 32], ["32", 32]):
-        fans = {**fans_of(model, rules), "lm_head.weight": odd}
-        with pytest.raises(PlanError, match="base: 'lm_head.weight' has .* use fans_of"):
-            plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
 
 
 @pytest.mark.parametrize(
