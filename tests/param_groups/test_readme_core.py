@@ -1,11 +1,15 @@
-"""The README's core is the package's plan, and its other code runs."""
+"""The README's core is the package's plan, and the examples of docstrings print what they say."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import param_groups
 from param_groups import Everett, Role, Rule, plan
 
 README = (Path(__file__).parents[2] / "param_groups/README.md").read_text()
@@ -31,3 +35,9 @@ def test_the_core_in_the_readme_is_the_plan():
         assert group["lr"] == pytest.approx(row.lr), name
         assert group["eps"] == pytest.approx(row.eps), name
         assert tensor.std().item() == pytest.approx(row.init_std, rel=0.02), name
+
+
+def test_examples_of_docstrings_print_what_they_say():
+    modules = pkgutil.walk_packages(param_groups.__path__, "param_groups.")
+    results = [doctest.testmod(importlib.import_module(one.name)) for one in modules]
+    assert sum(one.attempted for one in results) > 5 and not any(one.failed for one in results)
