@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.contract import Prescription, finite
+from param_groups.contract import Prescription
 from param_groups.layers import Multiplied
 from param_groups.roles import (
     BLOCK,
@@ -108,19 +108,12 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
         )
     if parameter.numel() == 0:
         return f"has no entries (shape {tuple(parameter.shape)}); build the model without it"
-    if parameter.layout is not torch.strided:
-        return f"is sparse ({parameter.layout}); a plan needs dense tensors"
-    if parameter.is_quantized or parameter.dtype not in _DTYPES:
+    if parameter.dtype not in _DTYPES:
         kind = str(parameter.dtype).removeprefix("torch.")
         return (
             f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
             "and float64); plan the model before it is quantised, or a module without this tensor"
         )
-    if parameter.is_inference():
-        return "was made in torch.inference_mode() and cannot be trained; build the model outside"
-    axes = zip(parameter.stride(), parameter.shape, strict=True)
-    if any(step == 0 and size > 1 for step, size in axes):
-        return "is expanded: several entries share one place in memory; use .clone()"
     return None
 
 
@@ -140,14 +133,12 @@ def layout_problem(model: nn.Module, assignment: Assignment) -> str | None:
     if key != "weight" or len(shape) < 2:
         return None
     kind = type(layer).__name__
+    turned = assignment.layout is Layout.TRANSPOSED
     into_first = isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
     if kind == "Conv1D" or into_first:  # Hugging Face's Conv1D stores (in, out)
-        plain = assignment.layout is Layout.LINEAR and shape[0] != shape[1]
-        return (
-            f"a {kind}, which stores (in, out): give its rule Layout.TRANSPOSED" if plain else None
-        )
-    stores_out = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    if stores_out and assignment.layout is Layout.TRANSPOSED:
+        if assignment.layout is Layout.LINEAR and shape[0] != shape[1]:
+            return f"a {kind}, which stores (in, out): give its rule Layout.TRANSPOSED"
+    elif turned and isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return f"a {kind}, which stores (out, in): leave Layout.TRANSPOSED out of its rule"
     return None
 
@@ -171,9 +162,9 @@ def check_assigned(
 
     Returns {name: width over the base model's}, empty without a base model.
     """
-    for assignment in assignments:
-        if problem := layout_problem(model, assignment):
-            raise PlanError(f"{assignment.name!r} belongs to {problem}")
+    for one in assignments:
+        if problem := layout_problem(model, one):
+            raise PlanError(f"{one.name!r} belongs to {problem}")
     if base is not None:
         return _base_ratios(assignments, rules, prescription, base)
     for assignment in assignments:
@@ -186,9 +177,8 @@ def check_assigned(
                 f"is for width {prescription.width:g}; give the prescription the model's width; a "
                 "model of several widths is planned with base=small_model"
             )
-        shared = {*_NORMS, Role.KEY, Role.VALUE}
-        small = assignment.role in shared and fan_out < prescription.width
-        if small and prescription.follows_gradients():
+        few = assignment.role in (*_NORMS, Role.KEY, Role.VALUE) and fan_out < prescription.width
+        if few and prescription.follows_gradients():
             raise PlanError(
                 f"{assignment.name!r} has {fan_out} outputs, fewer than the width "
                 f"{prescription.width:g}: heads that share it add to its gradient, for which there "
@@ -210,10 +200,6 @@ def _base_ratios(
             "with a base model the fans decide: give the prescription its base width as width, too"
         )
     fans = base if isinstance(base, Mapping) else fans_of(base, rules)
-    for name, pair in fans.items():
-        two = isinstance(pair, (list, tuple)) and len(pair) == 2
-        if not (two and all(finite(fan) and fan > 0 for fan in pair)):
-            raise PlanError(f"base: {name!r} has {pair!r}, no (fan_in, fan_out); use fans_of")
     if odd := sorted({a.name for a in assignments} ^ set(fans)):
         raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
     grew = {

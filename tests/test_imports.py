@@ -40,7 +40,6 @@ LONGEST = 500  # lines of a file
 # Files that are longer, and why.
 LONGER = dict.fromkeys(
     (
-        "param_groups/check/theory.py",
         "param_groups/prescriptions.py",
         "plots/rates.py",
         "tests/bart_span_denoise/test_noise.py",

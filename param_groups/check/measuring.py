@@ -39,11 +39,15 @@ class CheckError(PlanError):
 class Check:
     """A model at one width, ready to train; what `task(width, seed)` of your own file returns.
 
-    `model` is unwrapped and uncompiled, `plan` its plan, which the check initialises it with.
-    `loss(model, batch)` is the mean loss of a batch. Step t trains on batches[t], again from the
-    first when they run out, and all outputs are compared on batches[0]. `optimizer` holds the
-    model's tensors; by default it is the prescription's, over the plan's groups. `clip_norm` is
-    the largest gradient norm, none by default. `after_init(model)` may change what the plan drew.
+    Args:
+        model: unwrapped and uncompiled.
+        plan: its plan, which the check initialises it with.
+        batches: step t trains on batches[t], again from the first when they run out; all outputs
+            are compared on batches[0].
+        loss: loss(model, batch), the mean loss of a batch, a scalar.
+        optimizer: over the model's tensors; by default the prescription's, over the plan's groups.
+        clip_norm: the largest gradient norm, none by default.
+        after_init: after_init(model) may change what the plan drew.
     """
 
     model: nn.Module
@@ -94,14 +98,25 @@ def measure(
     device: torch.device | str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Trains every width and seed; CheckError for too few widths and for what cannot be compared.
+    """Trains every width and seed and takes the RMS of outputs, changes and updates.
 
-    `build` returns the Check of a (width, seed). Modules are measured by forward hooks, without
-    dropout: those that own a planned tensor, and the blocks of a ModuleList or Sequential.
-    `progress` gets a line for each run that is done.
+    Args:
+        build: build(width, seed), the Check to train.
+        widths: at least 3 sizes, of any kind that `build` understands. If they are the depth of a
+            prescription that has one, and nothing else, points are of all blocks together.
+        steps: optimiser steps.
+        seeds: of initial values and data.
+        device: where the models are trained.
+        progress: gets a line for each run that is done.
 
-    `widths` may be of any size that `build` understands. If it is the depth of a prescription that
-    has one, and nothing else, points are of all blocks together.
+    Returns:
+        Points of the modules that own a planned tensor and of the blocks of a ModuleList or
+        Sequential, taken by forward hooks without dropout; and the plan at every width.
+
+    Raises:
+        CheckError: too few widths, and models that cannot be compared.
+
+    Source: Yang et al. 2022, App. D.1 (the coordinate check).
     """
     check_numbers(widths, steps, seeds)
     result = Measurement()

@@ -43,7 +43,17 @@ class Slope:
 
 
 def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
-    """One slope per quantity, name and step, in the order they were measured."""
+    """The powers of the size in all that was measured.
+
+    Args:
+        measurement: of `measure`.
+        tolerance: how far a slope may be from its aim; exponents of the theory differ by halves.
+
+    Returns:
+        One slope with its verdict per quantity, name and step, in the order they were measured.
+
+    Source: the aims are those of `theory.expectation`; errors are those of least squares.
+    """
     groups: dict[tuple[str, str, str, int], list[Coordinate]] = {}
     for point in measurement.points:
         key = (point.quantity, point.name, point.part, point.step)

@@ -333,10 +333,26 @@ def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
 
 
 def rules_for(model: nn.Module) -> list[Rule]:
-    """The shipped rules of a model; PlanError if no list, or more than one, fits it.
+    """The shipped rules of a model.
 
     A LayerScale starts where its module says, or at the number that fills it, which becomes its
-    rule's `scale`; PlanError on the meta device or after training, where a module does not say.
+    rule's `scale`.
+
+    Args:
+        model: a model of Hugging Face, timm, torch or nanoGPT, untied; it is only read.
+
+    Returns:
+        The one list of the catalogue that names every tensor, without rules that match nothing.
+
+    Raises:
+        PlanError: no list fits, or several do; a LayerScale on the meta device, or after training,
+            whose module does not say where it starts.
+
+    Source: `CATALOGUE`, whose verdicts are in stock/models.md.
+
+    >>> from torch import nn
+    >>> [str(rule.role) for rule in rules_for(nn.MultiheadAttention(16, 2, bias=False))]
+    ['qkv', 'attention_output']
     """
     check_model(model)
     found = fitting(model)

@@ -96,7 +96,24 @@ class Suggestion:
 
 
 def suggest(model: nn.Module) -> Suggestion:
-    """A guess at the rules of an unwrapped model, which is only read; PlanError for another."""
+    """A guess at the rules of a model, to look over and paste.
+
+    Args:
+        model: unwrapped and uncompiled, on any device or "meta"; it is only read.
+
+    Returns:
+        Rules that name every tensor once; `print` shows code, with doubts as `# check:`.
+
+    Raises:
+        PlanError: what is no model, and one inside a wrapper.
+
+    Source: names and shapes of the libraries' models, tests/param_groups/test_suggest.py.
+
+    >>> from torch import nn
+    >>> rules = suggest(nn.ModuleDict({"norm": nn.LayerNorm(8)})).rules
+    >>> [(rule.pattern, str(rule.role)) for rule in rules]
+    [('norm.weight', 'norm_scale'), ('norm.bias', 'norm_bias')]
+    """
     check_model(model)
     guesses: dict[str, Guess] = {}
     names: dict[int, str] = {}

@@ -1,6 +1,7 @@
 """The package as users install it: a wheel in a fresh environment, away from the repository."""
 
 import json
+import os
 import shutil
 import site
 import subprocess
@@ -89,3 +90,28 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     finally:
         hidden.rename(elsewhere)
     assert table["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["nanogpt", "llama", "vit"])
+def test_models_that_people_have_are_planned_checked_and_trained(model, installed, tmp_path):
+    """The check's verdict is its exit code: muP passes, one rate for all tensors does not."""
+    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
+    sizes = ["--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
+
+    def verdict(**settings):
+        command = [installed[1] / "param-groups", "check", file, *sizes]
+        environment = {**os.environ, "MODEL": model, "OMP_NUM_THREADS": "1", **settings}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode, done.stdout
+
+    code, text = verdict()
+    assert (code, "passed:" in text) == (0, True), text
+    code, text = verdict(ONE_RATE="1")
+    assert (code, "FAILED:" in text) == (1, True), text
+    environment = {**os.environ, "MODEL": model, "OMP_NUM_THREADS": "1"}
+    command = [installed[1] / "python", file]
+    assert subprocess.check_output(command, cwd=tmp_path, env=environment, text=True) == "learned\n"

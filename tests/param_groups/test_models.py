@@ -1,8 +1,5 @@
 """Shipped rules on models that people have, built small from configs, without a download."""
 
-import re
-from pathlib import Path
-
 import pytest
 import timm
 import torch
@@ -256,10 +253,6 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
     with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
         fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
         plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
-    for odd in (32, [32, 0], [32, 32, 32], ["32", 32]):
-        fans = {**fans_of(model, rules), "lm_head.weight": odd}
-        with pytest.raises(PlanError, match="base: 'lm_head.weight' has .* use fans_of"):
-            plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
 
 
 @pytest.mark.parametrize(
@@ -409,23 +402,3 @@ def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
 def test_a_model_that_no_list_fits_or_several_do_is_sent_to_suggest(name, fit):
     with pytest.raises(PlanError, match=f"rules {fit} fit ModuleDict; print.suggest"):
         rules_for(nn.ModuleDict({name: nn.Linear(8, 8, bias=False)}))
-
-
-def test_the_readmes_example_of_a_depth_rule_plans_a_llama():
-    config = transformers.LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        vocab_size=16,
-        tie_word_embeddings=False,
-    )
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    text = (Path(__file__).parents[2] / "param_groups/README.md").read_text()
-    [code] = [code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "depth=8" in code]
-    names = {"model": model, "plan": plan, "rules_for": rules_for, "Rule": Rule, "Everett": Everett}
-    exec(code, names)
-    assert [row.name for row in names["numbers"].rows if row.role == "final_norm_scale"] == [
-        "model.norm.weight"
-    ]

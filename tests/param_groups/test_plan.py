@@ -258,13 +258,6 @@ def test_a_tied_tensor_is_trained_once():
     assert len(group["params"]) == len({id(p) for p in group["params"]})
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
-def test_torch_takes_the_groups_as_they_are(optimizer):
-    model = Decoder()
-    built = optimizer(decoder_plan(model=model).groups(model, check=False))
-    assert [group["lr"] for group in built.param_groups] == pytest.approx([0.1 / ROOT, 0.05])
-
-
 ANOTHER_MODEL = {
     "a tensor more": (lambda: Decoder(depth=3), "'blocks.2.*' is only in one of the two"),
     "a tensor less": (lambda: Decoder(depth=1), "'blocks.1.*' is only in one of the two"),

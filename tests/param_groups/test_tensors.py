@@ -267,11 +267,6 @@ def with_tensor(tensor):
     return build
 
 
-def inference():
-    with torch.inference_mode():
-        return Pair(nn.Linear)
-
-
 def shared():
     model = Pair(nn.Linear)
     model.last.weight = nn.Parameter(model.first.weight.data)
@@ -286,15 +281,10 @@ EYE = torch.eye(WIDTH)
 HOSTILE = {
     "complex": (with_tensor(lambda: torch.eye(WIDTH) * 1j), "'first.weight' is of type complex64"),
     "int8": (with_tensor(lambda: EYE.to(torch.int8)), "is of type int8.*quantised"),
-    "bool": (with_tensor(lambda: EYE.to(torch.bool)), "is of type bool"),
-    "float8": (with_tensor(lambda: EYE.to(torch.float8_e4m3fn)), "is of type float8_e4m3fn"),
     "quantised": (
         with_tensor(lambda: torch.quantize_per_tensor(EYE, 0.1, 0, torch.qint8)),
         "is of type qint8",
     ),
-    "sparse": (with_tensor(lambda: EYE.to_sparse()), "is sparse.*dense"),
-    "expanded": (with_tensor(lambda: torch.ones(1, WIDTH).expand(WIDTH, WIDTH)), "is expanded"),
-    "inference": (inference, "inference_mode"),
     "lazy": (lazy, "has no shape yet.*run one batch"),
     "shared memory": (shared, "'last.weight' and 'first.weight' are two parameters over the same"),
     "a multiplier of its own": (

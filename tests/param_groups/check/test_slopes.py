@@ -5,7 +5,7 @@ import math
 import pytest
 
 from param_groups import Plan
-from param_groups.check import slopes
+from param_groups.check import figure, slopes
 from param_groups.check.measuring import Coordinate, Measurement
 from param_groups.check.slopes import (
     EXCEPTION,
@@ -106,3 +106,12 @@ def test_without_known_exponents_there_is_no_verdict():
 
 def test_the_most_severe_verdict_stands_for_several():
     assert slopes.worst([OK, UNCLEAR, GROWS, UNKNOWN]) == GROWS
+
+
+def test_what_is_drawn_are_geometric_means_and_what_is_printed_has_a_sign():
+    law = lambda w, s: {0: 4.0, 1: 0.25, 2: math.nan}[s] / w
+    points = [*power_points(law), Coordinate("update", "x", "tensor", 1, 64, 0, 9.0)]
+    means = figure._means([*points, Coordinate("init", "y", "hidden", 0, 64, 0, 1.0)], "x")
+    assert means == {("change", 1): {w: pytest.approx(1 / w) for w in (64, 128, 256, 512)}}
+    words = {None: "-", 0.5: "+0.5", -1.0: "-1", 1e-9: "0", -1e-9: "0", 2e-6: "+2e-06"}
+    assert {value: slopes._number(value) for value in words} == words

@@ -287,6 +287,16 @@ def test_tensors_that_are_right_one_by_one_may_be_wrong_together():
     assert (found.power, found.expected) == (0.5, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "p"), [("mlp_in.weight", "lr", 0.2), ("readout.weight", "init_std", 0.2)]
+)
+def test_parts_go_by_the_fastest_tensor_and_by_the_plans_own_start(name, key, p):
+    """Each within the tolerance by itself; logits change as n^(1 - 0.5 + 0.2)."""
+    plans = planted(plans_of_mine(readout=0.5), name, key, p)
+    (found,) = [one for one in judge(plans) if (one.name, one.quantity) == ("logits", "change")]
+    assert found.power == pytest.approx(0.7, abs=1e-6)
+
+
 @pytest.mark.parametrize("size", ["head_dim", "depth"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])

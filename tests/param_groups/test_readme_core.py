@@ -1,0 +1,43 @@
+"""The README's core is the package's plan, and the examples of docstrings print what they say."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import param_groups
+from param_groups import Everett, Role, Rule, plan
+
+README = (Path(__file__).parents[2] / "param_groups/README.md").read_text()
+
+
+def test_the_core_in_the_readme_is_the_plan():
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
+    assert len(code.splitlines()) <= 60 and len(README.split()) <= 2000
+    names: dict = {}
+    torch.manual_seed(0)
+    exec(code, names)
+    model = names["model"]
+    rules = [
+        Rule("tokens.weight", Role.TOKEN_EMBEDDING),
+        Rule("blocks.*.weight", Role.HIDDEN),
+        Rule("readout.weight", Role.READOUT),
+    ]
+    rule = Everett("mup", 256, 64, embedding_std=1.0)
+    numbers = plan(model, rules, rule, lr=3e-3, absorb_multipliers=True)
+    groups = {group["params"][0]: group for group in names["optimizer"].param_groups}
+    for name, tensor in model.named_parameters():
+        row, group = numbers[name], groups[tensor]
+        assert group["lr"] == pytest.approx(row.lr), name
+        assert group["eps"] == pytest.approx(row.eps), name
+        assert tensor.std().item() == pytest.approx(row.init_std, rel=0.02), name
+
+
+def test_examples_of_docstrings_print_what_they_say():
+    modules = pkgutil.walk_packages(param_groups.__path__, "param_groups.")
+    results = [doctest.testmod(importlib.import_module(one.name)) for one in modules]
+    assert sum(one.attempted for one in results) > 5 and not any(one.failed for one in results)
