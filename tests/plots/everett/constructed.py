@@ -32,20 +32,11 @@ def sweep(
         vertex = -7 + exponent * math.log2(width / 64)
         loss = 3 + 2 * (width / 64) ** -0.5 + shift + 0.05 * (power - vertex) ** 2
         gone = 2.0**power > diverged_above
-        rows.append(
-            {
-                "curve": curve,
-                "prescription.parameterization": rule,
-                "model.width": width,
-                "optimizer.lr": 2.0**power,
-                "seed": seed,
-                "run": "x",
-                "parameters": width**2,
-                "status": "diverged" if gone else "finished",
-                "final_eval_loss": math.nan if gone else loss + spread * seed,
-                **columns,
-            }
-        )
+        point = {"curve": curve, "prescription.parameterization": rule, "model.width": width}
+        point |= {"optimizer.lr": 2.0**power, "seed": seed, "run": "x", "parameters": width**2}
+        ended = {"status": "finished", "final_eval_loss": loss + spread * seed}
+        lost = {"status": "diverged", "final_eval_loss": math.nan}
+        rows.append({**point, **(lost if gone else ended), **columns})
     return rows
 
 
