@@ -157,6 +157,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     results, output = args.results, args.output
     try:
+        if output.is_dir():
+            raise TableError(
+                f"{output} is a folder; give --output a file in it, such as report.html"
+            )
         if results and not any(any(results.glob(f"{d}*.csv")) for d in ("", "*/", "*/*/")):
             raise TableError(
                 f"{results}: no table of a sweep in it; give --results the folder "

@@ -144,6 +144,16 @@ def slope(values: Mapping[int, Estimate]) -> Estimate:
     return weighted(zip((octaves / (octaves @ octaves)).tolist(), values.values(), strict=True))
 
 
+def extrapolated(values: Mapping[int, Estimate], octaves: float) -> Estimate:
+    """The unweighted line through all values in the logarithm of the size, `octaves` beyond the
+    largest; NaN below two sizes."""
+    if len(values) < 2:
+        return UNKNOWN
+    apart = np.log2(list(values)) - np.mean(np.log2(list(values)))
+    weights = 1 / len(values) + (apart.max() + octaves) * apart / (apart @ apart)
+    return replace(weighted(zip(weights.tolist(), values.values(), strict=True)), by_size=values)
+
+
 def average(values: Sequence[float]) -> Estimate:
     """Mean and standard error, NaN for what too few values leave open."""
     if len(values) < 2:

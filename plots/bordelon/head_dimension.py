@@ -181,7 +181,8 @@ def _figure_2b(rows: pd.DataFrame, figure: str):
         _finish(axis, rows)
         axis.set_ylabel(label)
     drawn.suptitle("variance over heads" + ", rich training (ours)" * (figure == RICH))
-    drawn.legend(loc="outside lower center", fontsize=8, ncols=2, frameon=False)
+    look = {"fontsize": 7, "ncols": 2, "handlelength": 1.6, "columnspacing": 0.8}
+    drawn.legend(loc="outside lower center", frameon=False, **look)
     return drawn
 
 

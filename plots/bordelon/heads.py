@@ -145,9 +145,8 @@ def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
         right.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
     first = distances[distances[STEP] == next((s for s in steps if s), steps[0])]
     scans.guide(right, first.groupby(HEADS)[DISTANCE].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    right.plot([], [], **style.HOLLOW, label="a model of the ensemble")
     scans.size_axis(right, distances[HEADS], "heads $H$")
     right.set_ylabel("logits: mean square distance to limit")
-    right.set_title("(b) convergence to many heads", fontsize=9)
+    right.set_title("(b) convergence to many heads; hollow: of the ensemble", fontsize=9)
     right.legend(fontsize=7)
     yield "figure_4_many_heads", figure

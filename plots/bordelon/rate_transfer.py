@@ -65,6 +65,6 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple]:
     figure = panels.transfer(lines, "N", "head dimension N", r"learning rate $\eta_0$", loss)
     for axis in figure.axes[: len(lines)]:
         axis.axhline(CHANCE, **scans.CHANCE_LOOK)
-        axis.set_ylim(top=min(axis.get_ylim()[1], 1.05 * CHANCE))
+        axis.set_ylim(top=min(max(axis.get_ylim()[1], 1.02 * CHANCE), 1.05 * CHANCE))
     figure.suptitle("learning rates against head dimension")
     yield "figure_2a_rate_transfer", figure

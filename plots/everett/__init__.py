@@ -11,5 +11,6 @@ FIGURES = (
     "learning_rates",
     "depth",
     "length",
+    "transfer",
     "table_4_constants",
 )

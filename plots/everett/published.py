@@ -1,5 +1,7 @@
 """Numbers that the papers print and that findings stand beside, each with its source."""
 
+from typing import NamedTuple
+
 # Everett et al., Table 4: exponent of the optimal global learning rate in the width.
 STEPS = 50_000  # of the fixed horizon
 TABLE_4 = {
@@ -61,3 +63,55 @@ SGD_ALIGNMENT = {
 
 # Everett et al., Section 4.3: which parameterisations gain from a smaller epsilon.
 EPSILON_GAIN = {"standard": False, "ntk": True, "mup": False, "mean_field": True}
+
+# The transfer table: which rule keeps its best value as the model grows, and who says so.
+
+
+class Rule(NamedTuple):
+    """A curve of a sweep; the `power` of the size that the rule gives to the best value, and who
+    says that it is right (nobody: ""); the curve that it is compared with, and how it compares."""
+
+    label: str
+    paper: str
+    curve: str
+    against: str = ""
+    claim: str = "no claim"
+    power: float = 0.0
+
+
+NO_RULE, HALF, ONE = "no rule", "branches times L^(-1/2)", "branches times 1/L"
+TRANSFER = {
+    "width": (
+        Rule("one rate", "", "standard_global", "mup_full", "above 0"),
+        Rule(
+            "embedding's rate kept",
+            "Kalra & Barkeshli 2026",
+            "standard_embedding",
+            "mup_full",
+            "about 0",
+        ),
+        Rule("standard, rate per layer", "Everett 2024", "standard_full", "mup_full"),
+        Rule("muP", "Yang 2021", "mup_full"),
+    ),
+    "depth, norms": (
+        Rule(NO_RULE, "", "norms_no_rule", "norms_one", "above 0"),
+        Rule(HALF, "Yang 2023", "norms_half", "norms_one", "above 0"),
+        Rule(ONE, "Dey 2025", "norms_one"),
+    ),
+    "depth, no norms": (
+        Rule(NO_RULE, "", "bare_no_rule", "bare_one", "above 0"),
+        Rule(HALF, "Yang 2023", "bare_half", "bare_one", "above 0"),
+        Rule(ONE, "Dey 2025", "bare_one"),
+    ),
+    "decay": (
+        Rule("decay per step as D^0", "Wang & Aitchison 2024", "mup"),
+        Rule("decay per step as D^(-1/2)", "Fan 2025", "mup", power=-0.5),
+        Rule("decay per step as 1/D", "Qiu 2025", "mup", power=-1.0),
+    ),
+    "Muon": (
+        Rule("Muon, spectral", "Bernstein 2024", "muon_spectral", "adam_mup"),
+        Rule("Muon, match RMS", "Liu 2025", "muon_match_rms", "adam_mup"),
+        Rule("Muon, match RMS, D^(-1/2)", "ours", "muon_match_rms_scaled", "adam_mup"),
+        Rule("Adam, muP", "Yang 2021", "adam_mup"),
+    ),
+}

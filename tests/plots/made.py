@@ -14,6 +14,11 @@ def written(folder, **named):
     return paths
 
 
+def rows(columns, values):
+    """A table with these columns (their names, apart by spaces), a tuple per row."""
+    return pd.DataFrame(values, columns=columns.split())
+
+
 def lines(findings):
     """Findings by name, each of which stands once."""
     found = [line for line in findings if isinstance(line, Finding)]

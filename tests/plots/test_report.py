@@ -334,11 +334,21 @@ def test_the_page_survives_any_text(results, browser, monkeypatch, tmp_path):
     assert not browser.complaints()
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "."])
-def test_a_folder_without_results_is_one_line(folder, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--results", "nowhere"], "nowhere: no table of a sweep in it; give --results the folder"),
+        (["--results", "."], ".: no table of a sweep in it; give --results the folder that"),
+        (["--output", "."], ". is a folder; give --output a file in it, such as report.html"),
+    ],
+)
+def test_a_folder_that_cannot_serve_is_one_line_at_once(
+    words, message, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "names", lambda: pytest.fail("a figure is drawn"))
     with pytest.raises(SystemExit, match="2"):
-        report.main(["--results", folder])
-    message = f"error: {folder}: no table of a sweep in it; give --results the folder that"
-    assert capsys.readouterr().err.startswith(message)
+        report.main(words)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
     assert not [*tmp_path.iterdir()]

@@ -28,15 +28,9 @@ def read(module, folder, *tables):
 
 
 def rate_row(alpha, n, rate, loss, seed=0, status="finished"):
-    return {
-        "curve": "transfer",
-        "prescription.alpha_attention": alpha,
-        "model.head_dim": n,
-        "optimizer.lr": rate,
-        "seed": seed,
-        "status": status,
-        "final_eval_loss": loss,
-    }
+    place = {"curve": "transfer", "prescription.alpha_attention": alpha, "model.head_dim": n}
+    ended = {"seed": seed, "status": status, "final_eval_loss": loss}
+    return {**place, "optimizer.lr": rate, **ended}
 
 
 def rate_rows(power=None, seeds=(0, 1)):
@@ -107,15 +101,8 @@ def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
 
 def observed(n, alpha, step, measured, seed=0, **more):
     """One run's rows of one step: a block and all blocks, of which only the latter count."""
-    key = {
-        "curve": "c",
-        "prescription.alpha_attention": alpha,
-        "model.head_dim": n,
-        **more,
-        "seed": seed,
-        "run": f"{alpha}-{n}-{seed}-{more}",
-        "step": step,
-    }
+    key = {"curve": "c", "prescription.alpha_attention": alpha, "model.head_dim": n, **more}
+    key |= {"seed": seed, "run": f"{alpha}-{n}-{seed}-{more}", "step": step}
     first = {**key, "block": "0", **dict.fromkeys(measured, 7.0)}
     return [first, {**key, "block": "all", **measured}]
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -12,76 +13,42 @@ from plots.__main__ import make
 from plots.bordelon import depth, heads, initial_heads
 from plots.tables import TableError
 from tests.plots.made import lines as by_name
-from tests.plots.made import written
+from tests.plots.made import rows, written
 
 # ------------------------------------------------------------------------------------------------
 # Figures 3 and 4
 
 
 def heads_tables(folder, late=-0.5):
-    """Tables with exact powers; networks and seeds differ by a factor of their own."""
+    """Tables with exact powers; networks and seeds differ by a factor of their own. Models of the
+    ensemble, H = 16, are as far from it as they differ, which is of no exponent. H = 4 stays at
+    chance, without a spread; the rest ends at 1 + 8 / H with one of 1 / H."""
     kernels = [
-        {
-            "head_dim": 4,
-            "layers": 2,
-            "heads": h,
-            "network": k,
-            "layer": layer,
-            "square_error": (1 + k / 10) * layer / h,
-            "reference_square": layer,
-        }
-        for h in (4, 8, 16)
-        for k in range(3)
-        for layer in (1, 2)
+        (4, 2, h, k, layer, (1 + k / 10) * layer / h, layer)
+        for h, k, layer in product((4, 8, 16), range(3), (1, 2))
     ]
     attention = [
-        {
-            "alpha_attention": a,
-            "head_dim": n,
-            "heads": 8,
-            "network": k,
-            "second_moment": n ** (1 - 2 * a),
-            "fourth_moment": (3 + 6 / n) * n ** (2 - 4 * a),
-        }
-        for a in (0.5, 1.0)
-        for n in (1, 4, 16)
-        for k in range(2)
+        (a, n, 8, k, n ** (1 - 2 * a), (3 + 6 / n) * n ** (2 - 4 * a))
+        for a, n, k in product((0.5, 1.0), (1, 4, 16), range(2))
     ]
-    bins = [
-        {
-            "alpha_attention": 0.5,
-            "head_dim": n,
-            "heads": h,
-            "networks": 1,
-            "low": low,
-            "high": low + 1,
-            "count": 10,
-        }
-        for n in (1, 4)
-        for h in (8, 16)
-        for low in (-1, 0)
-    ]
-    # Models of the ensemble, H = 16, are as far from it as they differ, which is of no exponent.
+    bins = [(0.5, n, h, 1, low, low + 1, 10) for n, h, low in product((1, 4), (8, 16), (-1, 0))]
     distance = [
-        {
-            "model.heads": h,
-            "seed": s,
-            "step": t,
-            "member": h == 16,
-            "square_distance": (7 if h == 16 else 1) * (1 + s / 10) * h**power,
-        }
-        for h in (4, 8, 16)
-        for s in range(3)
-        for t, power in ((0, -1), (25, -1), (60, late))
+        (h, s, t, h == 16, (7 if h == 16 else 1) * (1 + s / 10) * h**power)
+        for h, s, (t, power) in product((4, 8, 16), range(3), ((0, -1), (25, -1), (60, late)))
     ]
-    # H = 4 stays at chance, without a spread; the rest ends at 1 + 8 / H with one of 1 / H.
     metric = [
-        {"model.heads": h, "seed": s, "step": t, "eval_loss": loss}
-        for h in (4, 8, 16, 32)
-        for s in range(3)
+        (h, s, t, loss)
+        for h, s in product((4, 8, 16, 32), range(3))
         for t, loss in ((0, math.nan), (30, 3.0), (60, 2.3 if h == 4 else 1 + (8 + s) / h / 2))
     ]
-    return written(folder, a=kernels, b=attention, c=bins, d=distance, e=metric)
+    return written(
+        folder,
+        a=rows("head_dim layers heads network layer square_error reference_square", kernels),
+        b=rows("alpha_attention head_dim heads network second_moment fourth_moment", attention),
+        c=rows("alpha_attention head_dim heads networks low high count", bins),
+        d=rows("model.heads seed step member square_distance", distance),
+        e=rows("model.heads seed step eval_loss", metric),
+    )
 
 
 def test_known_powers_are_found(tmp_path):
@@ -154,43 +121,23 @@ def test_the_exact_density_has_its_moments(head_dim, alpha):
 
 def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
     observations, results, metrics = [], [], []
-    for alpha in (0.5, 1.0):
-        for layers in (1, 4, 16):
-            for seed, status in enumerate(statuses):
-                run = f"{alpha}-{layers}-{seed}"
-                place = {
-                    "model.layers": layers,
-                    "prescription.alpha_depth": alpha,
-                    "seed": seed,
-                    "run": run,
-                }
-                for step, factor in ((0, 0.0), (20, 1 + seed / 10)):
-                    for block in ("0", "all"):
-                        moved = factor * layers ** (alpha - 1) if block == "all" else 99.0
-                        observations.append(
-                            {
-                                **place,
-                                "step": step,
-                                "block": block,
-                                "query_weight_relative": moved,
-                                "key_weight_relative": 2 * moved,
-                                "attention_change_weights": 3 * moved,
-                            }
-                        )
-                results.append(
-                    {
-                        **place,
-                        "optimizer.lr": 4 * alpha,
-                        "model.patch_size": 8,
-                        "training.batch_size": 10,
-                        "status": status,
-                        "parameters": 100 * layers,
-                    }
-                )
-                loss = level + seed / 10 - (gain * layers if alpha == 1 else 0)
-                for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
-                    metrics.append({**place, "step": step, "eval_loss": eval_loss})
-    return written(folder, a=observations, b=results, c=metrics)
+    for alpha, layers, seed in product((0.5, 1.0), (1, 4, 16), range(len(statuses))):
+        place = (layers, alpha, seed, f"{alpha}-{layers}-{seed}")
+        for step, factor, block in product((0, 20), (1 + seed / 10,), ("0", "all")):
+            moved = (step > 0) * factor * layers ** (alpha - 1) if block == "all" else 99.0
+            observations.append((*place, step, block, moved, 2 * moved, 3 * moved))
+        results.append((*place, 4 * alpha, 8, 10, statuses[seed], 100 * layers))
+        loss = level + seed / 10 - (gain * layers if alpha == 1 else 0)
+        metrics += [(*place, 0, math.nan), (*place, 10, 3.0), (*place, 20, loss)]
+    key = "model.layers prescription.alpha_depth seed run "
+    moves = "query_weight_relative key_weight_relative attention_change_weights"
+    settings = "optimizer.lr model.patch_size training.batch_size status parameters"
+    return written(
+        folder,
+        a=rows(f"{key} step block {moves}", observations),
+        b=rows(key + settings, results),
+        c=rows(f"{key} step eval_loss", metrics),
+    )
 
 
 def test_movement_and_loss_over_depth_are_found(tmp_path):
@@ -295,27 +242,14 @@ def depth_without(folder, table, **changed):
     return paths
 
 
-REFUSED = {  # what is read, of which tables, and what is said of them
-    "one table": (initial_heads, lambda f: heads_tables(f)[:1], "1 table given, expected 3: initi"),
-    "no column": (
-        initial_heads,
-        lambda f: [heads_tables(f)[place] for place in (0, 0, 2)],
-        "no column 'alpha_attention'; is it the initial_att",
-    ),
-    "two tables": (depth, lambda f: depth_tables(f)[:2], "2 tables given, expected 3: observatio"),
-    "the wrong order": (depth, lambda f: depth_tables(f)[::-1], "no column 'block'; is it the obs"),
-    "no run": (depth, lambda f: depth_without(f, "b", status="diverged"), "no finished run in it"),
-    "other runs": (
-        depth,
-        lambda f: depth_without(f, "a", run="x"),
-        "nothing observed of a finished",
-    ),
-    "no loss": (depth, lambda f: depth_without(f, "c", run="x"), "nothing observed of a finished"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_tables_that_cannot_be_drawn_are_one_line(tmp_path, what):
-    module, paths, message = REFUSED[what]
+@pytest.mark.parametrize(
+    ("table", "changed", "message"),
+    [
+        ("b", {"status": "diverged"}, "no finished run in it"),
+        ("a", {"run": "x"}, "nothing observed of a finished"),
+        ("c", {"run": "x"}, "nothing observed of a finished"),
+    ],
+)
+def test_tables_of_other_runs_are_one_line(tmp_path, table, changed, message):
     with pytest.raises(TableError, match=message):
-        module.read(paths(tmp_path))
+        depth.read(depth_without(tmp_path, table, **changed))

@@ -45,18 +45,8 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
         for table in ("observed_kernels", "observed_attention", "metrics")
     ]
     text, written = make("bordelon/kernels", paths, tmp_path / "figures")
-    assert {p.stem for p in written} == {
-        f"figure_{name}"
-        for name in (
-            "6_attention",
-            "6_pooled",
-            "6_spatial",
-            "6_dynamics",
-            "8_dynamics",
-            "9_kernels",
-            "10_kernels",
-        )
-    }
+    names = "6_attention 6_pooled 6_spatial 6_dynamics 8_dynamics 9_kernels 10_kernels"
+    assert {p.stem for p in written} == {f"figure_{name}" for name in names.split()}
     assert "base H = 2, N = 2, L = 1" in text
 
 
@@ -66,14 +56,8 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
 def place(seed=0, alpha=1.0, step=0, **sizes):
     """The columns before what was measured, of base (H, N, L) = (2, 2, 2)."""
     own = {HEADS: 2, HEAD_DIM: 2, LAYERS: 2, **{f"model.{k}": v for k, v in sizes.items()}}
-    return {
-        "curve": "c",
-        **own,
-        ALPHA: alpha,
-        "seed": seed,
-        "step": step,
-        "run": f"{own}-{alpha}-{seed}",
-    }
+    run = f"{own}-{alpha}-{seed}"
+    return {"curve": "c", **own, ALPHA: alpha, "seed": seed, "step": step, "run": run}
 
 
 def kernel(kind, matrix, **where):
@@ -113,19 +97,10 @@ def attention_rows(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
     rows = []
     for alpha, n, seed in itertools.product(alphas, (2, 4, 8, 16), seeds):
         values = np.random.default_rng(n + 100 * seed).normal(size=heads) * n ** (0.5 - alpha)
-        rows += [
-            {
-                **place(alpha=alpha, head_dim=n, step=step, seed=seed),
-                "block": 0,
-                "token": 5,
-                "attended": other,
-                "head": head,
-                "value": value + step / 3,
-            }
-            for step in (0, 9)
-            for other in (0, 3)
-            for head, value in enumerate(values)
-        ]
+        for step, other in itertools.product((0, 9), (0, 3)):
+            at = place(alpha=alpha, head_dim=n, step=step, seed=seed)
+            at |= {"block": 0, "token": 5, "attended": other}
+            rows += [{**at, "head": h, "value": v + step / 3} for h, v in enumerate(values)]
     return pd.DataFrame(rows)
 
 
@@ -295,18 +270,9 @@ def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, stat
     table, logged = [], []
     for sizes, alpha, seed in itertools.product(SCANS, (1.0, 0.5), seeds):
         key, size = next(iter(sizes.items()), ("base", 2))
-        final = losses(alpha, key, size, seed)
-        own = place(alpha=alpha, seed=seed, **sizes)
-        table.append(
-            {
-                **own,
-                "status": statuses,
-                "final_eval_loss": final,
-                "steps": 100,
-                "parameters": 1000 * size,
-                "targets": 100 * 7,
-            }
-        )
+        final, own = losses(alpha, key, size, seed), place(alpha=alpha, seed=seed, **sizes)
+        counts = {"steps": 100, "parameters": 1000 * size, "targets": 100 * 7}
+        table.append({**own, "status": statuses, "final_eval_loss": final, **counts})
         for step in range(1, 101):
             loss = final + math.log(100 / step)
             evaluated = loss if step % 10 == 0 else math.nan
@@ -408,42 +374,11 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
 # Bad tables
 
 
-def test_bad_tables_are_one_line(tmp_path, refused):
-    made = [tmp_path / f"{name}.csv" for name in ("kernels", "attention")]
-    kernel_rows(seeds=(0,)).to_csv(made[0], index=False)
-    attention_rows(heads=5).to_csv(made[1], index=False)
-    results, metrics = runs(tmp_path, seeds=(0,))
-    bad, once = tmp_path / "bad.csv", tmp_path / "once.csv"
-    table = pd.read_csv(made[0])
-    table.assign(value="x").to_csv(bad, index=False)
-    table[table["step"] == 0].to_csv(once, index=False)
-    for name, paths, message in (
-        ("kernels", made[:1], "1 table given, expected 3: observed_kernels.csv observed_attention"),
-        ("decoder", [results, metrics], "2 tables given, expected 3: results.csv metrics.csv obs"),
-        (
-            "kernels",
-            [made[1], made[0], metrics],
-            f"{made[0]}: no column 'block'; is it the observed_attention.csv",
-        ),
-        (
-            "kernels",
-            [made[0], made[0], metrics],
-            f"{made[0]}: no column 'block'; is it the observed_attention.csv",
-        ),
-        ("kernels", [*made, results], f"{results}: no column 'eval_loss'; is it the metrics.csv"),
-        (
-            "decoder",
-            [metrics, metrics, made[0]],
-            f"{metrics}: no column 'status'; is it the results.csv",
-        ),
-        ("kernels", [bad, made[1], metrics], "column 'value' has no number"),
-        (
-            "kernels",
-            [once, made[1], metrics],
-            "no pooled kernels before and after training of any run; set training.observe_",
-        ),
-    ):
-        assert message in refused(f"bordelon/{name}", *paths)
+def test_kernels_before_training_alone_are_refused(tmp_path):
+    table = kernel_rows(seeds=(0,))
+    (once,) = written(tmp_path, once=table[table["step"] == 0])
+    with pytest.raises(TableError, match="no pooled kernels before and after training of any run"):
+        observed.read_kernels(once, ["pooled"])
 
 
 def test_results_without_finished_runs_are_refused(tmp_path):

@@ -24,14 +24,8 @@ LOWEST = {
 def row(curve, octave, seed):
     own = 0.001 * seed * (curve == "standard_c_we")  # an error of its own
     loss = LOWEST[curve] + 0.2 * abs(octave - 2) + 0.1 * seed + own
-    return {
-        "curve": curve,
-        "model.width": 64,
-        "optimizer.lr": 2.0**octave,
-        "seed": seed,
-        "status": "finished",
-        "final_eval_loss": loss,
-    }
+    place = {"curve": curve, "model.width": 64, "optimizer.lr": 2.0**octave, "seed": seed}
+    return {**place, "status": "finished", "final_eval_loss": loss}
 
 
 ROWS = [row(curve, octave, seed) for curve in LOWEST for octave in (1, 2, 3) for seed in range(3)]

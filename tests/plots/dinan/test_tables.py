@@ -2,7 +2,6 @@
 
 import math
 
-import pandas as pd
 import pytest
 
 from plots.__main__ import make
@@ -74,35 +73,6 @@ def test_diverged_runs_alone_are_drawn(tmp_path, name):
     ]
     text, files = make(name, tables_of(tmp_path, runs), tmp_path / "out")
     assert files and ("every run diverged" in text or "not measured" in text)
-
-
-BAD = {  # column, what stands in it (None: no such column) and what is said
-    "best": ("results.csv: no column '{best}'; is it the results.csv of", None),
-    "status": ("results.csv: no column 'status'", None),
-    "optimizer.lr": ("column 'optimizer.lr' has no number: .*fast", "fast"),
-    "curve": ("no row with curve standard, neural_tangent", "unheard_of"),
-}
-
-
-@pytest.mark.parametrize("column", BAD)
-@each_figure
-def test_what_is_wrong_with_a_table_is_one_line(tmp_path, name, column, refused):
-    results, metrics = whole(name)[0]
-    message, value = BAD[column]
-    best = "best_eval_top1" if name in VIT else "best_eval_loss"
-    if value is None:
-        results = results.drop(columns=best if column == "best" else column)
-    else:
-        results[column] = results[column].astype(object)
-        results.loc[slice(None) if column == "curve" else 3, column] = value
-    error = refused(name, *written(tmp_path, results=results, metrics=metrics))
-    assert pd.Series([error]).str.contains(message.format(best=best)).all(), error
-
-
-@each_figure
-def test_a_single_table_is_one_line(tmp_path, name, refused):
-    (results,) = written(tmp_path, results=whole(name)[0][0])
-    assert "1 table given, expected 2: results.csv metrics.csv" in refused(name, results)
 
 
 @each_figure

@@ -3,7 +3,6 @@
 import pytest
 
 from plots import style
-from plots.__main__ import make
 from plots.dinan import searches, vit_search, vit_strategies
 from plots.dinan.vit_search import NEIGHBOURS
 from tests.plots.dinan.searched import OPTIMA, complete, found, point, search, tables_of
@@ -179,16 +178,6 @@ def test_products_of_rate_and_decay_are_compared_in_steps_of_the_search(tmp_path
     line = said(vit_strategies, tmp_path, results, metrics)["lr* wd*: neural-tangent / standard"]
     assert line.verdict == verdict and line.published == "both 0.0008"
     assert line.measured.endswith(f"/ 0.0008 = 2^{octaves:+.1f}")
-
-
-def test_a_large_search_is_drawn(tmp_path):
-    points = [
-        point("standard", 1e-3 * 2.0**i, 2.0**j, 0.8 - 0.01 * abs(i + j))
-        for i in range(6)
-        for j in range(8)
-    ]
-    text, files = make("dinan/vit_search", tables_of(tmp_path, points), tmp_path / "out")
-    assert "of 48 points" in text and len(files) == 4
 
 
 def test_seeds_are_shades_from_the_strategys_colour_to_a_paler_one():

@@ -7,6 +7,7 @@ import pandas as pd
 
 from plots import style
 from plots.everett import adafactor, alignment, epsilon
+from tests.plots.made import rows
 
 RULES = tuple(style.LABELS)
 WIDTHS = (32, 64, 128, 256)
@@ -32,20 +33,11 @@ def sweep(
         vertex = -7 + exponent * math.log2(width / 64)
         loss = 3 + 2 * (width / 64) ** -0.5 + shift + 0.05 * (power - vertex) ** 2
         gone = 2.0**power > diverged_above
-        rows.append(
-            {
-                "curve": curve,
-                "prescription.parameterization": rule,
-                "model.width": width,
-                "optimizer.lr": 2.0**power,
-                "seed": seed,
-                "run": "x",
-                "parameters": width**2,
-                "status": "diverged" if gone else "finished",
-                "final_eval_loss": math.nan if gone else loss + spread * seed,
-                **columns,
-            }
-        )
+        point = {"curve": curve, "prescription.parameterization": rule, "model.width": width}
+        point |= {"optimizer.lr": 2.0**power, "seed": seed, "run": "x", "parameters": width**2}
+        ended = {"status": "finished", "final_eval_loss": loss + spread * seed}
+        lost = {"status": "diverged", "final_eval_loss": math.nan}
+        rows.append({**point, **(lost if gone else ended), **columns})
     return rows
 
 
@@ -106,22 +98,13 @@ def mitigations(
 
 def heat(lost=None):
     """Lowest at 1e-9, 0.1 nats per power of ten away from it; `lost` is a diverged epsilon."""
-    return pd.DataFrame(
-        {
-            "curve": curve,
-            "prescription.parameterization": rule,
-            "model.width": width,
-            "optimizer.eps": 10.0**power,
-            "seed": 0,
-            "run": "x",
-            "status": "diverged" if power == lost else "finished",
-            "final_eval_loss": math.nan if power == lost else 4 + 0.1 * abs(power + 9),
-        }
-        for curve in epsilon.SCALINGS
-        for rule in RULES
-        for width in (64, 128)
-        for power in range(-12, -5)
-    )
+    cells = product(epsilon.SCALINGS, RULES, (64, 128), range(-12, -5))
+    columns = "curve prescription.parameterization model.width optimizer.eps final_eval_loss"
+    found = rows(columns, [(*at, 10.0**p, 4 + 0.1 * abs(p + 9)) for *at, p in cells])
+    gone = found["optimizer.eps"] == 10.0 ** (lost or 0)
+    found["final_eval_loss"] = found["final_eval_loss"].mask(gone)
+    status = found["final_eval_loss"].isna().map({True: "diverged", False: "finished"})
+    return found.assign(seed=0, run="x", status=status)
 
 
 LAYERS = (
@@ -138,24 +121,15 @@ LAYERS = (
 
 def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 128), seeds=(0, 1)):
     """From 0.5 up to a peak at step 20 and down; the second block is 0.05 higher there."""
-    rows = []
+    found = []
     for curve, rule, width, seed, layer in product(curves, RULES, widths, seeds, LAYERS):
         top = readout if layer == "readout" else mlp + 0.05 * (".1." in layer)
+        fan_in = width * (4 if layer.endswith("down") else 1)
         for step, height in ((1, 0), (20, 1), (40, 0.5)):
-            rows.append(
-                {
-                    "curve": curve,
-                    "prescription.parameterization": rule,
-                    "model.width": width,
-                    "seed": seed,
-                    "step": step,
-                    "run": "x",
-                    "layer": layer,
-                    "fan_in": width * (4 if layer.endswith("down") else 1),
-                    "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
-                }
-            )
-    return pd.DataFrame(rows)
+            ratio = 0.5 + (top - 0.5 + 0.01 * seed) * height
+            found.append((curve, rule, width, seed, layer, fan_in, step, ratio))
+    names = "curve prescription.parameterization model.width seed layer fan_in step alignment"
+    return rows(names, found).assign(run="x")
 
 
 def depths(**powers):

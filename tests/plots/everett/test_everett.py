@@ -42,54 +42,39 @@ def constants(**options):
     return pd.DataFrame(rows)
 
 
-def case(name):
-    """The tables a figure takes, by file name, and the files it draws."""
-    two = {"widths": (32, 64)}
-    return {
-        "loss_vs_size": lambda: ({"own_sweep": interventions(**two)}, {"own_sweep"}),
-        "learning_rates": lambda: (
-            {"own_adam": horizons(**two)},
-            {"figure_12_adam", "figure_12_adam_optima", "table_4"},
-        ),
-        "length": lambda: (longer({200: -0.5, 800: -0.6, 3200: -0.7}, GAINS, **two), {"length"}),
-        "table_4_constants": lambda: (
-            {"tuned": constants(**two), "plain": horizons(**two)},
-            {"table_4_constants"},
-        ),
-        "weight_decay": lambda: (
-            {"decay": decayed(**two), "plain": horizons(**two)},
-            {"figure_9_weight_decay"},
-        ),
-        "adafactor": lambda: ({"own": families(**two)}, {"figure_10_adafactor"}),
-        "epsilon": lambda: (
-            {"heat": heat(lost=-12), "mitigations": mitigations()},
-            {"figure_4_epsilon", "figure_8_mitigations"},
-        ),
-        "depth": lambda: ({"own_depth": depths()}, {"depth"}),
-        "alignment": lambda: (
-            {"probes": probes(curves=("adam",), widths=(64,))},
-            {"figure_1_alignment", "figure_6_alignment_adam"},
-        ),
-    }[name]()
+TWO = {"widths": (32, 64)}
+CASES = {  # the tables a figure takes, by file name, and the files it draws
+    "loss_vs_size": lambda: ({"own_sweep": interventions(**TWO)}, {"own_sweep"}),
+    "learning_rates": lambda: (
+        {"own_adam": horizons(**TWO)},
+        {"figure_12_adam", "figure_12_adam_optima", "table_4"},
+    ),
+    "length": lambda: (longer({200: -0.5, 800: -0.6, 3200: -0.7}, GAINS, **TWO), {"length"}),
+    "table_4_constants": lambda: (
+        {"tuned": constants(**TWO), "plain": horizons(**TWO)},
+        {"table_4_constants"},
+    ),
+    "weight_decay": lambda: (
+        {"decay": decayed(**TWO), "plain": horizons(**TWO)},
+        {"figure_9_weight_decay"},
+    ),
+    "adafactor": lambda: ({"own": families(**TWO)}, {"figure_10_adafactor"}),
+    "epsilon": lambda: (
+        {"heat": heat(lost=-12), "mitigations": mitigations()},
+        {"figure_4_epsilon", "figure_8_mitigations"},
+    ),
+    "depth": lambda: ({"own_depth": depths()}, {"depth"}),
+    "alignment": lambda: (
+        {"probes": probes(curves=("adam",), widths=(64,))},
+        {"figure_1_alignment", "figure_6_alignment_adam"},
+    ),
+}
 
 
-FIGURES = (
-    "loss_vs_size",
-    "learning_rates",
-    "weight_decay",
-    "adafactor",
-    "epsilon",
-    "alignment",
-    "depth",
-    "length",
-    "table_4_constants",
-)
-
-
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
     """One width, one seed, divergence, half the parameterisations missing."""
-    named, drawn = case(name)
+    named, drawn = CASES[name]()
     for stem, table in named.items():
         rules = table["prescription.parameterization"].isin(["mup", "mean_field"])
         table = table[rules & (table.seed == 0) & (table["model.width"] == 64)].copy()
@@ -117,9 +102,9 @@ def renamed(table):
     return table
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", CASES)
 def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypatch):
-    named, _ = case(name)
+    named, _ = CASES[name]()
     paths = written(tmp_path, **{stem: renamed(table) for stem, table in named.items()})
     texts = set()
 

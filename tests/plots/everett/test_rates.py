@@ -8,6 +8,7 @@ import pytest
 
 from plots import panels, rates, style, tables
 from tests.plots.everett.constructed import sweep
+from tests.plots.made import rows
 
 
 def test_means_are_over_seeds_and_one_diverged_seed_makes_the_point_diverge():
@@ -38,20 +39,11 @@ def noise_of(rows):
 
 def seeded(seeds, spread=0.02):
     """Rows of widths with a spread of their own: width -> seeds, width -> their distance."""
-    return pd.DataFrame(
-        [
-            row
-            for width, own in seeds.items()
-            for row in sweep(
-                "global",
-                "mup",
-                widths=(width,),
-                seeds=own,
-                exponent=0.0,
-                spread=spread[width] if isinstance(spread, dict) else spread,
-            )
-        ]
-    )
+    rows = []
+    for width, own in seeds.items():
+        apart = spread[width] if isinstance(spread, dict) else spread
+        rows += sweep("global", "mup", widths=(width,), seeds=own, exponent=0.0, spread=apart)
+    return pd.DataFrame(rows)
 
 
 def test_a_width_has_the_noise_of_its_own_seeds():
@@ -99,20 +91,9 @@ def judged(losses, fresh=()):
         for seed, loss in enumerate(found)
     ]
     runs += [(1.0, 7 + seed, loss, True) for seed, loss in enumerate(fresh)]
-    return pd.DataFrame(
-        [
-            {
-                "curve": "a",
-                "model.width": 32,
-                "seed": seed,
-                "optimizer.lr": rate,
-                "fresh": is_fresh,
-                "status": "finished" if loss else "diverged",
-                "final_eval_loss": loss,
-            }
-            for rate, seed, loss, is_fresh in runs
-        ]
-    )
+    found = rows("optimizer.lr seed final_eval_loss fresh", runs)
+    status = found["final_eval_loss"].isna().map({True: "diverged", False: "finished"})
+    return found.assign(curve="a", status=status, **{"model.width": 32})
 
 
 def judged_sweep(losses, fresh=()):
@@ -263,23 +244,11 @@ def test_an_optimum_without_an_error_counts_as_the_longest_one():
 @pytest.mark.parametrize(("seeds", "others", "rate"), [(4, 4, 1), (4, 4, 2), (2, 2, 1), (3, 4, 1)])
 def test_a_gain_over_three_common_seeds_or_more_is_judged_by_seed(seeds, others, rate):
     """Seeds differ by 0.1 and what a seed gains by 0.01: two orders of magnitude in the error."""
-    rows = pd.DataFrame(
-        [
-            {
-                "curve": curve,
-                "model.width": 32,
-                "seed": seed,
-                "status": "finished",
-                "optimizer.lr": 1.0 if curve == "before" else rate,
-                "final_eval_loss": 4.0
-                + 0.1 * seed
-                + (0.2 + 0.01 * (seed % 2)) * (curve == "before"),
-            }
-            for curve, count in (("before", seeds), ("after", others))
-            for seed in range(count)
-        ]
-    )
-    found = rates.curve_sweeps(rows, ["before", "after"])
+    runs = [("before", s, 1.0, 4.2 + 0.1 * s + 0.01 * (s % 2)) for s in range(seeds)]
+    runs += [("after", s, rate, 4.0 + 0.1 * s) for s in range(others)]
+    table = rows("curve seed optimizer.lr final_eval_loss", runs)
+    table = table.assign(status="finished", **{"model.width": 32})
+    found = rates.curve_sweeps(table, ["before", "after"])
     finding = rates.compared("gain", found["before"], found["after"], "gains")
     if seeds == others == 4:  # 0.01 / sqrt(3) over sqrt(4)
         assert finding.measured == "+0.205 ± 0.003 (n = 4) at D = 32"
@@ -293,21 +262,11 @@ def test_a_gain_over_three_common_seeds_or_more_is_judged_by_seed(seeds, others,
 def test_a_gain_is_judged_by_the_degrees_of_freedom_of_its_spread(gain, verdict):
     """Three seeds of each, others in both, leave four degrees of freedom: 95 % reach to 2.78 errors
     of 0.1 sqrt(2 / 3), so 0.227."""
-    rows = pd.DataFrame(
-        [
-            {
-                "curve": curve,
-                "model.width": 32,
-                "seed": seed,
-                "status": "finished",
-                "optimizer.lr": rate,
-                "final_eval_loss": loss + 0.1 * (seed - first),
-            }
-            for curve, rate, loss, first in (("before", 1.0, 4.0, 0), ("after", 2.0, 4.0 - gain, 3))
-            for seed in range(first, first + 3)
-        ]
-    )
-    found = rates.curve_sweeps(rows, ["before", "after"])
+    runs = [("before", s, 1.0, 4.0 + 0.1 * s) for s in range(3)]
+    runs += [("after", s + 3, 2.0, 4.0 - gain + 0.1 * s) for s in range(3)]
+    table = rows("curve seed optimizer.lr final_eval_loss", runs)
+    table = table.assign(status="finished", **{"model.width": 32})
+    found = rates.curve_sweeps(table, ["before", "after"])
     change = rates.difference(found["before"][32], found["after"][32])
     assert (change.freedom, change.groups) == (4, None)
     assert change.error == pytest.approx(0.1 * math.sqrt(2 / 3))

@@ -11,6 +11,7 @@ from plots.findings import Finding
 from plots.tables import TableError
 from plots.theory import bigram as exponents
 from plots.theory import error, kernels, shares
+from tests.plots import made
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -25,24 +26,11 @@ def entries(correction: float = 2.0, power: float = 1.0, error: float = 1e-4) ->
             ("theta", "head", part, value)
             for part, value in (("total", 4.0), ("stem", 1.0), ("query", 2.0), ("readout", 1.0))
         ]
-        for quantity, block, part, value in cells:
-            rows.append(
-                {
-                    "stem": "vision",
-                    "width": width,
-                    "heads": 2,
-                    "networks": 100,
-                    "quantity": quantity,
-                    "block": block,
-                    "part": part,
-                    "entry": "diagonal",
-                    "predicted": value,
-                    "predicted_error": math.nan,
-                    "measured": value * off,
-                    "error": value * error,
-                }
-            )
-    return pd.DataFrame(rows)
+        for *place, value in cells:
+            rows.append((width, *place, value, value * off, value * error))
+    found = made.rows("width quantity block part predicted measured error", rows)
+    same = {"stem": "vision", "heads": 2, "networks": 100, "entry": "diagonal"}
+    return found.assign(**same, predicted_error=math.nan)
 
 
 def fitted(**changes) -> pd.DataFrame:
@@ -55,17 +43,13 @@ def fitted(**changes) -> pd.DataFrame:
         ("Table 1", "sp", "h_1", 3, "prediction", 0.0, 0.30, True, ""),
         ("Table 3", "SP (Condition A.2)", "dh_4[y]", 1, "hypothetical", 0.0, 0.5, None, "violated"),
     ]
-    columns = ["table", "row", "column", "step", "kind", "predicted", "measured", "met", "note"]
-    return pd.DataFrame(cells, columns=columns).assign(error=0.01, z=None, moved=0.25, **changes)
+    columns = "table row column step kind predicted measured met note"
+    return made.rows(columns, cells).assign(error=0.01, z=None, moved=0.25, **changes)
 
 
 @pytest.fixture
 def table(tmp_path):
-    def write(frame: pd.DataFrame):
-        frame.to_csv(tmp_path / "table.csv", index=False)
-        return tmp_path / "table.csv"
-
-    return write
+    return lambda frame: made.written(tmp_path, table=frame)[0]
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])

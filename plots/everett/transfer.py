@@ -1,0 +1,150 @@
+"""Which rule keeps its best value as a model grows: width, depth, decay, and Muon (ours).
+
+    python -m plots everett/transfer [transfer_embedding.csv transfer_depth.csv ...]
+
+Three columns after the metrics that the abstract of Kalra & Barkeshli (2026) names. The optimum
+against the size: its power law, and the root mean square distance to that in octaves. What keeping
+the base size's best value costs, by the seeds that choose it. What a rule costs beside another one,
+both at their best on fresh seeds; extrapolated along a line in the logarithm of the size. A run
+that ends above the lowest loss at which one began has diverged.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from plots import panels, rates, style, tables
+from plots.everett.published import TRANSFER, Rule
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.rates import Sweeps, exponent
+from plots.statistics import extrapolated
+from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
+
+PAPER = "Ours, after Kalra & Barkeshli (2026)"
+TABLES = tuple(f"everett/transfer_{axis}" for axis in ("embedding", "depth", "decay", "muon"))
+ANY = True
+LAYERS, START = "model.layers", "first_train_loss"
+FURTHER = 3  # octaves beyond the largest size that penalties are extrapolated to
+HIGHEST = 0.6  # nats; what costs more is a cross at the top edge
+
+
+class Axis(NamedTuple):
+    """Runs, and by curve the sweeps over rate or decay (RATE) by width or depth (WIDTH)."""
+
+    rows: pd.DataFrame
+    lines: Mapping[str, Sweeps]
+    rules: Sequence[Rule]
+    symbol: str
+
+
+def read(paths: Sequence[Path]) -> dict[str, Axis]:
+    """The axes of all tables given."""
+    found: dict[str, Axis] = {}
+    for path in paths:
+        table = tables.read(path, (*tables.RESULTS, RATE), numbers=(WIDTH, LAYERS, DECAY, START))
+        size, symbol = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
+        lost = table[LOSS] > table[START].min() if START in table else False
+        ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
+        table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
+        if DECAY in table and not table.empty:  # at the rate that is best at the base width
+            base = table[table[WIDTH] == table[WIDTH].min()]
+            best = base.loc[base[LOSS].fillna(math.inf).idxmin(), RATE]
+            table = table[table[RATE] == best].assign(**{RATE: table[DECAY]})
+        known = [rule.curve for rules in TRANSFER.values() for rule in rules]
+        table = tables.only(table, path, CURVE, known)
+        for name, rules in TRANSFER.items():
+            rows = table[table[CURVE].isin([rule.curve for rule in rules])]
+            lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
+            own = [rule for rule in rules if lines.get(rule.curve)]
+            found |= {name: Axis(rows, lines, own, symbol)} if own else {}
+    return found
+
+
+def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
+    """Size -> loss at the value that the rule carries over from the base size, on the line between
+    those that were run, above the lowest; infinite beyond those that did not diverge."""
+    base, result = min(sweeps), {}
+    for size, sweep in sweeps.items():
+        value = sweeps[base].best.grid_value * (size / base) ** rule.power
+        ended = {v: loss for v, loss in sweep.losses.items() if math.isfinite(loss)}
+        beyond = math.inf if len(ended) < len(sweep.losses) else math.nan
+        at, losses = np.log2(list(ended)), list(ended.values())
+        cost = float(np.interp(math.log2(value), at, losses, math.nan, beyond)) - min(losses)
+        error = math.sqrt(2 / min(map(len, sweep.chosen_from.values()))) * sweep.noise
+        result[size] = Estimate(cost, error if size > base else 0.0, freedom=sweep.freedom)
+    return result
+
+
+def findings(axes: Mapping[str, Axis]) -> list[Printed]:
+    """The three columns for every rule, then what they rest on."""
+    text: list[Printed] = [HEADER]
+    for name, axis in axes.items():
+        for rule in axis.rules:
+            text += _of_rule(f"{name}: {rule.label}", rule, axis)
+    for name, axis in axes.items():
+        lines = {(curve,): sweeps for curve, sweeps in axis.lines.items()}
+        text += [f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)]
+    return text
+
+
+def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
+    sweeps, symbol, words = axis.lines[rule.curve], axis.symbol, f"{rule.power:g} ({rule.paper})"
+    fit, costs = exponent(sweeps), paid(rule, sweeps)
+    known = [math.log2(s.best.value / fit(n)) for n, s in sweeps.items() if n not in fit.edge]
+    apart = f", {np.sqrt(np.mean(np.square(known))):.2f} octaves off it" if len(known) > 2 else ""
+    claim = (words, fit.distance(rule.power)) if rule.paper else ("no claim", "")
+    text = fit.text().replace("width", "size") + apart
+    yield Finding(f"{name}: exponent of {symbol} in the best value", text, *claim, fit)
+    size, cost = max(costs.items())
+    cost, far, verdict = replace(cost, by_size=costs), cost.text(), cost.claimed_equal()
+    if cost.value == math.inf:
+        far, verdict = "diverged", "disagrees"
+    claim = ("about 0", verdict) if rule.paper else ("no claim", "")
+    yield Finding(f"{name}: paid for the base's value", f"{far} at {symbol} = {size}", *claim, cost)
+    if axis.lines.get(rule.against):
+        gains = rates.gains(sweeps, axis.lines[rule.against])
+        end, last = extrapolated(gains, FURTHER), max(gains)
+        text = f"{end.text()} at {symbol} = {last * 2**FURTHER}, {gains[last].text()} at {last}"
+        verdicts = {"above 0": end.claimed_gain(), "about 0": end.claimed_equal()}
+        other = next(one.label for one in axis.rules if one.curve == rule.against)
+        compared = (rule.claim, verdicts.get(rule.claim, ""), end)
+        yield Finding(f"{name}: penalty beside {other}", text, *compared)
+
+
+def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
+    """A row per axis, a panel per column; of rules that share a curve, dotted lines."""
+    figure, grid = style.subplots(len(axes), 3, (3.6, 2.6))
+    figure.suptitle("which rule keeps its best value")
+    for row, (name, axis) in zip(grid, axes.items(), strict=True):
+        for place, rule in enumerate(axis.rules):
+            sweeps, shift = axis.lines[rule.curve], 1.04 ** (place - 1)  # bars side by side
+            look = {"color": style.PALETTE[place], "marker": style.SHAPES[place]}
+            if len(axis.lines) == len(axis.rules):
+                panels.draw_optima(row[0], sweeps, exponent(sweeps), shift, **look)
+            else:
+                sizes = np.array(sorted(sweeps), float)
+                line = sweeps[min(sweeps)].best.value * (sizes / sizes[0]) ** rule.power
+                row[0].plot(sizes, line, ls=":", color=look["color"])
+                panels.draw_optima(row[0], sweeps, exponent(sweeps), color="black", marker="o")
+            gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
+            for panel, costs in zip(row[1:], (paid(rule, sweeps), gains), strict=True):
+                shown = {n * shift: one for n, one in costs.items() if one.value <= HIGHEST}
+                points = [(n, one.value, one.bar or 0.0) for n, one in shown.items()]
+                label = {"label": rule.label} if panel is row[1] else {}
+                panel.errorbar(*np.reshape(points, (-1, 3)).T, capsize=2, ms=4, **look, **label)
+                edge = {"transform": panel.get_xaxis_transform(), "clip_on": False}
+                for size in (n for n, one in costs.items() if one.value > HIGHEST):
+                    panel.plot(size * shift, 1.0, color=look["color"], **style.LOST, **edge)
+        for panel in row[1:]:
+            panel.axhline(0, color="0.6", lw=0.8)
+            panel.set_xscale("log", base=2)
+        titles = (f"{name}: best value", "paid for the base's value (nats)", "penalty (nats)")
+        style.label_grid([row], titles, axis.symbol)
+        style.octave_limits(row, sorted({int(n) for n in axis.rows[WIDTH]}))
+        row[1].legend(fontsize=6.5, frameon=False)
+    yield "transfer", figure

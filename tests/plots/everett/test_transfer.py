@@ -1,0 +1,58 @@
+"""The transfer table on constructed sweeps: what keeping the base's value costs, and penalties."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from plots.everett import transfer
+from plots.findings import Finding
+from tests.plots.everett.constructed import sweep
+from tests.plots.made import written
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Name -> finding, of rows that a sweep would have written."""
+
+    def run(rows):
+        (path,) = written(tmp_path, results=pd.DataFrame(rows).assign(first_train_loss=7.0))
+        lines = transfer.findings(transfer.read([path]))
+        assert len(list(transfer.draw(transfer.read([path])))) == 1
+        return {line.name: line for line in lines if isinstance(line, Finding)}
+
+    return run
+
+
+def test_a_rule_pays_for_what_moves_and_for_what_it_loses(measured):
+    fresh = sweep("mup_full", "mup", exponent=0.0, seeds=(5, 6, 7), powers=[-7], fresh=True)
+    moved = sweep("standard_global", "standard", exponent=-1.0, shift=0.1, fresh=False)
+    found = measured([*sweep("mup_full", "mup", exponent=0.0, fresh=False), *fresh, *moved])
+    exponent, paid, penalty = (line for name, line in found.items() if "one rate" in name)
+    assert exponent.estimate.value == pytest.approx(-1)
+    assert paid.estimate.value == pytest.approx(0.05 * 3**2)  # three octaves off at D = 256
+    assert paid.estimate.by_size[32].value == 0 and paid.published == "no claim"
+    kept = found["width: muP: paid for the base's value"]
+    assert (kept.estimate.value, kept.published) == (pytest.approx(0, abs=1e-9), "about 0")
+    # Fresh seeds 5 to 7 lie 0.1 to 0.14 above seed 0, the mean of those that choose 0.01.
+    assert penalty.estimate.value == pytest.approx(0.1 + 0.01 - 0.12)
+    assert "D = 2048" in penalty.measured and penalty.published == "above 0"
+
+
+def test_three_powers_of_the_decay_are_read_off_one_curve(measured):
+    rows = pd.DataFrame(sweep("mup", "mup", exponent=-1.0))
+    rows = rows.assign(**{"optimizer.weight_decay": rows["optimizer.lr"], "optimizer.lr": 0.01})
+    worse = rows.assign(**{"optimizer.lr": 0.1, "final_eval_loss": rows["final_eval_loss"] + 1})
+    found = measured([*rows.to_dict("records"), *worse.to_dict("records")])
+    paid = [line.estimate.value for name, line in found.items() if name.endswith("base's value")]
+    half = 0.05 * (1 + 2**2) / 2  # at 2^-7.5, between one and two octaves off
+    assert paid == pytest.approx([0.05 * 3**2, half, 0], abs=1e-9)
+
+
+def test_a_run_that_ends_above_its_start_has_diverged(measured):
+    rows = pd.DataFrame(sweep("bare_no_rule", "mup", widths=(2, 4), exponent=0.0))
+    high = (rows["model.width"] == 4) & (rows["optimizer.lr"] > 2.0**-8)
+    rows["final_eval_loss"] = (rows["final_eval_loss"] - 10).mask(high, 500.0)
+    found = measured(rows.rename(columns={"model.width": "model.layers"}))
+    paid = found["depth, no norms: no rule: paid for the base's value"]
+    assert paid.measured == "diverged at L = 4" and paid.estimate.value == math.inf
