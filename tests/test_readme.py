@@ -30,8 +30,9 @@ COMMANDS = sorted(
     {
         command.split("  #")[0].split(" # ")[0].strip()
         for text in READMES.values()
-        for command in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
+        for line in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
         + re.findall(f"`({COMMAND})`", text)
+        for command in line.split(" && ")
         if not PLACEHOLDER.search(command)
     }
 )
@@ -69,9 +70,8 @@ def parses(words):
     if module.endswith(".train") and not {"--help", "--plan"} & {*arguments}:
         from training.config import load
 
-        experiment = importlib.import_module(module).EXPERIMENT
-        args = experiment._parser().parse_intermixed_args(arguments)
-        load(experiment.config, ROOT / args.config, args.overrides)
+        config, *overrides = (word for word in arguments if not word.startswith("--"))
+        load(importlib.import_module(module).EXPERIMENT.config, ROOT / config, overrides)
         return None
     if module == "measure.coordinate_check":  # tests/measure runs it
         from training.config import load
