@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.processes import finished
 
@@ -128,7 +129,21 @@ def test_the_example_for_ones_own_model_runs(tmp_path):
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_linked_files_exist(path):
     for target in re.findall(r"\]\(([^)#:]+)[)#]", READMES[path]):
-        assert (path.parent / target).exists(), target
+        # A badge is the page of a workflow beside the repository's files.
+        file = re.sub(r"^\.\./\.\./actions(/workflows/[^/]+)(/badge\.svg)?$", r".github\1", target)
+        assert (path.parent / file).exists(), target
+
+
+def test_workflows_call_what_is_there():
+    """Their scripts exist, and the Python versions are those that scripts and package take."""
+    texts = {path.name: path.read_text() for path in ROOT.glob(".github/workflows/*.yml")}
+    assert texts.keys() == {"quick.yml", "main.yml", "release.yml"}
+    for text in texts.values():
+        for script in re.findall(r"bash (\S+)", text):
+            assert (ROOT / script).is_file()
+    versions = yaml.safe_load(texts["quick.yml"])["jobs"]["quick"]["strategy"]["matrix"]["python"]
+    scripts = (ROOT / "scripts/environment.sh").read_text()
+    assert versions == ["3.11", "3.12"] and "not in ((3, 11), (3, 12))" in scripts
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)

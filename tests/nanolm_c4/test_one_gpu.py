@@ -1,4 +1,4 @@
-"""The quickstart's question on one GPU: the runs, their memory, the script, and the figure in small."""
+"""The quickstart on one GPU: its runs, their memory, the script, and the figure in small."""
 
 import os
 import shutil
