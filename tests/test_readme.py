@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.processes import finished
 
@@ -30,8 +31,9 @@ COMMANDS = sorted(
     {
         command.split("  #")[0].split(" # ")[0].strip()
         for text in READMES.values()
-        for command in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
+        for line in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
         + re.findall(f"`({COMMAND})`", text)
+        for command in line.split(" && ")
         if not PLACEHOLDER.search(command)
     }
 )
@@ -69,9 +71,8 @@ def parses(words):
     if module.endswith(".train") and not {"--help", "--plan"} & {*arguments}:
         from training.config import load
 
-        experiment = importlib.import_module(module).EXPERIMENT
-        args = experiment._parser().parse_intermixed_args(arguments)
-        load(experiment.config, ROOT / args.config, args.overrides)
+        config, *overrides = (word for word in arguments if not word.startswith("--"))
+        load(importlib.import_module(module).EXPERIMENT.config, ROOT / config, overrides)
         return None
     if module == "measure.coordinate_check":  # tests/measure runs it
         from training.config import load
@@ -128,7 +129,21 @@ def test_the_example_for_ones_own_model_runs(tmp_path):
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_linked_files_exist(path):
     for target in re.findall(r"\]\(([^)#:]+)[)#]", READMES[path]):
-        assert (path.parent / target).exists(), target
+        # A badge is the page of a workflow beside the repository's files.
+        file = re.sub(r"^\.\./\.\./actions(/workflows/[^/]+)(/badge\.svg)?$", r".github\1", target)
+        assert (path.parent / file).exists(), target
+
+
+def test_workflows_call_what_is_there():
+    """Their scripts exist, and the Python versions are those that scripts and package take."""
+    texts = {path.name: path.read_text() for path in ROOT.glob(".github/workflows/*.yml")}
+    assert texts.keys() == {"quick.yml", "main.yml", "release.yml"}
+    for text in texts.values():
+        for script in re.findall(r"bash (\S+)", text):
+            assert (ROOT / script).is_file()
+    versions = yaml.safe_load(texts["quick.yml"])["jobs"]["quick"]["strategy"]["matrix"]["python"]
+    scripts = (ROOT / "scripts/environment.sh").read_text()
+    assert versions == ["3.11", "3.12"] and "not in ((3, 11), (3, 12))" in scripts
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)

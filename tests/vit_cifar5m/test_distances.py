@@ -151,7 +151,7 @@ OTHER = "heads-8-1: its observed steps, samples or data section are not those of
     [
         (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
         (PAIR, {"status": {(8, 1): "stopped"}}, "heads-8-1: not finished; run the sweep to its"),
-        (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
+        (PAIR, {"status": dict.fromkeys(PAIR, "diverged")}, "no finished run in it"),
         (PAIR, {"grid": "model.layers"}, "its grid has no model.heads; expected a sweep over head"),
         (PAIR, {"data": {(8, 1): {"path": "x"}}}, OTHER),
         ({**PAIR, (8, 1): {3: ones(1)}}, {}, OTHER),
