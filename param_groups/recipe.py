@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from param_groups.contract import CONSTANT, NORMAL, Numbers, Prescription, check_positive, finite
-from param_groups.roles import BIASES, BLOCK, SCALES, PlanError, Role, Rule, assign, choose
+from param_groups.roles import (
+    BIASES,
+    BLOCK,
+    FUSED_PARTS,
+    SCALES,
+    PlanError,
+    Role,
+    Rule,
+    assign,
+    choose,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -174,4 +184,6 @@ def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
                 f"{name!r} starts with standard deviation {known:.3g}, {one.name!r} of the same "
                 f"role with {std:.3g}: give Recipe(init=...) by hand"
             )
-    return {role: std for role, (_, std) in found.items()}
+    stds = {role: std for role, (_, std) in found.items()}
+    parts = {p: stds[role] for role, split in FUSED_PARTS.items() if role in stds for p in split}
+    return stds | {str(part): std for part, std in parts.items()}

@@ -44,6 +44,14 @@ def test_examples_learn(name):
     assert len(losses) == 4 and min(losses[-2:]) < 2.9
 
 
+def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another():
+    result = finished("examples/tune_then_grow.py", "--quick", cwd=ROOT)
+    assert result.returncode == 0, result.err
+    best = re.findall(r"^(\d+) .* best ([\d.]+)$", result.out, re.M)
+    assert [width for width, _ in best] == ["32", "64"] * 2
+    assert best[2][1] == best[3][1]  # the recipe's
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_pass_the_coordinate_check(name, tmp_path):
     result = check(f"examples/{name}", tmp_path)

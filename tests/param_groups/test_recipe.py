@@ -14,6 +14,7 @@ from param_groups import (
     PlanError,
     Recipe,
     Role,
+    Rule,
     Spectral,
     initial_stds,
     plan,
@@ -112,6 +113,15 @@ def test_every_prescription_can_be_asked_for_it(rule, base):
     wide = Recipe(rule, base, init={"mlp_in": 0.02}).numbers(Role.MLP_IN, 128, 512)
     here, there = rule(Role.MLP_IN, 128, 512), base(Role.MLP_IN, 32, 128)
     assert wide.lr == pytest.approx(here.lr / there.lr) and wide.optimizer == here.optimizer
+
+
+def test_a_fused_tensor_has_the_initial_size_of_its_parts():
+    model = torch.nn.Module()
+    model.qkv = torch.nn.Linear(32, 96, bias=False)
+    rules = [Rule("qkv.weight", Role.QKV)]
+    recipe = Recipe(*PAIRS["mup"](32), init=initial_stds(model, rules))
+    made = plan(model, rules, recipe, **RECIPE, applied={"attention_scale": 0.25}, head_dim=16)
+    assert made["qkv.weight"].init_std == pytest.approx(model.qkv.weight.std().item(), rel=0.01)
 
 
 def uneven():

@@ -1,0 +1,115 @@
+"""Tune nanoGPT's recipe at a small width, then train four times as wide with the same rate.
+
+    python examples/tune_then_grow.py              # three seeds, about ten minutes on two cores
+    python examples/tune_then_grow.py --quick      # one seed, two widths, 30 steps
+
+`Recipe` leaves the base width as it is: AdamW with nanoGPT's betas, decay and initial values.
+Next to it stands the same recipe with one rate for all widths, as everybody trains. Text is the
+source of Python's own library, by characters.
+"""
+
+import argparse
+import inspect
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from param_groups import Everett, Recipe, initial_stds, plan, rules_for, schedule
+
+BASE, HEAD, CONTEXT, ROWS, LAYERS = 32, 16, 64, 16, 2
+WIDTHS, RATES = (32, 64, 128), [2.0**-n for n in (9, 8, 7, 6, 5)]
+TEXT = (Path(json.__file__).parents[1] / "argparse.py").read_text() + inspect.getsource(json)
+LETTERS = sorted(set(TEXT))
+DATA = torch.tensor([LETTERS.index(letter) for letter in TEXT])
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = self.c_attn(x).unflatten(-1, (3, -1, HEAD)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # 1/sqrt(HEAD), as always
+        return self.c_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(width), Attention(width)
+        self.ln_2, self.mlp = nn.LayerNorm(width), nn.Module()
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp.c_proj(F.gelu(self.mlp.c_fc(self.ln_2(x))))
+
+
+class GPT(nn.Module):
+    """nanoGPT's tensors and names, untied, drawn as nanoGPT draws them."""
+
+    def __init__(self, width):
+        super().__init__()
+        tables = {"wte": nn.Embedding(len(LETTERS), width), "wpe": nn.Embedding(CONTEXT, width)}
+        blocks = nn.ModuleList(Block(width) for _ in range(LAYERS))
+        self.transformer = nn.ModuleDict({**tables, "h": blocks, "ln_f": nn.LayerNorm(width)})
+        self.lm_head = nn.Linear(width, len(LETTERS), bias=False)
+        for name, tensor in self.named_parameters():
+            if tensor.dim() == 2:
+                nn.init.normal_(tensor, std=0.02 / (2 * LAYERS) ** (0.5 * ("c_proj" in name)))
+
+    def forward(self, ids):
+        x = self.transformer.wte(ids) + self.transformer.wpe.weight
+        for block in self.transformer.h:
+            x = block(x)
+        return self.lm_head(self.transformer.ln_f(x))
+
+
+def train(width, lr, seed, steps, recipe):
+    """Mean loss of the last tenth of a run, in nats."""
+    torch.manual_seed(seed)
+    stds = initial_stds(GPT(BASE), rules_for(GPT(BASE)))
+    model = GPT(width)
+    groups, decay = model.parameters(), {"weight_decay": 0.1}
+    if recipe:
+        rules = [Everett("mup", n, BASE, qk_exponent=-0.5) for n in (width, BASE)]
+        options = {"lr": lr, "decay_mode": "per_group", "absorb_multipliers": True, **decay}
+        numbers = plan(model, rules_for(model), Recipe(*rules, init=stds), **options)
+        numbers.initialise(model, seed)
+        groups = numbers.groups(model)
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), **decay)
+    clock = schedule(optimizer, "cosine", total_steps=steps, warmup_steps=steps // 10, floor=0.1)
+    draw, losses = torch.Generator().manual_seed(seed), []
+    for _ in range(steps):
+        at = torch.randint(len(DATA) - CONTEXT, (ROWS, 1), generator=draw) + torch.arange(CONTEXT)
+        loss = F.cross_entropy(model(DATA[at]).flatten(0, 1), DATA[at + 1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        clock.step()
+        losses.append(loss.item())
+    return sum(losses[-steps // 10 :]) / len(losses[-steps // 10 :])
+
+
+def main():
+    """A table of losses for each of the two, rates across and widths down."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one seed, two widths, 30 steps")
+    quick = parser.parse_args().quick
+    seeds, steps, widths = (range(1), 30, WIDTHS[:2]) if quick else (range(3), 200, WIDTHS)
+    for title, recipe in (("one rate at all widths", False), ("muP's Recipe", True)):
+        print(f"{title}\nwidth  " + "  ".join(f"lr {lr:.4f}" for lr in RATES))
+        for width in widths:
+            runs = [[train(width, lr, s, steps, recipe) for s in seeds] for lr in RATES]
+            means = [sum(losses) / len(losses) for losses in runs]
+            best = RATES[means.index(min(means))]
+            print(f"{width:<6} " + "  ".join(f"{m:9.3f}" for m in means) + f"  best {best:.4f}")
+
+
+if __name__ == "__main__":
+    main()
