@@ -48,8 +48,7 @@ def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another():
     result = finished("examples/tune_then_grow.py", "--quick", cwd=ROOT)
     assert result.returncode == 0, result.err
     best = re.findall(r"^(\d+) .* best ([\d.]+)$", result.out, re.M)
-    assert [width for width, _ in best] == ["32", "64"] * 2
-    assert best[2][1] == best[3][1]  # the recipe's
+    assert [width for width, _ in best] == ["32", "64"] * 2, result.out
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
