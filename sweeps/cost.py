@@ -168,7 +168,7 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
         return str(total["runs"]), short(total["tokens"]), short(total["flops"]), time
 
     titles = "embedding", "non-embedding", "parameters", "GPUs"
-    rows = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {args.card}")]
+    rows: list[tuple[str, ...]] = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {args.card}")]
     simulated = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
     for size in counts["sizes"]:
         name = " ".join(f"{key} {value}" for key, value in size["model"].items())
@@ -256,7 +256,7 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
     else:
         tables = [text(count, args) for count in counts]
         if together:
-            words = {"file": "all files", "preset": None, "notes": [], "sizes": []}
+            words: dict[str, Any] = {"file": "all files", "preset": None, "notes": [], "sizes": []}
             whole = {**words, **together, "may_add": {"runs": 0}}
             tables.append(text(whole, argparse.Namespace(card=args.card, simulate=False)))
         footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]

@@ -93,12 +93,12 @@ class Driver:
     def _submit(self) -> bool:
         """Hands out what there is room for; whether more could be handed out with more room."""
         now = time.monotonic()
-        for due, point in [item for item in self.held if item[0] <= now]:
-            self.held.remove((due, point))
-            if is_locked(self.work.folder / point.run):  # on a cluster, another try is a job
-                self.held.append((now + BUSY_SECONDS, point))
+        for due, busy in [item for item in self.held if item[0] <= now]:
+            self.held.remove((due, busy))
+            if is_locked(self.work.folder / busy.run):  # on a cluster, another try is a job
+                self.held.append((now + BUSY_SECONDS, busy))
             else:
-                self.work.put_back(point)
+                self.work.put_back(busy)
         while len(self.flights) < self.pool.slots:
             point = self.work.next()
             if point is None:
@@ -126,8 +126,7 @@ class Driver:
             except queue.Empty:
                 return
             timeout = 0.0
-            flight = self.flights.pop(future)
-            self._end(flight, future)
+            self._end(self.flights.pop(future), future)
 
     def _end(self, flight: _Flight, future: Future[Summary]) -> None:
         """Takes up one run that has ended, well or not."""

@@ -31,7 +31,7 @@ class _Worker:
     def __init__(self, devices: tuple[str, ...], starting: threading.Lock) -> None:
         # What CUDA reads when it starts is in the process's environment before that.
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
-        self.devices, self.process = devices, None
+        self.devices = devices
         with starting:
             others = set(multiprocessing.active_children())
             self.executor = ProcessPoolExecutor(
@@ -85,12 +85,10 @@ class LocalPool(Pool):
 
     @property
     def slots(self) -> int:
-        """As many as there are workers."""
         return self.workers
 
     @property
     def futures(self) -> list[Future[Summary]]:
-        """Of the runs here."""
         return [run.future for run in self.held]
 
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
@@ -130,7 +128,8 @@ class LocalPool(Pool):
 
     def _serve(self, run: _Held) -> None:
         """A run from its place to its end, on a thread of its own."""
-        devices, error, outcome = self._take(run), None, task.STOPPED
+        devices, outcome = self._take(run), task.STOPPED
+        error: BaseException | None = None
         try:
             if not self.stops:
                 outcome = self._perform(run, devices)
@@ -177,16 +176,17 @@ class LocalPool(Pool):
 
     def _perform(self, run: _Held, devices: tuple[str, ...]) -> task.Outcome:
         """The outcome of a run in this thread's process, or a new one where that has other GPUs."""
-        words = task.perform, run.job, run.needs, self.options.launch
+        words = run.job, run.needs, self.options.launch
         worker: _Worker | None = getattr(self.own, "worker", None)
         if worker is not None and worker.devices != devices:
-            worker = worker.end()
+            worker.end()
+            worker = None
         try:
             worker = worker or _Worker(devices, self.starting)
-            done = worker.executor.submit(*words)
+            done = worker.executor.submit(task.perform, *words)
         except BrokenProcessPool:  # it died while it had nothing to do
             worker = _Worker(devices, self.starting)
-            done = worker.executor.submit(*words)
+            done = worker.executor.submit(task.perform, *words)
         with self.lock:
             run.worker = self.own.worker = worker
             if self.stops:
@@ -196,7 +196,8 @@ class LocalPool(Pool):
         finally:
             # An idle process holds memory of its GPU, which a run of several would have alone.
             if done.exception() is not None or self.several:
-                self.own.worker = worker.end()
+                worker.end()
+                self.own.worker = None
 
     def _death(self, run: _Held) -> Exception:
         """What a run's process has died of; UserError if several have died as they started."""

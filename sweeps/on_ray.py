@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from logging import ERROR
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class RayPool(Pool):
             gpus = None if self.address else len(visible_gpus())
             # Without an address Ray would join any cluster that it finds on this machine.
             ray.init(
-                self.address or "local", num_gpus=gpus, log_to_driver=False, logging_level="error"
+                self.address or "local", num_gpus=gpus, log_to_driver=False, logging_level=ERROR
             )
         except (OSError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -118,7 +119,6 @@ class RayPool(Pool):
 
     @property
     def futures(self) -> list[Future[Summary]]:
-        """Of the runs in Ray's hands."""
         return [run.future for run in self.held]
 
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
@@ -134,7 +134,7 @@ class RayPool(Pool):
             # Where there are more workers than GPUs, so many share each of them.
             shared = needs.gpus == 1 and workers > gpus
             share["GPU"] = 1 / -(-workers // gpus) if shared else needs.gpus / needs.nodes
-        nodes = [node["Resources"] for node in self._nodes()]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if not any(all(node.get(key, 0) >= n for key, n in share.items()) for node in nodes):
             wish = ", ".join(f"{count:g} {key}" for key, count in share.items())
             say(f"{job.name} waits for a node with {wish}")
@@ -158,9 +158,6 @@ class RayPool(Pool):
             self.held.append(run)
         ref.future().add_done_callback(partial(self._tell, run))
         return run.future
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"]]
 
     def _stop(self, at_once: bool) -> None:
         for run in self.held:

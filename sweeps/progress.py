@@ -137,9 +137,9 @@ def status(work: Work) -> str:
     lines += [columns(rows)] if at_work else []
     lines += [f"failed: {run}, see {work.folder / run / 'log.txt'}" for run in sorted(failed)]
     estimate = Estimate()
-    for point, summary in work.ended():
+    for key, summary in work.results.items():
         if "wall_seconds" in summary:
-            estimate.add(work.flops(point), summary["step"], summary["wall_seconds"])
+            estimate.add(work.flops(work.points[key]), summary["step"], summary["wall_seconds"])
     if estimate.planned and done < known:
         how = f"with {len(at_work)} at work" if at_work else "one run at a time"
         seconds = estimate.seconds(work.todo[0], work.todo[1]) / max(1, len(at_work))

@@ -265,7 +265,7 @@ def _words(wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in wanted.items())
 
 
-SIGNS = {
+SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
     ">=": operator.ge,
     "==": operator.eq,
@@ -339,7 +339,7 @@ class LoadedFile:
     """A sweep or search file as a command means it, with its experiment."""
 
     path: Path
-    config: Any
+    config: FileConfig
     experiment: Experiment
     base: dict[str, Any]
     """The config that all runs start from."""

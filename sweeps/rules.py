@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, model_validator
 
@@ -80,6 +80,16 @@ class Cell:
         return all(None not in self.seeds(place).values() for place in self.results)
 
 
+class Rule(Protocol):
+    """How cells are searched, with at most `points` new places each; `seeds` repeat an optimum."""
+
+    points: int
+    seeds: list[int]
+
+    def next(self, cell: Cell) -> Next:
+        """What to run next in a cell, by its results alone."""
+
+
 class Coverage(Section):
     """Go on above the optimum until the first unstable value is known (Everett et al., App. C)."""
 
@@ -122,12 +132,12 @@ class Extend(Section):
         note = ""
         if value is not None and cell.added >= self.points:
             note = f"{cell.name}: {self.points} values of {self.key} added, and more are needed"
-        elif (value,) in known:
+        elif value is not None and (value,) not in known:
+            return Next(((value,),))
+        elif value is not None:
             why = cell.refused.get((value,))
             what = "failed" if why is None else f"was not run: {why}"
             note = f"{cell.name}: {self.key} {value:g} {what}; it is needed"
-        elif value is not None:
-            return Next(((value,),))
         if not self.seeds:
             return Next(done=True, note=note)
         places = dict.fromkeys(place for place in (optimum(cell), best) if place)
@@ -200,7 +210,7 @@ def next_value(
 
 
 # Dinan et al., footnote 42: twice both and half both are left out.
-SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
+SIX_NEIGHBOURS: list[list[float]] = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
 
 
 class Confirm(Section):
@@ -251,9 +261,10 @@ class Confirm(Section):
             return WAIT
         scores = {}  # of places where no seed has failed
         for place in cell.results:
-            found = [score(summary, self.metric) for summary in cell.seeds(place).values()]
-            if found and None not in found:
-                scores[place] = mean_score(found)
+            found = [score(s, self.metric) for s in cell.seeds(place).values() if s]
+            whole = [one for one in found if one]
+            if whole and len(whole) == len(found):
+                scores[place] = mean_score(whole)
         if not scores:
             return DONE
         best = candidate(scores)
@@ -272,9 +283,6 @@ class Confirm(Section):
         refused = [cell.refused[place] for place in neighbours if place in cell.refused]
         reason = refused[0] if refused else "a neighbour failed"
         return Next(done=True, note=f"{cell.name}: {where} is not confirmed: {reason}")
-
-
-Rule = Extend | Confirm
 
 
 def score(summary: Summary, metric: str) -> Score | None:

@@ -127,9 +127,11 @@ class Journal:
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Optuna's own lock outlives a killed process by half a minute; there is one driver.
+        # Optuna's own lock outlives a killed process by half a minute; there is one driver. A lock
+        # of Python's has the same two methods, and is of no class of Optuna's.
         with writing(self.path):
-            backend = JournalFileBackend(str(self.path), threading.Lock())
+            lock = threading.Lock()
+            backend = JournalFileBackend(str(self.path), lock)  # type: ignore[arg-type]
         try:
             return optuna.storages.JournalStorage(backend)
         except ValueError as error:

@@ -27,7 +27,7 @@ from training.config import Count, PositiveFloat, PositiveInt, Section
 from training.errors import UserError
 
 if TYPE_CHECKING:
-    from optuna.distributions import FloatDistribution
+    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 RATE = "optimizer.lr"
@@ -126,6 +126,7 @@ class Study:
 class Search(LoadedFile):
     """A search file with its experiment and its studies."""
 
+    config: SearchConfig
     every: list[Study] = field(default_factory=list)
     """All studies of the file."""
     studies: list[Study] = field(default_factory=list)
@@ -217,7 +218,7 @@ def suggest(trials: Sequence[FrozenTrial], ranges: Ranges, seed: object) -> dict
     return dict(study.ask(distributions(ranges)).params)
 
 
-def distributions(ranges: Ranges) -> dict[str, FloatDistribution]:
+def distributions(ranges: Ranges) -> dict[str, BaseDistribution]:
     from optuna.distributions import FloatDistribution
 
     return {key: FloatDistribution(low, high, log=True) for key, (low, high) in ranges.items()}
@@ -255,8 +256,9 @@ def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial:
 
 def equally_good(trials: Sequence[FrozenTrial], within: float) -> list[FrozenTrial]:
     """The trials whose loss exceeds the lowest by at most the share `within` of it."""
-    bound = (1 + within) * best_trial(trials).value
-    return [trial for trial in trials if trial.value <= bound]
+    losses = [trial.value for trial in trials if trial.value is not None]  # complete ones have one
+    bound = (1 + within) * min(losses)
+    return [trial for trial, loss in zip(trials, losses, strict=True) if loss <= bound]
 
 
 def objective(summary: Mapping[str, Any], config: Any) -> float | None:

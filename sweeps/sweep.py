@@ -104,10 +104,6 @@ class Work(ABC):
         """The points without a result."""
         return [point for key, point in self.points.items() if key not in self.results]
 
-    def ended(self) -> list[tuple[Point, Summary]]:
-        """The points with a result, and what their runs came to."""
-        return [(self.points[key], summary) for key, summary in self.results.items()]
-
     def report(self) -> list[str]:
         """What a user should know at the end: optima at an edge, and what was given up."""
         return [*self.notes.values(), *(f"{name}: {why}" for name, why in self.reasons.items())]
@@ -175,13 +171,13 @@ class SweepWork(Work):
             cell = self.cells.setdefault(key, Cell(cell_name(key)))
             cell.given.add(point.place(self._searched))
             self._add(point)
-        rule = sweep.config.transfer
-        for curve, values in self.cells if rule else ():
-            target = (curve, tuple({**dict(values), **rule.target}.items()))
-            copied = rule.source.items() <= dict(values).items() and target != (curve, values)
-            if copied and target in self.cells:
-                self.cells[target].source = self.cells[curve, values]
-                self._targets.setdefault((curve, values), []).append(target)
+        if rule := sweep.config.transfer:
+            for curve, values in self.cells:
+                target = (curve, tuple({**dict(values), **rule.target}.items()))
+                copied = rule.source.items() <= dict(values).items() and target != (curve, values)
+                if copied and target in self.cells:
+                    self.cells[target].source = self.cells[curve, values]
+                    self._targets.setdefault((curve, values), []).append(target)
         for key in self.cells:
             self._advance(key)
         if self._waiting and not self.results:
@@ -191,13 +187,11 @@ class SweepWork(Work):
             heapq.heappush(self._waiting, (-math.inf, 0, cheapest[2]))
 
     def record(self, point: Point, summary: Summary) -> None:
-        """Takes a result, and adds the points that it asks for."""
         self._take(point, summary)
         self._cell(point)[point.seed] = summary
         self._advance(point.cell(self._searched))
 
     def failed_before(self) -> set[str]:
-        """Runs that an earlier command, or one at work now, has given up."""
         try:
             rows = read_table(self.table)
         except (OSError, ValueError):
@@ -206,7 +200,6 @@ class SweepWork(Work):
         return failed & {point.run for point in self.left}
 
     def may_add(self) -> tuple[int, float]:
-        """The most runs that results can still ask for, and their FLOPs."""
         rule = self.sweep.rule
         groups: dict[CellKey, list[Point]] = {}
         for point in self.points.values() if rule else ():

@@ -70,7 +70,7 @@ def _axis_kind(value: Any) -> str:
     """Which kind of axis a file means, so that what is wrong with it is said of that kind alone."""
     if isinstance(value, Mapping):
         return "Multiples" if {"around", "steps"} & value.keys() else "Log2Range"
-    return {Log2Range: "Log2Range", Multiples: "Multiples"}.get(type(value), "list[Any]")
+    return type(value).__name__ if isinstance(value, (Log2Range, Multiples)) else "list[Any]"
 
 
 Axis = Annotated[
@@ -271,6 +271,7 @@ class Point:
 class Sweep(LoadedFile):
     """A sweep file with its experiment and the points of its grid."""
 
+    config: SweepConfig
     points: list[Point] = field(default_factory=list)
     left_out: list[Point] = field(default_factory=list)
     """Points of the grid that --where leaves out."""
@@ -350,7 +351,8 @@ class Sweep(LoadedFile):
 
     def is_fresh(self, point: Point) -> bool:
         """Whether a point's seed judges an optimum, and had no say in where it is."""
-        return bool(self.config.extend) and point.seed in self.config.extend.seeds
+        extend = self.config.extend
+        return extend is not None and point.seed in extend.seeds
 
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
         """The seeds at some grid values."""
@@ -392,8 +394,8 @@ def load_sweep(
     config = sweep.config
     for name in curves or ():
         if name not in config.curves:
-            known = ", ".join(config.curves)
-            raise UserError(f"--curves: {path} has no curve {name!r}; it has {known}")
+            names = ", ".join(config.curves)
+            raise UserError(f"--curves: {path} has no curve {name!r}; it has {names}")
     sweep.refuse_overrides(["seed"], "seeds")
     sweep.refuse_overrides(config.grid, "its grid")
     for rule in config.adjust:

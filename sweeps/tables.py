@@ -122,7 +122,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Values]) -> None
 
 def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[Any]:
     """The entries of an old table or manifest that this command does not speak of."""
-    curves = sweep.config.curves.keys()
+    curves = set(sweep.config.curves)
     if not sweep.where:
         curves -= {point.curve for point in points}
     ours = {point.run for point in points}
@@ -229,9 +229,9 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
     Of a kernel with more than 64 rows every k-th row and column is there, under its own number.
     """
     for kind in ("pooled", "last_token", "spatial"):
-        kernel = arrays.get(f"{kind}_kernel")
-        side = 0 if kernel is None else len(kernel)
-        kept = range(0, side, -(-side // KERNEL_SIDE) or 1)
+        if (kernel := arrays.get(f"{kind}_kernel")) is None:
+            continue
+        kept = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE))
         for row, column in itertools.combinations_with_replacement(kept, 2):
             value = _rounded(kernel[row, column])
             yield {"kind": kind, "row": row, "column": column, "value": value}

@@ -458,5 +458,5 @@ def test_a_damaged_summary_of_a_trial_that_has_ended_takes_nothing_down(toy):
     before = status(work_of(toy, path))
     next(work.folder.glob("*/summary.json")).write_text('{"status": "fin')
     assert status(work_of(toy, path)) == before
-    ended = work_of(toy, path).ended()
-    assert [summary["status"] for _, summary in ended] == ["finished"] * 12
+    results = work_of(toy, path).results.values()
+    assert [summary["status"] for summary in results] == ["finished"] * 12
