@@ -32,11 +32,7 @@ from param_groups.exponents import (
 
 OPTIMIZERS = ("sgd", "adam")
 # One role stands for each layer type; the tests check that the others of its type agree.
-_ROLES = {
-    "embedding": Role.PATCH_EMBEDDING,
-    "hidden": Role.ATTENTION_OUTPUT,
-    "readout": Role.READOUT,
-}
+_ROLES = dict(zip(LAYERS, (Role.PATCH_EMBEDDING, Role.ATTENTION_OUTPUT, Role.READOUT), strict=True))
 _WIDTHS = (2**10, 2**20)
 _FIXED = 32  # n_patch and n_out, which do not grow with the width
 
