@@ -60,8 +60,8 @@ def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
         gamma_hidden=2.0,
         eps_per_layer=optimizer in ("adam", "adam_param_scaling", "adafactor"),
     )
-    numbers = {"lr": LR, "eps": EPS, "weight_decay": WEIGHT_DECAY}
-    return plan(model, DECODER_RULES, prescription, **numbers)
+    decay = {"weight_decay": WEIGHT_DECAY, "decay_mode": "independent"}
+    return plan(model, DECODER_RULES, prescription, lr=LR, eps=EPS, **decay)
 
 
 def grouped(groups: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ class AdamAtan2(Decoupled):
     The rule does not see a common factor of all gradients, and neither does this code: it never
     squares a gradient. What it keeps is r = sqrt(v), r <- hypot(sqrt(beta2) r, sqrt(1 - beta2) g),
     so float32 holds gradients from 1e-36 (below, digits are lost; below 1e-45 nothing is left and
-    nothing moves) to 1e38.
+    nothing moves) to 1e38. On a CPU a step takes five to seven times that of torch's fused AdamW.
     """
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
