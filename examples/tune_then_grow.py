@@ -8,7 +8,7 @@ Next to it stands the same recipe with one rate for all widths, as everybody tra
 source of Python's own library, by characters.
 
 Mean loss of three seeds in nats (two cores, AMD EPYC): the recipe's best rate is 0.0078 at widths
-32, 64 and 128 (2.078, 2.095, 2.018). With one rate it falls to 0.0020, and 0.0078 costs 0.27 at 128.
+32, 64 and 128 (2.078, 2.095, 2.018). With one rate it falls to 0.0020, and 0.0078 costs 0.27 there.
 Each at its own best rate, one rate ends lower at 128 (1.948): what is carried over is the rate.
 """
 
