@@ -141,11 +141,6 @@ class AdamAtan2(Decoupled):
 class Muon(Eager, MuonAdamW):
     """Muon for hidden matrices and AdamW for the rest, as the plan's groups say."""
 
-    def __init__(self, groups: list[Group], fused: bool, **numbers: Any) -> None:
-        super().__init__(groups, fused, **numbers)
-
-    step = MuonAdamW.step
-
 
 @dataclass(frozen=True)
 class Kind:

@@ -89,6 +89,8 @@ def _kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> str:
     if word is None and "use_muon" in group:
         word = "muon" if group["use_muon"] else "adam"
     name = str(word or type(optimizer).__name__).lower()
+    if name in OPTIMIZER_FAMILY:
+        return name
     return next((kind for kind in ("muon", "adafactor", "adam", "sgd") if kind in name), name)
 
 
@@ -144,15 +146,15 @@ _DEPTH = {
 }
 
 
-def power(values: Sequence[float], sizes: Sequence[int]) -> float | None:
-    """p in value = size^p; None for zeros, nan where it is no power."""
+def power(values: Sequence[float], sizes: Sequence[int], tolerance: float) -> float | None:
+    """p in value = size^p; None for zeros, nan where it is no power between all sizes."""
     if not all(values):
         return None if not any(values) else math.nan
     steps = [
         math.log(large / small) / math.log(b / a)
         for small, large, a, b in zip(values, values[1:], sizes, sizes[1:], strict=False)
     ]
-    return round(steps[0], 2) + 0.0 if max(steps) - min(steps) < 2 * DRAWN else math.nan
+    return round(steps[0], 2) + 0.0 if max(steps) - min(steps) < 2 * tolerance else math.nan
 
 
 def audit(readings: Mapping[int, Mapping[str, Reading]], *, depth: bool) -> tuple[str, list[str]]:
@@ -170,7 +172,10 @@ def audit(readings: Mapping[int, Mapping[str, Reading]], *, depth: bool) -> tupl
     if depth:
         kinds = {n: "hidden" if _pooled(n) != n else "embedding" for n in names}
     powers = {
-        n: {k: power([getattr(readings[s][n], k) for s in sizes], sizes) for k in NUMBERS}
+        n: {
+            k: power([getattr(readings[s][n], k) for s in sizes], sizes, _tolerance(k))
+            for k in NUMBERS
+        }
         for n in names
     }
     for given in powers.values():  # of random tensors more digits say nothing
@@ -208,6 +213,10 @@ def audit(readings: Mapping[int, Mapping[str, Reading]], *, depth: bool) -> tupl
         for n, number, expected in [*misses(known[nearest]), *min(missed, key=len)]
     ]
     lines += _unlike(first, kinds, powers)
+    if not depth:
+        everywhere = set(names)
+        others = dict.fromkeys(n for found in readings.values() for n in found)
+        lines += [(n, "not in the models of all sizes") for n in others if n not in everywhere]
     table = [("tensor", "kind", "optimiser", *(f"{key}^" for key in NUMBERS))]
     for n in names:
         cells = [_text(powers[n][key]) for key in NUMBERS]
@@ -216,7 +225,11 @@ def audit(readings: Mapping[int, Mapping[str, Reading]], *, depth: bool) -> tupl
 
 
 def _near(value: float | None, expected: float, number: str) -> bool:
-    return value is not None and abs(value - expected) <= (DRAWN if number == "init" else EXACT)
+    return value is not None and abs(value - expected) <= _tolerance(number)
+
+
+def _tolerance(number: str) -> float:
+    return DRAWN if number == "init" else EXACT
 
 
 def _unlike(

@@ -126,6 +126,7 @@ def run(capsys, build, *arguments):
         (of_plan(lambda n: Everett("standard", n, 64, alignment="none")), "standard, none align"),
         (of_plan(lambda n: Everett("standard", n, 64, alignment="global")), "one rate, standard"),
         (of_plan(lambda n: Everett("mean_field", n, 64)), "mup, full alignment"),  # its class
+        (of_plan(lambda n: Everett("mup", n, 64, "adam_param_scaling")), "mup, full alignment"),
         (of_plan(lambda n: Spectral(n, 64)), "mup, full alignment"),
     ],
 )
@@ -177,6 +178,18 @@ def the_factor_of_one_layer_lost(n):
     return torchtitan(n, [*table, (r"lm_head", 64 / n), (r"", 1)])
 
 
+def another_factor_at_the_last_width(n):
+    factor = 64 / n * (1.1 if n == 256 else 1.0)
+    return torchtitan(
+        n, [(r"h\.\d+\.(qkv|out|up|down)\.weight", factor), (r"lm_head", 64 / n), (r"", 1)]
+    )
+
+
+def a_block_more_at_the_last_width(n):
+    model = GPT(n, layers=3 if n == 256 else 2)
+    return model, torch.optim.AdamW(model.parameters())
+
+
 def held_twice(n):
     model = GPT(n)
     matrices = torch.optim.Muon(named(model, "wte.weight", *MATRICES), lr=0.02)
@@ -201,6 +214,8 @@ def another_meaning_of_spectral(n):
         (the_head_by_the_root, "lm_head.weight: lr goes as size^-0.5, expected size^-1"),
         (a_catch_all, "h.*.down.weight: lr goes as size^0, expected size^-1"),
         (the_factor_of_one_layer_lost, "h.1.qkv.weight: lr goes as size^0, expected size^-1"),
+        (another_factor_at_the_last_width, "h.*.up.weight: lr goes as size^no power"),
+        (a_block_more_at_the_last_width, "h.2.up.weight: not in the models of all sizes"),
         (held_twice, "wte.weight: two optimisers hold it (muon and adam)"),
         (held_by_none, "wte.weight: no optimiser holds it"),
         (another_meaning_of_spectral, "h.*.qkv.weight: lr goes as size^0.5, expected size^0"),
