@@ -33,12 +33,20 @@ from param_groups.roles import (
     Rule,
     choose,
 )
-from param_groups.rows import READERS, Factor, Row, factor_differences, row_differences, table
+from param_groups.rows import (
+    READERS,
+    Factor,
+    Row,
+    factor_differences,
+    named_by,
+    row_differences,
+    table,
+)
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
-    from param_groups.muon import MuonAdamW
+    from param_groups.tensors.muon import MuonAdamW
 
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
@@ -85,10 +93,10 @@ class Plan:
         in every precision, sharded or not, and untouched by tensors added elsewhere. Twice is the
         same as once. An error leaves the model as it was.
         """
-        from param_groups import tensors
+        from param_groups.tensors import values
 
         parameters = self._parameters(model)
-        kept = tensors.named_by(self.rows, keep)
+        kept = named_by(self.rows, keep)
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         for row in drawn:
@@ -96,11 +104,11 @@ class Plan:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
-        tensors.layer_multipliers(model, self.rows)
+        values.layer_multipliers(model, self.rows)
         for row in drawn:
-            tensors.fill(model, row, seed)
+            values.fill(model, row, seed)
         self.apply_multipliers(model)
-        tensors.note_given(model, self.rows, drawn, kept=bool(keep), frozen=frozen)
+        values.note_given(model, self.rows, drawn, kept=bool(keep), frozen=frozen)
 
     def apply_multipliers(self, model: nn.Module) -> None:
         """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
@@ -114,14 +122,14 @@ class Plan:
         "standard" with alignment="global", Dinan's "standard"). Raises PlanError when a layer that
         applies no multiplier would need one, or when the tensors of one layer disagree.
         """
-        from param_groups import tensors
+        from param_groups.tensors import forward, values
 
         self._parameters(model)
-        for layer, multiplier in tensors.layer_multipliers(model, self.rows).items():
+        for layer, multiplier in values.layer_multipliers(model, self.rows).items():
             layer.multiplier = multiplier
-        for module, name, value in tensors.factor_places(model, self.forward):
+        for module, name, value in forward.factor_places(model, self.forward):
             setattr(module, name, value)
-        tensors.note_given(model, self.rows)
+        values.note_given(model, self.rows)
 
     def groups(
         self, model: nn.Module, *, check: bool = True, several: bool = False
@@ -136,7 +144,7 @@ class Plan:
         when it was initialised and no longer is, unless `check` is false. They are not for
         torch.optim.Adafactor, which takes a pair as epsilon: its first step fails.
         """
-        from param_groups import tensors
+        from param_groups.tensors import values
 
         parameters = self._parameters(model)
         kinds = sorted({row.optimizer for row in self.rows})
@@ -146,7 +154,7 @@ class Plan:
                 "them all: use plan.optimizers(model)"
             )
         if check:
-            tensors.check_given(model, self.rows, self.forward)
+            values.check_given(model, self.rows, self.forward)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
         groups: dict[tuple[float, float, float, str], list[Row]] = {}
         for row in trained:
@@ -190,7 +198,7 @@ class Plan:
 
         Source: Jordan et al. 2024, Muon.
         """
-        from param_groups.muon import MuonAdamW
+        from param_groups.tensors.muon import MuonAdamW
 
         if others := sorted({row.optimizer for row in self.rows} - {"muon", "adam"}):
             raise PlanError(f"the plan is for {others[0]}; plan.optimizers has Muon and AdamW")
@@ -312,8 +320,8 @@ def plan(
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
     for a forward factor that the model does not apply, or applies though the plan has none.
     """
-    from param_groups.model import prepared
-    from param_groups.tensors import settle_factors
+    from param_groups.tensors.checks import prepared
+    from param_groups.tensors.forward import settle_factors
 
     lr, eps, weight_decay, decay_mode = _numbers(lr, eps, weight_decay, decay_mode)
     applied = _applied(applied, head_dim)
@@ -374,8 +382,6 @@ def _spared(
     rows: list[Row], no_decay: Iterable[str], weight_decay: float, decay_mode: str
 ) -> list[Row]:
     """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
-    from param_groups.tensors import named_by
-
     spared = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
     rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
     for row in rows:

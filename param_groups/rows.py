@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from param_groups.contract import CONSTANT
+from param_groups.roles import PlanError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,6 +84,32 @@ class Held:
 # Functions from a model to the factors that its modules hold. param_groups.stock adds its own when
 # the package is imported; add yours for a library that it does not know.
 READERS: list[Callable[[nn.Module], Iterable[Held]]] = []
+
+
+def named_by(
+    rows: Sequence[Row], keep: Iterable[str], argument: str = "keep", roles: Set[str] = frozenset()
+) -> set[str]:
+    """The tensors that a pattern of `keep`, or of another `argument`, names; a word that is one of
+    `roles` names all tensors of that role, if any.
+
+    Raises PlanError for a pattern that names no tensor.
+    """
+    patterns = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else [*keep]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise PlanError(f"{argument} is a list of patterns such as 'backbone.*', got {keep!r}")
+    kept: set[str] = set()
+    for pattern in patterns:
+        named = {
+            row.name
+            for row in rows
+            if (pattern in roles and row.role == pattern)
+            or any(fnmatch.fnmatchcase(name, pattern) for name in (row.name, *row.tied_to))
+        }
+        if not named and pattern not in roles:
+            also = ", and is no role such as 'norm_scale'" if roles else ""
+            raise PlanError(f"{argument}={pattern!r} names no tensor of the plan{also}")
+        kept |= named
+    return kept
 
 
 def row_differences(mine: Row, theirs: Row) -> list[str]:

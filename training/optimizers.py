@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from param_groups.muon import MuonAdamW
+from param_groups.tensors.muon import MuonAdamW
 from training import sharding
 from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
 from training.decoupled import (

@@ -9,8 +9,8 @@ from torch import nn
 
 import param_groups
 from param_groups import Everett, PlanError, Role, Rule, Spectral, guard, plan
-from param_groups.muon import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
+from param_groups.tensors.muon import MuonAdamW, orthogonalised
 
 
 class Block(nn.Module):

@@ -8,9 +8,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, present, suggest
-from param_groups.model import check_assigned
 from param_groups.roles import DECODER_RULES, fans
 from param_groups.stock.rules import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
+from param_groups.tensors.checks import check_assigned
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))

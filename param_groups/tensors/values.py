@@ -1,0 +1,204 @@
+"""Initial values and multipliers of a model's tensors, and what a model was given.
+
+Everything that could fail is looked at before anything is written, so that an error leaves the
+model as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from param_groups.contract import CONSTANT, UNIFORM
+from param_groups.layers import Multiplied
+from param_groups.roles import PlanError
+from param_groups.rows import Factor, Row
+from param_groups.tensors.checks import is_sharded
+from param_groups.tensors.forward import factor_places
+
+# ------------------------------------------------------------------------------------------------
+# Initial values
+
+
+@torch.no_grad()
+def fill(model: nn.Module, row: Row, seed: int) -> None:
+    """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there.
+
+    The row of an embedding's padding is 0, as in torch, which gives it no gradient.
+    """
+    parameter = model.get_parameter(row.name)
+    if row.init_distribution == CONSTANT:
+        parameter.fill_(row.init_mean)
+        return
+    digest = hashlib.blake2b(f"{seed}/{row.name}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    draw = torch.empty(parameter.shape, dtype=torch.float32)
+    if row.init_distribution == UNIFORM:
+        draw.uniform_(-math.sqrt(3), math.sqrt(3), generator=generator)
+    else:
+        draw.normal_(generator=generator)
+    # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
+    values = draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean)
+    for name in (row.name, *row.tied_to):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.padding_idx is not None:
+            values[owner.padding_idx] = 0
+    put(parameter, values)
+
+
+def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies a whole tensor's values; into a sharded tensor, this process's part of them.
+
+    Every process has all the values, so nothing is sent.
+    """
+    if not is_sharded(parameter):
+        parameter.copy_(values)
+        return
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    part = distribute_tensor(values.to(parameter.device), mesh, placements, src_data_rank=None)
+    parameter.to_local().copy_(part.to_local())
+
+
+# ------------------------------------------------------------------------------------------------
+# Multipliers
+
+
+def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied, float]:
+    """The multiplier of every layer that has one.
+
+    Raises PlanError when a layer that applies no multiplier would need one, or when the tensors of
+    one layer disagree.
+    """
+    first: dict[str, Row] = {}
+    for row in rows:
+        for name in (row.name, *row.tied_to):
+            path = name.rpartition(".")[0]
+            other = first.setdefault(path, row)
+            if other.multiplier != row.multiplier:
+                raise PlanError(
+                    f"layer {path!r} has one multiplier, but the plan wants "
+                    f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
+                    f"{row.name!r}; plan with absorb_multipliers=True"
+                )
+    found: dict[Multiplied, float] = {}
+    for path, row in first.items():
+        layer = model.get_submodule(path)
+        if isinstance(layer, Multiplied):
+            found[layer] = row.multiplier
+        elif row.multiplier != 1.0:
+            raise PlanError(
+                f"the plan multiplies {row.name!r} by {row.multiplier:g}, which "
+                f"{type(layer).__name__} cannot do; use the layers of param_groups.layers, or plan "
+                "with absorb_multipliers=True"
+            )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# What a model was given
+
+
+@dataclass(frozen=True)
+class Given:
+    """How a model was prepared: by which rows, whether values were drawn, which tensors were not
+    because they were frozen, and the state of every drawn tensor ((id, version) of its values)."""
+
+    rows: Sequence[Row]
+    drawn: bool
+    frozen: Set[str]
+    states: Mapping[str, tuple[int, int]]
+
+
+# A model that is gone takes its entry with it.
+_GIVEN: weakref.WeakKeyDictionary[nn.Module, Given] = weakref.WeakKeyDictionary()
+
+
+def note_given(
+    model: nn.Module,
+    rows: Sequence[Row],
+    drawn: Sequence[Row] = (),
+    kept: bool = True,
+    frozen: Set[str] = frozenset(),
+) -> None:
+    """Remembers that a model has these rows' multipliers, and the initial values of those `drawn`.
+
+    `kept` says that others were kept on purpose. Tensors in `frozen` were not drawn because they
+    did not require gradients.
+    """
+    states = {row.name: _state(model.get_parameter(row.name)) for row in drawn}
+    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, states)
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    return id(parameter), parameter._version
+
+
+def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
+    """Raises PlanError for a model that has not what the rates of these rows go with."""
+    way_out = "groups(model, check=False) skips this check"
+    if model not in _GIVEN:
+        raise PlanError(
+            "this model was not prepared with a plan: its learning rates hold for the plan's "
+            "initial values and multipliers. Call plan.initialise(model, seed), or "
+            "plan.apply_multipliers(model) to train the weights that it has; " + way_out
+        )
+    given = _GIVEN[model]
+    for name in sorted(given.frozen):
+        if model.get_parameter(name).requires_grad:
+            raise PlanError(
+                f"{name!r} was frozen at initialise, so it has no values of the plan, and is not "
+                "now; call initialise after unfreezing, or plan.apply_multipliers(model) to train "
+                "the weights that it has; " + way_out
+            )
+    before = {row.name: row for row in given.rows}
+    for new in rows:
+        old = before.get(new.name)
+        same = old is not None and old.multiplier == new.multiplier
+        if not same or (given.drawn and _start(old) != _start(new)):
+            raise PlanError(
+                f"this model was prepared with another plan, which gave {new.name!r} other "
+                "initial values or another multiplier; call initialise or apply_multipliers of "
+                "this plan; " + way_out
+            )
+        parameter = model.get_parameter(new.name)
+        state = given.states.get(new.name)
+        if state not in (None, _state(parameter)) and not _looks_drawn(parameter, new):
+            raise PlanError(
+                f"{new.name!r} has changed since plan.initialise, and its values are not the "
+                "plan's: a layer was replaced or drawn again; call initialise last, or "
+                "plan.apply_multipliers(model) to train the weights that it has; " + way_out
+            )
+    layers = layer_multipliers(model, rows).items()
+    places: list[tuple[nn.Module, str, float]] = [(one, "multiplier", m) for one, m in layers]
+    for module, name, value in [*places, *factor_places(model, forward)]:
+        if getattr(module, name) != value:
+            raise PlanError(
+                f"a {type(module).__name__} has {name} {getattr(module, name):g}, the plan wants "
+                f"{value:g}; call plan.apply_multipliers(model); " + way_out
+            )
+
+
+def _start(row: Row | None) -> tuple[float, float, str] | None:
+    return None if row is None else (row.init_mean, row.init_std, row.init_distribution)
+
+
+def _looks_drawn(parameter: nn.Parameter, row: Row) -> bool:
+    """Whether values that were touched since are still about as large as the row's: a few steps, a
+    row set to zero, or a move to another device or precision leave them so."""
+    if is_sharded(parameter) or parameter.is_meta:
+        return True
+    wanted = math.hypot(row.init_mean, row.init_std)
+    size = float(parameter.detach().float().square().mean().sqrt())
+    if wanted == 0:
+        return size < 0.1
+    slack = 0.1 + 3 / math.sqrt(2 * parameter.numel())
+    return abs(size / wanted - 1) < slack
