@@ -66,9 +66,18 @@ def exponent_optimizer(name: str) -> str:
 class Numbers:
     """What one tensor gets: `lr` and `eps` relative to the global values, the rest absolute.
 
-    `decay` is a factor on the share of the tensor that one step removes, 0 for none. `optimizer` is
-    the tensor's where that is not the prescription's. `constant` tensors are filled with
-    `init_mean`; `uniform` ones lie within sqrt(3) init_std.
+    Args:
+        init_std: standard deviation of the initial values; `uniform` ones lie within sqrt(3) of it.
+        init_distribution: "normal", "uniform" or "constant".
+        init_mean: their mean; `constant` tensors are filled with it.
+        multiplier: what the layer multiplies by in the forward pass.
+        lr: factor on the global learning rate.
+        eps: factor on the global epsilon.
+        decay: factor on the share of the tensor that one step removes, 0 for none.
+        optimizer: the tensor's, where that is not the prescription's.
+
+    >>> Numbers(init_std=0.5, multiplier=4.0).absorbed("adam")  # doctest: +ELLIPSIS
+    Numbers(init_std=2.0, ..., multiplier=1.0, lr=4.0, eps=0.25, ...)
     """
 
     init_std: float
@@ -110,7 +119,21 @@ class Numbers:
 
 
 class Prescription(ABC):
-    """A named rule for all roles at one width and depth."""
+    """A named rule for all roles at one width and depth; derive your own from it.
+
+    A class of your own has `width`, `optimizer` and `numbers(role, fan_in, fan_out)`. `plan` takes
+    it as the papers' are taken.
+
+    Raises:
+        PlanError: from a call, for a role that the rule says nothing about.
+
+    >>> class Mine(Prescription):
+    ...     width, optimizer = 256, "adam"
+    ...     def numbers(self, role, fan_in, fan_out):
+    ...         return Numbers(init_std=fan_in**-0.5, lr=1 / fan_in)
+    >>> Mine()(Role.MLP_IN, 256, 1024).init_std
+    0.0625
+    """
 
     width: float
     optimizer: str

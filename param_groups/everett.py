@@ -101,6 +101,23 @@ class Everett(Prescription):
     which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
     which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
     in use, so take an `embedding_std` of order one there. `depth` alone is only written down.
+
+    Args:
+        parameterization: "standard", "ntk", "mup" or "mean_field".
+        width, base_width: n and b; rates at n = b are the global one times gamma_l.
+        optimizer: "sgd", "adam", "adam_atan2", "adafactor" or "adam_param_scaling".
+        alignment, hidden_layers, gamma_embedding, gamma_hidden, gamma_readout, gamma_units,
+            eps_per_layer, embedding_std, qk_exponent, embedding_exponent: above.
+        depth, base_depth, alpha_depth: L, L_b and alpha.
+        decay_exponent, decay_depth, spare_vectors: powers of the decay, and what has none.
+
+    Raises:
+        PlanError: an unknown name, a number out of range, fields that go together given apart.
+
+    Source: Everett et al. 2024, Table 1, App. B and C.1; Bordelon et al. 2024 for the depth.
+
+    >>> Everett("mup", 1024, 256)(Role.QUERY, 1024, 1024).lr
+    0.25
     """
 
     parameterization: str
@@ -316,7 +333,24 @@ def CompleteP(
     1/m r^(alpha-1) and epsilon 1/m r^(-alpha), branches are multiplied by r^(-alpha), attention by
     1/h; norms and biases do not decay, and a decay per step falls as r^(alpha-1) in blocks. Epsilon
     of the last norm and the embedding is 1/m (Equation 40 of the authors' code of 2025; its older
-    form has one epsilon for all tensors). Other `fields` are Everett's: `qk_exponent`, constants.
+    form has one epsilon for all tensors).
+
+    Args:
+        width, base_width: of the model and of the one that was tuned.
+        depth, base_depth: their numbers of blocks.
+        alpha: in [1/2, 1]; the paper's is 1.
+        fields: others of `Everett`: `qk_exponent`, constants.
+
+    Returns:
+        The `Everett` prescription that has these numbers.
+
+    Raises:
+        PlanError: as `Everett`.
+
+    Source: Dey et al. 2025, "Don't be lazy: CompleteP", Table 1.
+
+    >>> CompleteP(1024, 256, depth=16, base_depth=4).residual_multiplier()
+    0.25
     """
     fields = {"eps_per_layer": True, "spare_vectors": True, "decay_depth": True, **fields}
     fields |= {"depth": depth, "base_depth": base_depth, "alpha_depth": alpha}

@@ -63,10 +63,21 @@ _RATES = ("lr", "eps", "weight_decay")
 
 @dataclass(frozen=True)
 class Plan:
-    """A prescription applied to one model: its rows, in the model's order, and their origin.
+    """A prescription applied to one model: its rows and their origin. `plan` makes it.
 
-    `forward` holds the factors that the prescription gives the forward pass; None in a plan that
-    was saved before plans had them.
+    Args:
+        rows: the numbers of every tensor, in the model's order; `numbers[name]` is one of them.
+        prescription: the rule's fields, as it describes itself.
+        lr, eps, weight_decay, decay_mode: the global values, as given to `plan`.
+        forward: the factors that the prescription gives the forward pass; None in a plan that was
+            saved before plans had them.
+
+    >>> from torch import nn
+    >>> from param_groups import Everett
+    >>> model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    >>> numbers = plan(model, [Rule("0.weight", "readout")], Everett("standard", 4, 2), lr=0.5)
+    >>> [(row.name, row.role, row.lr) for row in numbers.rows]
+    [('0.weight', 'readout', 0.25)]
     """
 
     rows: tuple[Row, ...]
@@ -293,32 +304,49 @@ def plan(
     base: nn.Module | Fans | None = None,
     no_decay: Iterable[str] = (),
 ) -> Plan:
-    """The plan of an unwrapped, uncompiled model; the model is only read.
-
-    `lr` and `eps` are the global values that the prescription's factors multiply; `weight_decay`
-    means what `decay_mode` says (DECAY_MODES) and spares what `no_decay` names: all tensors of a
-    role ("norm_scale"; there may be none), or of a pattern of names ("*.bias"). With
-    `absorb_multipliers` forward multipliers are moved into initialisation, rate and epsilon, which
-    trains the same and lets any module follow a parameterisation that has them; every tensor decays
-    as it would have with its multiplier. Only clipping by the gradient's norm sees a difference,
-    since the norm changes.
+    """The plan of a model; the model is only read.
 
     Factors of the forward pass are the model's to apply. They must be the prescription's:
 
     * modules that derive from `layers.Scaled` are given them;
     * what library modules hold is read (`scaling`, `embed_scale`, `residual_multiplier`) and
-      compared, an attention's as the power of its head dimension (or `head_dim`);
-    * `applied` says which values you have set where nothing can be read
-      ({"attention_scale": 1 / 16}).
+      compared, an attention's as the power of its head dimension;
+    * `applied` says which values you have set where nothing can be read.
 
-    `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
-    several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
-    those of the base decide, in place of the prescription's width, which then is its base width b.
-    That b is a constant of your choice: it sets multipliers and initial values, so with
-    `absorb_multipliers` also rates, all widths alike. Take the base model's width, and keep it.
+    Args:
+        model: unwrapped and uncompiled, on any device or "meta".
+        rules: which role each tensor has; together they name every tensor.
+        prescription: the papers', or a class of your own that derives from `Prescription`.
+        lr, eps: the global values that the prescription's factors multiply.
+        weight_decay: what it means `decay_mode` says.
+        decay_mode: a name of DECAY_MODES; has to be given with a decay.
+        absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
+            trains the same, and any module can follow; every tensor decays as with its multiplier.
+            Only clipping by the gradient's norm sees a difference, since the norm changes.
+        applied: {"attention_scale": 1 / 16}, forward factors that the model's own code applies.
+        head_dim: of attentions that do not say theirs.
+        base: the same model at its base size, or its `fans_of`, for models of several widths
+            (stages, encoder and decoder, few heads for keys): each tensor's own fans over those of
+            the base decide, in place of the prescription's width. The prescription's base width b
+            then is a constant of your choice, which sets multipliers and initial values, and with
+            `absorb_multipliers` rates. Take the base model's width, and keep it.
+        no_decay: roles ("norm_scale") or patterns of names ("*.bias") without decay.
 
-    Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
-    for a forward factor that the model does not apply, or applies though the plan has none.
+    Returns:
+        A row of numbers per tensor, in the model's order.
+
+    Raises:
+        PlanError: a model, rule, width or number that cannot be given a learning rate; a forward
+            factor that the model does not apply, or applies though the plan has none.
+
+    >>> from torch import nn
+    >>> from param_groups import Everett
+    >>> model = nn.Sequential(nn.Linear(512, 10, bias=False))
+    >>> rules = [Rule("0.weight", "readout")]
+    >>> mup = Everett("mup", 512, 128)
+    >>> numbers = plan(model, rules, mup, lr=0.5, absorb_multipliers=True)
+    >>> round(numbers["0.weight"].lr, 5)  # 0.5 (512 / 128)^(-1/2), times the multiplier 512^(-1/2)
+    0.01105
     """
     from param_groups.tensors.checks import prepared
     from param_groups.tensors.forward import settle_factors

@@ -83,12 +83,28 @@ _READOUTS = {Role.READOUT, Role.READOUT_BIAS}
 class Dinan(Prescription):
     """Dinan, Yaida & Zhang 2023: "standard" runs, or the meta-principled family, s in [0, 1].
 
-    `strategy` is a name of DINAN_STRATEGIES, or "meta_principled" together with `s`. Relative
-    rates are (1.99)-(1.107) for SGD and (1.108)-(1.116) for AdamW, times n^s and n^(s/2) except
-    at the head (footnote 26); head std n^(-(1+s)/2) (footnote 8). `mlp_factor` "keep" is the
-    theory's M in (1.106), (1.114), (1.115); "drop" is what the paper's runs and tables use.
     Weight decay is not multiplied by lambda_G, (1.94): plan with `decay_mode="global"`. The head
-    bias does not decay. `init` picks the constants of the ViT or the BART runs.
+    bias does not decay.
+
+    Args:
+        width: n.
+        strategy: "standard", "neural_tangent", "hybrid", "maximal_update", or "meta_principled"
+            together with `s`.
+        s: of the meta-principled family, in [0, 1].
+        optimizer: "adam" or "sgd".
+        mlp_factor: "keep" is the theory's M in (1.106), (1.114), (1.115); "drop" is what the
+            paper's runs and tables use.
+        init: "vit" or "bart", whose constants the initial values have.
+
+    Raises:
+        PlanError: an unknown name, a width that is no positive integer, and from a call, for a role
+            that the paper's models lack.
+
+    Source: relative rates (1.99)-(1.107) for SGD, (1.108)-(1.116) for AdamW, times n^s and n^(s/2)
+    except at the head (footnote 26); head std n^(-(1+s)/2) (footnote 8).
+
+    >>> Dinan(width=64, strategy="maximal_update")(Role.READOUT, 64, 10).init_std
+    0.015625
     """
 
     width: int
@@ -191,11 +207,29 @@ class Bordelon(Prescription):
     Block weights have unit-variance entries and multiplier fan_in^(-1/2); queries and keys have
     std N^(1 - alpha_attention) and multiplier H^(-1/2) N^(alpha_attention - 3/2), so q and k
     start at order one. Rates: SGD gamma0^2 n L^(2 alpha_depth - 1), Adam n^(-1/2)
-    L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
-    listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
-    1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
-    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n,
-    and starts at zero with `zero_readout` (the paper's language model). Norms have no parameters.
+    L^(alpha_depth - 1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
+    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n.
+    Norms have no parameters.
+
+    Args:
+        head_dim: N.
+        heads: H; the width is N H.
+        depth: L, residual blocks.
+        optimizer: "sgd", "adam" or "adam_atan2".
+        alpha_attention: query-key products are multiplied by N^(-alpha_attention), in [1/2, 1].
+        alpha_depth: branches are multiplied by beta0 L^(-alpha_depth), in [1/2, 1].
+        beta0: the constant on branches.
+        gamma0: how much features move; gamma0^2 in SGD's rate keeps the change of the output at 1.
+        zero_readout: whether the readout starts at zero, as in the paper's language model.
+
+    Raises:
+        PlanError: a size or constant outside of these, and from a call, for a role that the paper's
+            models lack.
+
+    Source: Tables 1 and 2 and App. C; signs and roots lost in print follow the listings of App. B.
+
+    >>> Bordelon(head_dim=16, heads=4, depth=4)(Role.VALUE, 64, 64).lr
+    0.125
     """
 
     head_dim: int
@@ -302,8 +336,20 @@ class Spectral(Prescription):
     base_depth/depth and leaves all rates alone. A decay per step goes as
     (width/base_width)^decay_exponent in matrices that sum over the width, as in `Everett`.
 
-    A fused matrix of queries, keys and values is refused, as its U is not that of its parts; `plan`
-    refuses kernels of convolutions and tied matrices for Muon.
+    Args:
+        width, base_width: n, and the width at which muP's rates are the global one.
+        depth, base_depth: blocks, and those of the model that was tuned.
+        convention, rate_exponent, adam_factor, decay_exponent: above.
+        embedding_std, qk_exponent: as in `Everett`.
+
+    Raises:
+        PlanError: a number out of range; a fused matrix of queries, keys and values, as its U is
+            not that of its parts. `plan` refuses kernels of convolutions and tied matrices.
+
+    Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
+
+    >>> Spectral(1024, 256)(Role.MLP_IN, 1024, 4096).lr
+    2.0
     """
 
     width: float

@@ -170,7 +170,21 @@ class Recipe(Prescription):
 def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
     """The standard deviation of each role's values in a freshly built base model, for `Recipe`.
 
-    Raises PlanError where tensors of one role start with different ones: give them by hand.
+    Args:
+        model: the base model with its own initial values.
+        rules: as in `plan`.
+
+    Returns:
+        {role: standard deviation}; norms and biases are left out.
+
+    Raises:
+        PlanError: tensors of one role that start with different ones: give them by hand.
+
+    >>> from torch import nn
+    >>> readout = nn.Linear(4, 2, bias=False)
+    >>> _ = nn.init.constant_(readout.weight, 0.5)
+    >>> initial_stds(nn.Sequential(readout), [Rule("0.weight", "readout")])
+    {'readout': 0.5}
     """
     found: dict[str, tuple[str, float]] = {}
     for one in assign(model, rules):

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 class PlanError(ValueError):
-    """A model, a rule or a prescription that cannot give every tensor its numbers."""
+    """A model, a rule or a prescription that cannot give every tensor its numbers.
+
+    One line that names the tensor or the key, says what was expected and what to do.
+
+    >>> Rule("*", "querry")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    param_groups.roles.PlanError: unknown role 'querry'; did you mean 'query'? valid: ...
+    """
 
 
 def choose(kind: str, value: object, valid: Iterable[str]) -> str:
@@ -38,7 +45,13 @@ def choose(kind: str, value: object, valid: Iterable[str]) -> str:
 
 
 class Role(StrEnum):
-    """What a tensor does; the vocabulary that rules and prescriptions share."""
+    """What a tensor does; the vocabulary that rules and prescriptions share.
+
+    Source: the union of the tensors in the models of the four papers, and of stock models.
+
+    >>> Role("query") is Role.QUERY
+    True
+    """
 
     TOKEN_EMBEDDING = "token_embedding"
     POSITION_EMBEDDING = "position_embedding"
@@ -80,7 +93,11 @@ TRUNK = {
 
 
 class Layout(StrEnum):
-    """How a tensor's axes map to fan-in and fan-out."""
+    """How a tensor's axes map to fan-in and fan-out.
+
+    >>> fans("attn.weight", (768, 2304), Layout.TRANSPOSED)
+    (768, 2304)
+    """
 
     LINEAR = "linear"  # (out, in, *kernel), as nn.Linear and nn.Conv2d
     TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
@@ -114,12 +131,20 @@ WIDTH_AXIS = {
 class Rule:
     """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
 
-    `layout` says how to read the axes; by default embeddings are tables, scales and biases are
-    vectors and everything else is a linear or convolution weight. `scale` multiplies the initial
-    values (1e-6 for a LayerScale, 0 for branches that start closed). `trunk` says to a rule for the
-    depth that the tensors stand outside of all residual branches, as embeddings do anyway. Raises
-    PlanError for a name that is neither a role nor a layout, and for a scale that is negative or
-    not finite.
+    Args:
+        pattern: of the whole name, as `named_parameters` has it.
+        role: a `Role` or its name.
+        layout: how to read the axes; by default embeddings are tables, scales and biases are
+            vectors and everything else is a linear or convolution weight.
+        scale: multiplies the initial values (1e-6 for a LayerScale, 0 for a closed branch).
+        trunk: True for tensors outside of all residual branches, False for those inside, where a
+            rule for the depth cannot know.
+
+    Raises:
+        PlanError: a name that is neither role nor layout, a scale that is negative or not finite.
+
+    >>> Rule("blocks.*.attn.q.weight", "query").matches("blocks.11.attn.q.weight")
+    True
     """
 
     pattern: str
@@ -207,16 +232,41 @@ def present(catalogue: Iterable[Rule], model: nn.Module) -> list[Rule]:
 
     For libraries whose options drop tensors (biases, class token). A tensor that no rule names is
     still an error in `assign`; only the opposite check is given up.
+
+    Args:
+        catalogue: rules for all that the library may build.
+        model: it is only read.
+
+    Returns:
+        The rules that name a tensor, in their order.
+
+    >>> from torch import nn
+    >>> both = [Rule("0.weight", "readout"), Rule("0.bias", "readout_bias")]
+    >>> len(present(both, nn.Sequential(nn.Linear(4, 2, bias=False))))
+    1
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return [rule for rule in catalogue if any(map(rule.matches, names))]
 
 
 def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
-    """One assignment per tensor, in the model's order; tied tensors once, recognised by identity.
+    """Joins names and roles; refuses to guess.
 
-    Raises PlanError for a wrapped or compiled model, a tensor that no rule names, a tensor that
-    two rules give different roles, and a rule that matches nothing.
+    Args:
+        model: unwrapped and uncompiled; it is only read.
+        rules: together they name every tensor, and no two give one tensor different roles.
+
+    Returns:
+        One assignment per tensor, in the model's order; tied tensors once, recognised by identity.
+
+    Raises:
+        PlanError: a wrapped or compiled model, a tensor that no rule names or that two rules give
+            different roles, and a rule that matches nothing.
+
+    >>> from torch import nn
+    >>> one, = assign(nn.Sequential(nn.Linear(4, 2, bias=False)), [Rule("0.weight", "readout")])
+    >>> str(one.role), one.fans
+    ('readout', (4, 2))
     """
     check_model(model)
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
@@ -263,7 +313,22 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
 
 
 def fans_of(model: nn.Module, rules: Sequence[Rule]) -> Fans:
-    """{name: (fan_in, fan_out)} of a model: a base that can be kept as JSON."""
+    """The fans of every tensor: a base for `plan(base=...)` that can be kept as JSON.
+
+    Args:
+        model: the model at its base size, on any device or "meta".
+        rules: as in `assign`.
+
+    Returns:
+        {name: (fan_in, fan_out)}, inputs and outputs of one unit.
+
+    Raises:
+        PlanError: as `assign`.
+
+    >>> from torch import nn
+    >>> fans_of(nn.Sequential(nn.Linear(4, 2, bias=False)), [Rule("0.weight", "readout")])
+    {'0.weight': (4, 2)}
+    """
     return {assignment.name: assignment.fans for assignment in assign(model, rules)}
 
 

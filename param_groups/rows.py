@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """The numbers of one tensor; `lr` and `eps` are absolute.
+    """The numbers of one tensor, as `plan` gives them.
 
-    `weight_decay` is AdamW's, decoupled: one step multiplies the tensor by 1 - lr * weight_decay.
-    `tied_to` lists the tensor's other names, `optimizer` is the one whose rate it is.
+    Args:
+        name: in the model; `tied_to` lists its other names.
+        shape: the tensor's; `fan_in` and `fan_out` are inputs and outputs of one unit.
+        role: what the tensor does, a name of `Role`.
+        init_mean, init_std, init_distribution: of the initial values.
+        multiplier: what the tensor's layer multiplies by.
+        lr, eps: absolute, at the schedule's peak.
+        weight_decay: AdamW's, decoupled: a step multiplies the tensor by 1 - lr * weight_decay.
+        optimizer: the one whose rate it is.
     """
 
     name: str
@@ -47,9 +54,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of the forward pass: `attention_scale`, `residual_multiplier`, `logit_multiplier`.
+    """A factor of the forward pass.
 
-    An attention's has its head dimension.
+    Args:
+        name: "attention_scale", "residual_multiplier" or "logit_multiplier".
+        value: what is multiplied by.
+        head_dim: an attention's head dimension.
+
+    >>> print(Factor("attention_scale", 0.125, 64))
+    attention_scale 0.125 (head dimension 64)
     """
 
     name: str

@@ -85,8 +85,24 @@ def schedule(
 ) -> LambdaLR:
     """A torch scheduler that multiplies every group's rate by `factor` of its arguments.
 
-    `floor` is a fraction of each group's own rate. Raises PlanError for an unknown shape, a floor
-    outside [0, 1], a run of no steps and a warm-up that is negative or longer than the run.
+    Args:
+        optimizer: over the groups of a plan, or any other.
+        shape: "cosine", "linear" or "constant".
+        total_steps: optimiser steps of the run.
+        warmup_steps: the first of them, in which the factor grows from 0.
+        floor: what is left at the end, as a fraction of each group's own rate.
+
+    Returns:
+        A LambdaLR, to be stepped once per optimiser step.
+
+    Raises:
+        PlanError: an unknown shape, a floor outside [0, 1], a run of no steps, a warm-up that is
+            negative or longer than the run.
+
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    >>> schedule(sgd, "linear", total_steps=10, warmup_steps=2).get_last_lr()
+    [0.0]
     """
     from torch.optim.lr_scheduler import LambdaLR
 
@@ -102,11 +118,32 @@ def schedule(
 
 
 def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
-    """Raises PlanError, now or before a step, once rates have other ratios than the plan's.
+    """Watches that rates keep the plan's ratios, as no scheduler with absolute rates lets them.
 
-    Call it after the scheduler is made; `.remove()` of what it returns ends it. Refused at once:
-    one of torch's optimisers that no exponents describe, or whose updates scale otherwise than
-    those that the plan is for.
+    Args:
+        optimizer: over the plan's groups; call this after the scheduler is made.
+        plan: whose ratios are to hold.
+
+    Returns:
+        A handle, whose `.remove()` ends it.
+
+    Raises:
+        PlanError: now or before a step, once ratios differ; at once for one of torch's optimisers
+            that no exponents describe, or whose updates scale otherwise than the plan's.
+
+    >>> import torch, param_groups
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9, bias=False))
+    >>> rules = [param_groups.Rule("0.weight", "token_embedding")]
+    >>> rules += [param_groups.Rule("1.weight", "readout")]
+    >>> mup = param_groups.Everett("mup", 8, 4)
+    >>> numbers = param_groups.plan(model, rules, mup, lr=0.1, absorb_multipliers=True)
+    >>> numbers.initialise(model, seed=0)
+    >>> adam = torch.optim.AdamW(numbers.groups(model))
+    >>> handle = param_groups.guard(adam, numbers)
+    >>> adam.param_groups[0]["lr"] = 0.01
+    >>> adam.step()  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    param_groups.roles.PlanError: the scheduler has changed the ratios between groups: ...
     """
     if not (isinstance(plan, Plan) and hasattr(optimizer, "register_step_pre_hook")):
         got = f"{type(optimizer).__name__} and {type(plan).__name__}"

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -41,3 +42,17 @@ def test_examples_of_docstrings_print_what_they_say():
     modules = pkgutil.walk_packages(param_groups.__path__, "param_groups.")
     results = [doctest.testmod(importlib.import_module(one.name)) for one in modules]
     assert sum(one.attempted for one in results) > 5 and not any(one.failed for one in results)
+
+
+RECORDS = {"Layout", "Plan", "PlanError", "Prescription", "Role"}  # nobody calls them with numbers
+
+
+@pytest.mark.parametrize("name", param_groups.__all__)
+def test_every_exported_name_says_what_it_takes_and_raises_and_has_an_example(name):
+    exported = getattr(param_groups, name)
+    text = inspect.getdoc(exported)
+    wanted = ["Args:", "Returns:"] if inspect.isfunction(exported) else ["Args:"]
+    wanted = [] if name in RECORDS else wanted
+    wanted += [] if name == "Row" else [">>>"]
+    assert not [part for part in wanted if part not in text]
+    assert "Raises PlanError" not in text  # the section says it
