@@ -54,8 +54,15 @@ def test_at_the_base_size_initial_values_are_the_recipes():
     _, made = planned(32)
     stds = initial_stds(Block(32), RULES)
     for row in made.rows:
-        if row.role != "norm_scale":
+        if row.role == "norm_scale":
+            assert (row.init_distribution, row.init_mean, row.init_std) == ("constant", 1.0, 0.0)
+        else:
+            assert row.init_distribution == "normal" and row.init_mean == 0.0
             assert row.init_std == pytest.approx(stds[row.role], rel=0.1)
+    assert made.prescription["name"] == "recipe" and made.prescription["optimizer"] == "adam"
+    assert made.prescription["base"]["width"] == 32 and made.prescription["init"] == pytest.approx(
+        stds, rel=0.1
+    )
 
 
 @pytest.mark.parametrize("rule", ["mup", "ntk"])
@@ -122,6 +129,14 @@ def test_a_fused_tensor_has_the_initial_size_of_its_parts():
     recipe = Recipe(*PAIRS["mup"](32), init=initial_stds(model, rules))
     made = plan(model, rules, recipe, **RECIPE, applied={"attention_scale": 0.25}, head_dim=16)
     assert made["qkv.weight"].init_std == pytest.approx(model.qkv.weight.std().item(), rel=0.01)
+    # A base model of another head dimension: the library's power is not the rule's any more.
+    other = Recipe(*PAIRS["mup"](32), init=initial_stds(model, rules), base_head_dim=8)
+    with pytest.raises(PlanError, match=r"head_dim\^\(-1\)"):
+        plan(model, rules, other, **RECIPE, head_dim=16)
+    grown = plan(
+        model, rules, other, **RECIPE, head_dim=16, applied={"attention_scale": 8**0.5 / 16}
+    )
+    assert grown.forward[0].value == 8**-0.5 / 2
 
 
 def uneven():
