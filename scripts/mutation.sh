@@ -16,7 +16,7 @@ if [ "${1:-}" = --sample ]; then
 import itertools, random, sys
 count, seed = map(int, sys.argv[1:])
 names = sorted(line.strip().partition(":")[0] for line in sys.stdin)
-for _, own in itertools.groupby(names, lambda name: name.split(".")[1]):
+for _, own in itertools.groupby(names, lambda name: name.rpartition(".")[0]):
     own = list(own)
     print(*random.Random(seed).sample(own, min(count, len(own))))
 ' "${2:-35}" "${3:-0}")
