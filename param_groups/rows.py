@@ -141,11 +141,13 @@ def factor_differences(
     if mine is None or theirs is None:
         return []
     one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
-    return [
-        f"forward pass: {name} {one.get((name, head_dim))} -> {other.get((name, head_dim))}"
-        for name, head_dim in dict.fromkeys((*one, *other))
-        if one.get((name, head_dim)) != other.get((name, head_dim))
-    ]
+    lines = []
+    for key in dict.fromkeys((*one, *other)):
+        if one.get(key) != other.get(key):
+            name, head_dim = key
+            name += "" if head_dim is None else f" (head dimension {head_dim})"
+            lines.append(f"forward pass: {name} {one.get(key)} -> {other.get(key)}")
+    return lines
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -115,3 +115,53 @@ def test_what_is_drawn_are_geometric_means_and_what_is_printed_has_a_sign():
     assert means == {("change", 1): {w: pytest.approx(1 / w) for w in (64, 128, 256, 512)}}
     words = {None: "-", 0.5: "+0.5", -1.0: "-1", 1e-9: "0", -1e-9: "0", 2e-6: "+2e-06"}
     assert {value: slopes._number(value) for value in words} == words
+
+
+def slope(quantity, name, step, slope, aim, predicted, word=OK):
+    return slopes.Slope(quantity, name, "hidden", step, slope, 0.01, aim, predicted, word)
+
+
+BLOCKS = [
+    slope("init", "blocks.0.up", 0, 0.0, 0.0, 0.0),
+    slope("change", "blocks.0.up", 1, 0.25, 0.5, -0.5),
+    slope("change", "blocks.0.up", 2, 0.5, 0.5, -0.5),
+    slope("init", "blocks.1.up", 0, 0.01, 0.0, 0.0),
+    slope("change", "blocks.1.up", 1, 2.0, 0.5, -0.5, GROWS),
+    slope("change", "blocks.1.up", 2, 0.5, 0.5, None),
+    slope("update", "blocks.1.up.weight", 1, -1.0, -1.0, -1.0),
+]
+
+
+def test_a_table_has_a_line_per_kind_of_block_with_aims_beside_what_is_measured():
+    modules, tensors = table(BLOCKS).split("\n\n")
+    head, line = modules.splitlines()
+    assert head.split() == ("module init aim change, step 1 step 2 aim predicted verdict".split())
+    cells = "blocks.*.up +0.01 ± 0.01 0 +2.00 ± 0.01 +0.50 ± 0.01 +0.5 -0.5 grows"
+    assert line.split() == cells.split()
+    assert tensors.splitlines()[1].split() == "blocks.*.up.weight -1.00 ± 0.01 -1 ok".split()
+
+
+def test_a_figure_has_a_panel_for_the_worst_block_and_a_dashed_line_for_what_theory_predicts(
+    tmp_path, monkeypatch
+):
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(
+        figure.Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k))
+    )
+    points = [
+        Coordinate(quantity, f"blocks.{block}.up", "hidden", step, size, 0, 1.0 * size**block)
+        for block in (0, 1)
+        for quantity, step in (("init", 0), ("change", 1), ("change", 2))
+        for size in (64, 128, 256)
+    ]
+    result = {"slopes": [vars(one) for one in BLOCKS], "name": "toy", "prescription": {}}
+    figure.draw(points, result, tmp_path / "check.png")
+    (axis,) = [axis for axis in drawn[0].axes if axis.get_visible()]
+    assert axis.get_title() == "blocks.1.up\ngrows" and axis.get_ylabel() == "RMS"
+    solid = [line for line in axis.lines if line.get_linestyle() == "-"]
+    labels = ["at initialisation", "change, step 1", "change, step 2"]
+    assert [line.get_label() for line in solid] == labels
+    dashed = [list(line.get_ydata()) for line in axis.lines if line.get_linestyle() == "--"]
+    laws = [[64.0 * (size / 64) ** power for size in (64, 128, 256)] for power in (0.0, -0.5)]
+    assert dashed == [pytest.approx(law) for law in laws]  # step 2 has no prediction

@@ -72,6 +72,26 @@ def test_every_stock_model_can_be_named_on_the_command_line(name, capsys):
     assert f"{name} under mup" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", stock.MODELS)
+def test_a_small_model_has_the_width_and_its_sample_follows_the_seed(name):
+    width, keys = 256, stock.sizes(name, 256)
+    with torch.device("cpu" if "convnext" in name else "meta"):  # its LayerScale is read
+        model = shipped.stock(name, **keys)
+    if name.startswith("hf:"):  # which takes unknown keys in silence
+        unknown = {key for key in keys if not hasattr(type(model.config)(), key)}
+        assert unknown <= {"decoder_start_token_id", "bos_token_id", "head_dim"}
+    readouts = [a for a in assign(model, rules_for(model)) if a.role is Role.READOUT]
+    assert {one.fans[0] for one in readouts} == {width}
+    if name.startswith("timm:convnext"):
+        assert keys["dims"] == [32, 64, 128, 256]
+    first, again, other = (stock.batch_of(name, seed) for seed in (0, 0, 1))
+    for key, value in first.items():
+        assert torch.equal(value, again[key])
+    inputs = next(iter(first))
+    assert not torch.equal(first[inputs], other[inputs])
+    assert (inputs == "pixel_values") == (name == "hf:vit" or name.startswith("timm:"))
+
+
 def test_gemmas_norms_start_at_zero_because_they_add_one():
     model, numbers, _ = stock.planned("hf:gemma2", "mup", 64)
     numbers.initialise(model, 0)
