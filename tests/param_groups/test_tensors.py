@@ -188,6 +188,8 @@ def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways
     with pytest.raises(PlanError, match=r"head_dim\^\(-1\).*applied=.*Scaled.*qk_exponent=-0.5"):
         made(Stock(), ATTENTION, absorb_multipliers=True)
     assert made(Stock(), ATTENTION, "standard").forward == ()
+    stated = made(Stock(), ATTENTION, "standard", head_dim=16)
+    assert stated.forward == (Factor("attention_scale", 0.25, 16),)
 
 
 def test_what_the_user_applies_is_in_the_plan_and_checked():

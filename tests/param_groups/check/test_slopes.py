@@ -128,6 +128,7 @@ BLOCKS = [
     slope("init", "blocks.1.up", 0, 0.01, 0.0, 0.0),
     slope("change", "blocks.1.up", 1, 2.0, 0.5, -0.5, GROWS),
     slope("change", "blocks.1.up", 2, 0.5, 0.5, None),
+    slope("change", "blocks.2.up", 1, 0.5, 0.5, -0.5),
     slope("update", "blocks.1.up.weight", 1, -1.0, -1.0, -1.0),
 ]
 

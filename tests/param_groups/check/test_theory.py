@@ -410,6 +410,25 @@ def test_a_wrong_power_of_any_tensor_is_named_with_its_verdict(model, right):
                 assert found == {(row.name, "start"): word}
 
 
+def test_an_attentions_factor_is_held_to_the_papers_power_of_the_head_dimension():
+    plans = {n: plan_of(Bordelon(n, 4, 2)) for n in (4, 8, 16)}
+    assert not bad(plans)
+
+    def root(factor):
+        if factor.name != "attention_scale":
+            return factor
+        return dataclasses.replace(factor, value=factor.head_dim**-0.5)
+
+    wrong = {
+        n: dataclasses.replace(one, forward=tuple(map(root, one.forward)))
+        for n, one in plans.items()
+    }
+    assert bad(wrong) == {("attention_scale", "factor"): GROWS}
+    # In the width the model's own head dimension is free: a library's 1/sqrt(h) is no finding.
+    wide = {n: plan_of(Everett("standard", n, 32)) for n in (32, 64, 128)}
+    assert not bad(wide) and not any(one.name == "attention_scale" for one in judge(wide))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_constants_that_differ_between_sizes_are_found(model, right):
     """One rate of one size alone; and a field of the rule that is no size."""
@@ -421,6 +440,13 @@ def test_constants_that_differ_between_sizes_are_found(model, right):
     )
     one = {**plans, middle: dataclasses.replace(plans[middle], rows=rows)}
     assert bad(one).keys() == {(name, "rate")}
+    drawn = next(r.name for r in plans[middle].rows if r.init_std > 0 and r.role in theory.MATRICES)
+    rows = tuple(
+        dataclasses.replace(row, init_std=row.init_std * 1.5) if row.name == drawn else row
+        for row in plans[middle].rows
+    )
+    one = {**plans, middle: dataclasses.replace(plans[middle], rows=rows)}
+    assert bad(one) == {(drawn, "start"): DIFFERS}
     rule = {**plans[middle].prescription, "gamma_hidden": 2.0}
     other = {**plans, middle: dataclasses.replace(plans[middle], prescription=rule)}
     assert bad(other) == {("gamma_hidden", "constant"): DIFFERS}
