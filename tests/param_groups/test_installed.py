@@ -110,8 +110,9 @@ def test_models_that_people_have_are_planned_checked_and_trained(model, installe
 
     code, text = verdict()
     assert (code, "passed:" in text) == (0, True), text
-    code, text = verdict(ONE_RATE="1")
-    assert (code, "FAILED:" in text) == (1, True), text
+    if model == "nanogpt":  # of stock models test_stock_check has the same
+        code, text = verdict(ONE_RATE="1")
+        assert (code, "FAILED:" in text) == (1, True), text
     environment = {**os.environ, "MODEL": model, "OMP_NUM_THREADS": "1"}
     command = [installed[1] / "python", file]
     assert subprocess.check_output(command, cwd=tmp_path, env=environment, text=True) == "learned\n"
