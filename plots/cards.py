@@ -1,9 +1,8 @@
-"""Figures as articles of the report: pictures, the paper's claims, findings, curves and tables."""
+"""Figures as articles of the report: pictures, the paper's claims, findings and tables."""
 
 import base64
 import hashlib
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +15,8 @@ import pandas as pd
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
 from plots.claims import claims
-from plots.explorer import explorer
 from plots.findings import HEADER, Finding, kind
-from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
+from plots.tables import ROOT, RUN, SEED, TableError, source_of
 
 DPI = 150
 SHOWN = 105  # pixels of the page per inch of a figure, as far as it fits
@@ -110,7 +108,7 @@ class Card:
 
 
 def figure_card(name: str, source: Source) -> Card:
-    """A figure: pictures, claims, findings, curves, and where the numbers are from."""
+    """A figure: pictures, claims, findings, and where the numbers are from."""
     module = load(name)
     title, caption = _words(module.__doc__ or name)
     preset = preset_of(name).replace("_", "preset ")
@@ -125,7 +123,7 @@ def figure_card(name: str, source: Source) -> Card:
             )
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
-        return Card(name, _article(name, head + body + _explorers(source)))
+        return Card(name, _article(name, head + body))
     found = [line for line in lines if isinstance(line, Finding)]
     counts = Counter(kind(finding.verdict) for finding in found)
     header = getattr(module, "HEADER", HEADER)
@@ -134,24 +132,9 @@ def figure_card(name: str, source: Source) -> Card:
     body = (
         f'{head}<div class="look"><div class="pictures">{pictures}'
         f'<p class="caption">{escape(caption)}</p></div>{_facts(name, source, counts, rows)}</div>'
-        f"{_explorers(source)}{_findings(name, found, header.split())}"
-        f"{_notes(notes, bool(found))}{_made(rows)}"
+        f"{_findings(name, found, header.split())}{_notes(notes, bool(found))}{_made(rows)}"
     )
     return Card(name, _article(name, body), counts)
-
-
-def sweep_card(path: Path) -> Card:
-    """A sweep of yours that no figure shows: how its runs ended, and their curves."""
-    name = f"sweep/{path.parent.name}"
-    head = _head(name, path.parent.name.replace("_", " "), "your results")
-    try:
-        table = tables.read(path, tables.RESULTS)
-        states = ", ".join(f"{n} {state}" for state, n in table[STATUS].value_counts().items())
-        curves = _explorers(Source([path], True)) or '<p class="missing">No size varies in it.</p>'
-        body = f'<p class="caption">Runs: {escape(states)}.</p>{curves}{_made([provenance(path)])}'
-    except TableError as error:
-        body = f'<p class="missing">{escape(str(error))}</p>'
-    return Card(name, _article(name, head + body))
 
 
 def _article(name: str, body: str) -> str:
@@ -192,9 +175,9 @@ def _picture(stem: str, item: object, title: str, caption: str) -> str:
     shown = stem.replace("_", " ")
     data = base64.b64encode(file.getvalue()).decode()
     return (
-        f'<button class="picture" type="button" aria-label="Enlarge {escape(shown)}">'
-        f'<img src="data:image/webp;base64,{data}" width="{wide}" height="{high}" '
-        f'alt="{escape(f"{shown}: {title}. {caption}")}" data-stem="{escape(stem)}"></button>'
+        f'<label class="picture"><input type="checkbox" aria-label="Enlarge {escape(shown)}"><img '
+        f'src="data:image/webp;base64,{data}" width="{wide}" height="{high}" '
+        f'alt="{escape(f"{shown}: {title}. {caption}")}" data-stem="{escape(stem)}"></label>'
     )
 
 
@@ -227,8 +210,7 @@ def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[
     )
     runs = {row["sweep"]: row["n"] for row in rows}
     commands = "".join(
-        f'<div class="command"><code>{escape(command).replace("/", "/<wbr>")}</code>'
-        f'<button type="button" class="copy" aria-label="Copy the command">copy</button></div>'
+        f'<code class="command">{escape(command).replace("/", "/<wbr>")}</code>'
         for command in source.commands
     )
     return (
@@ -249,7 +231,7 @@ def _badge(key: str, words: str) -> str:
 
 
 def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> str:
-    """The sortable table of findings."""
+    """The table of findings."""
     if not found:
         return ""
     rows = "".join(
@@ -259,13 +241,10 @@ def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> st
         f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
         for finding in found
     )
-    heads = "".join(
-        f'<th scope="col"><button type="button">{word}</button></th>'
-        for word in (*columns[:3], "verdict")
-    )
+    heads = "".join(f'<th scope="col">{word}</th>' for word in (*columns[:3], "verdict"))
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
-        f'<table class="findings sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
+        f'<table class="findings"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
         "</table></div>"
     )
 
@@ -294,23 +273,3 @@ def _made(rows: Sequence[dict[str, str]]) -> str:
         f'tabindex="0" role="region" aria-label="Tables"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div></details>"
     )
-
-
-def _explorers(source: Source) -> str:
-    """Curves to look into, one per table of results that has some; drawn by the page."""
-    shown = ""
-    for path in source.paths:
-        try:
-            found = explorer(tables.read(path, ()))
-        except (TableError, ValueError):
-            continue
-        if found:
-            # `<!--<script>` in a value would keep the element from ending.
-            data = json.dumps(found, default=float).replace("<", "\\u003c")
-            words = tables.name(path).replace("_", " ")
-            label = escape(f"{words}: loss by {found['axis'] or found['size']}")
-            shown += (
-                f'<details class="explorer" data-label="{label}"><summary>Look into the curves: '
-                f'{label}</summary><script type="application/json">{data}</script></details>'
-            )
-    return shown

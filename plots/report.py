@@ -3,24 +3,20 @@
     python -m plots report                      writes report.html from the shipped tables
     python -m plots report --results results    with your own sweeps in place of the shipped ones
 
-The page needs no network: pictures, tables, curves and the library that draws the curves (plotly)
-are inside. A figure is drawn from your own results where --results has all tables it needs, from
-the shipped ones otherwise. Sweeps of yours that belong to no figure are shown with their curves.
+The page needs no network and no script: pictures and tables are inside. A figure is drawn from
+your own results where --results has all tables it needs, from the shipped ones otherwise.
 """
 
 import argparse
-import base64
-import gzip
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from plots.cards import VERDICTS, Card, anchor, figure_card, sources, sweep_card
+from plots.cards import VERDICTS, Card, anchor, figure_card, sources
 from plots.catalogue import names
 from plots.claims import WORDS, claims
 from plots.tables import ROOT, TableError
@@ -47,24 +43,7 @@ PAPERS = {
         "Dinan et al., Part I, and Stratos, Scale-Invariant Parameterizations",
         "Do random networks follow the predictions at initialisation and in first steps?",
     ),
-    "sweep": (
-        "Your sweeps",
-        "sweeps that belong to no figure of the papers",
-        "How did the runs end, and where does the optimum lie?",
-    ),
 }
-
-
-def cards(results: Path | None) -> Iterator[Card]:
-    """All articles in order."""
-    used: set[Path] = set()
-    for name in names():
-        source = sources(name, results)
-        used |= {*source.paths} if source.own else set()
-        yield figure_card(name, source)
-    if results:
-        own = {path for depth in ("", "*/", "*/*/") for path in results.glob(f"{depth}results.csv")}
-        yield from (sweep_card(path) for path in sorted(own - used))
 
 
 def page(made: Sequence[Card]) -> str:
@@ -88,8 +67,8 @@ def page(made: Sequence[Card]) -> str:
             + "</section>"
         )
     chips = "".join(
-        f'<button type="button" class="badge {key}" data-kind="{key}" aria-pressed="true">'
-        f'<span aria-hidden="true">{sign}</span> {escape(words)}</button>'
+        f'<label class="badge {key}"><input type="checkbox" id="{key}" checked> '
+        f'<span aria-hidden="true">{sign}</span> {escape(words)}</label>'
         for key, (sign, words) in VERDICTS.items()
     )
     filled = {
@@ -100,7 +79,6 @@ def page(made: Sequence[Card]) -> str:
         "commit": escape(_commit()),
         "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
         "figures": str(len(made)),
-        "library": _library(),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
@@ -128,14 +106,6 @@ def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
         f'{cells}<td><div class="bar" role="img" aria-label="{sum(total.values())} findings">'
         f"{bar}</div></td></tr>"
     )
-
-
-@cache
-def _library() -> str:
-    """Plotly's script, compressed: the page unpacks it when curves are first looked into."""
-    from plotly.offline import get_plotlyjs
-
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
 
 
 def _commit() -> str:
@@ -168,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         output.parent.mkdir(parents=True, exist_ok=True)
         made = []
-        for card in cards(results):  # minutes
-            made.append(card)
-            print(f"drawn: {card.name}", file=sys.stderr, flush=True)
+        for name in names():  # minutes
+            made.append(figure_card(name, sources(name, results)))
+            print(f"drawn: {name}", file=sys.stderr, flush=True)
         text = page(made)
         output.write_text(text, encoding="utf-8")
         print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")
