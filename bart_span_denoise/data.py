@@ -221,8 +221,7 @@ def from_config(config: Config, num_threads: int = 1) -> Corpus:
 
     token_cache.prepare(folder, build, ("numpy", "tokenizers", "datasets"))
     cache = Cache(folder)
-    known = (cache.meta["mask"], cache.meta["vocab_size"], cache.word_starts)
-    noise = Noise(*known, **data.noise.model_dump())
+    noise = Noise(cache.meta["mask"], cache.word_starts, **data.noise.model_dump())
     return Corpus(cache, TrainSamples(cache, noise, config.seed), ValidationSamples(cache, noise))
 
 

@@ -19,8 +19,6 @@ from typing import Literal
 
 import numpy as np
 
-from training.errors import UserError
-
 Unit = Literal["word", "token"]
 FractionMode = Literal["fairseq", "exact"]
 
@@ -30,10 +28,7 @@ MASKED = -1  # in `Noise.places`: a mask, which stands for no one place
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of one sample; ValueError for a number outside 0 .. 2^64 - 1."""
-    for name, value in {"seed": seed, "epoch": epoch, "index": index}.items():
-        if not 0 <= value < 2**64:
-            raise ValueError(f"noise: {name} {value} given, expected 0 .. 2^64 - 1")
+    """The generator of one sample."""
     key = np.array([seed, epoch], dtype=np.uint64)
     # In the counter's highest word: no sample reaches the numbers of the next.
     counter = np.array([0, 0, _STREAM, index], dtype=np.uint64)
@@ -64,9 +59,8 @@ class Noise:
     """
 
     mask_id: int
-    vocab_size: int
     word_starts: np.ndarray | None = None
-    """Bool [vocab_size]: whether a token begins a word. Only unit "word" needs it."""
+    """Bool [V]: whether a token begins a word. Only unit "word" needs it."""
     unit: Unit = "word"
     """What spans are counted in and made of: whole words, or tokens."""
     fraction: float = 0.3
@@ -94,9 +88,6 @@ class Noise:
 
         L' can exceed L by inserted masks in samples of a few words; at hundreds of words and
         poisson_lambda 3 it is about 0.8 L.
-
-        Raises UserError for tokens that are no sample of this vocabulary, ValueError as
-        `generator`.
         """
         places = self.places(tokens, sentence_ends, seed=seed, epoch=epoch, index=index)
         return np.where(places == MASKED, self.mask_id, np.asarray(tokens)[places])
@@ -111,9 +102,8 @@ class Noise:
         index: int,
     ) -> np.ndarray:
         """Where each token of the corrupted sample stands in `tokens` (int64 [L']); MASKED for a
-        mask. Arguments and errors are those of a call."""
+        mask. Arguments are those of a call."""
         tokens, sentence_ends = np.asarray(tokens), np.asarray(sentence_ends)
-        _check_tokens(tokens, self.vocab_size, index)
         rng = generator(seed, epoch, index)
         content, lengths = np.arange(1, len(tokens) - 1), _sentence_lengths(sentence_ends)
         if self.permute:
@@ -285,17 +275,3 @@ def _share(fraction: float, size: int) -> int:
 def _sentence_lengths(ends: np.ndarray) -> np.ndarray:
     """Tokens of each sentence."""
     return np.concatenate((ends[:1] - 1, ends[1:] - ends[:-1]), dtype=np.int64, casting="unsafe")
-
-
-def _check_tokens(tokens: np.ndarray, vocab_size: int, index: int) -> None:
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or len(tokens) < 2:
-        raise UserError(
-            f"sample {index}: tokens of shape {list(tokens.shape)} and type {tokens.dtype} given, "
-            "expected one row of integers with a start and an end token"
-        )
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        raise UserError(
-            f"sample {index}: token id {low if low < 0 else high} given, expected "
-            f"0 .. {vocab_size - 1}; was it made with another vocabulary?"
-        )

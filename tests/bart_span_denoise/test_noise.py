@@ -31,7 +31,7 @@ ALL = [(unit, mode) for unit in UNITS for mode in MODES]
 
 def noise(unit="word", fraction_mode="fairseq", **fields):
     """The noise of this vocabulary."""
-    return Noise(MASK, VOCABULARY, WORD_STARTS, unit=unit, fraction_mode=fraction_mode, **fields)
+    return Noise(MASK, WORD_STARTS, unit=unit, fraction_mode=fraction_mode, **fields)
 
 
 def text(seed, size=512, full_stops=False):
@@ -127,12 +127,12 @@ import numpy as np
 from bart_span_denoise.noise import Noise
 np.random.seed(int(sys.argv[1]))
 case = json.load(sys.stdin)
-noise = Noise(case["mask"], case["size"], np.array(case["starts"]))
+noise = Noise(case["mask"], np.array(case["starts"]))
 for index in (4, 0, 9):
     print(json.dumps(noise(case["tokens"], case["ends"], seed=1, epoch=2, index=index).tolist()))
 """
     tokens, ends = text(0)
-    case = {"mask": MASK, "size": VOCABULARY, "starts": WORD_STARTS.tolist()}
+    case = {"mask": MASK, "starts": WORD_STARTS.tolist()}
     case |= {"tokens": tokens.tolist(), "ends": ends.tolist()}
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
@@ -461,9 +461,3 @@ def test_words_without_a_start_are_left_by_fairseq_and_masked_by_exact():
     sample = np.array([START, *range(21, 61, 2), END]), [21]
     assert np.array_equal(corrupt(noise(), sample), sample[0])
     assert corrupt(noise("word", "exact", fraction=1.0), sample).tolist() == [START, MASK, END]
-
-
-# Messages
-
-
-ROW = "given, expected one row of integers with a start and an end token"
