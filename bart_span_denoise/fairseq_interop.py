@@ -17,14 +17,12 @@ import importlib
 import logging
 import math
 import multiprocessing
-import pickle
 import random
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -179,8 +177,9 @@ def load(path: str | Path, model: Bart) -> None:
 
     Only tensors and plain values are read, never code. Raises UserError naming the file.
     """
+    content = torch.load(path, map_location="cpu", weights_only=True)
     try:
-        from_fairseq(_read(Path(path)), model)
+        from_fairseq(content.get("model", content), model)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -281,20 +280,3 @@ def _constants(model: Bart) -> dict[str, tuple[tuple[int], float]]:
     for norm in norms:
         found |= {f"{norm}.weight": (width, 1.0), f"{norm}.bias": (width, 0.0)}
     return found | {_OUTPUT_SCALE: (width, model.logit_multiplier)}
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The state dict in a .pt; a UserError for a file that holds anything but plain data."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise UserError(error.strerror or str(error)) from None
-    except (pickle.UnpicklingError, EOFError, BadZipFile, RuntimeError):
-        raise UserError(
-            "not a checkpoint of tensors and plain values, which is all that is read; where it "
-            "can be trusted, save the 'model' entry of it alone with torch.save"
-        ) from None
-    state = content.get("model", content) if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError("expected a state dict, or a checkpoint with one under 'model'")
-    return state

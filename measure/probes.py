@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from measure.representations import evaluating, norm, pieces, refuse_compiled, rms
+from measure.representations import evaluating, norm, pieces, rms
 from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
 from param_groups.roles import Layout, default_layout
@@ -91,7 +91,6 @@ class Probes:
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
         groups: list[dict[str, Any]] = plan.groups(model, check=False, several=True)
-        refuse_compiled(model)
         trained = {name for group in groups for name in group["param_names"]}
         parameters = dict(model.named_parameters())
         self._model, self._optimizer = model, optimizer

@@ -81,9 +81,8 @@ class Capture:
 def attention_blocks(model: nn.Module) -> list[Any]:
     """The blocks of a model that can be observed.
 
-    Raises UserError for a compiled model, and for one without the names needed.
+    Raises UserError for one without the names needed.
     """
-    refuse_compiled(model)
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.ModuleList, nn.Sequential)) or not len(blocks):
         raise UserError(
@@ -99,16 +98,6 @@ def attention_blocks(model: nn.Module) -> list[Any]:
                 f"{missing[0]!r}; expected an attention with {', '.join(NEEDED)}"
             )
     return list(blocks)
-
-
-def refuse_compiled(model: nn.Module) -> None:
-    """Raises UserError for a model that torch.compile or a module's `compile` has changed."""
-    for name, module in model.named_modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise UserError(
-                f"module {name or 'model'!r} was compiled, so its layers cannot be observed; give "
-                "the model from which torch.compile(model) made it, and use no model.compile()"
-            )
 
 
 def capture(model: nn.Module, batch: Any, call: Forward) -> Capture:

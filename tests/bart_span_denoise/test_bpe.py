@@ -226,16 +226,8 @@ DICTIONARY = "data.bpe_dictionary: "
 WRONG = {
     "no encoder": ("encoder.json", None, BPE, "cannot be read ("),
     "not JSON": ("encoder.json", lambda text: text[:-20], BPE, "cannot be read ("),
-    "no byte": (
-        "encoder.json",
-        lambda text: text.replace('"\\u0143"', '"??"'),
-        BPE,
-        "of one BPE: ",
-    ),
     "no vocab": ("vocab.bpe", None, BPE, "cannot be read ("),
-    "three": ("vocab.bpe", lambda text: text + "a b c\n", BPE, "cannot be read ("),
     "other merge": ("vocab.bpe", lambda text: text + "Q Q\n", BPE, "cannot be read ("),
-    "too few": ("vocab.bpe", lambda text: text[: text.index("\n", 60) + 1], BPE, "of one BPE: "),
     "no dictionary": ("dict.txt", None, DICTIONARY, "cannot be read (FileNotFoundError"),
     "empty": ("dict.txt", lambda text: "", DICTIONARY, "lacks 395 of the BPE's tokens"),
     "other numbers": ("dict.txt", lambda text: text + "9999 1\n", DICTIONARY, "has 9999; expected"),

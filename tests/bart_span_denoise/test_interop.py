@@ -1,10 +1,7 @@
 """Stock fairseq computes the same function; weights go there and back; importing it is quiet."""
 
 import os
-import pickle
 import sys
-import zipfile
-from argparse import Namespace
 
 import pytest
 import torch
@@ -122,7 +119,7 @@ def test_weights_go_to_fairseq_and_come_back_unchanged(positions, tmp_path):
     assert_same(read, tensors(model))
 
 
-def test_a_state_without_biases_and_norms_is_read(tmp_path):
+def test_a_state_without_biases_and_norms_or_in_half_precision_is_read(tmp_path):
     model, again = small(logit_multiplier=1.0), small(seed=1, logit_multiplier=1.0)
     state = fairseq_interop.to_fairseq(model)
     bare = {
@@ -134,21 +131,13 @@ def test_a_state_without_biases_and_norms_is_read(tmp_path):
     torch.save(bare, tmp_path / "bare.pt")
     fairseq_interop.load(tmp_path / "bare.pt", again)
     assert_same(again, tensors(model))
-
-
-def test_a_trained_row_of_padding_comes_as_it_is():
-    model = small()
-    state = fairseq_interop.to_fairseq(model)
-    state["encoder.embed_tokens.weight"][PADDING] = 0.5  # all three names share it
-    fairseq_interop.from_fairseq(state, model)
-    assert (model.word_embedding.weight[PADDING] == 0.5).all()
-
-
-def test_a_state_in_half_precision_is_read():
-    model, again = small(), small(seed=1)
-    state = {k: v.bfloat16() for k, v in fairseq_interop.to_fairseq(model).items()}
-    fairseq_interop.from_fairseq(state, again)
-    assert_same(again, {name: value.bfloat16().float() for name, value in tensors(model).items()})
+    state["encoder.embed_tokens.weight"][PADDING] = (
+        0.5  # as fairseq trains it; three names share it
+    )
+    half = {name: value.bfloat16() for name, value in state.items()}
+    fairseq_interop.from_fairseq(half, again)
+    assert (again.word_embedding.weight[PADDING] == 0.5).all()
+    assert torch.equal(again.encoder_positions.weight, model.encoder_positions.weight.bfloat16())
 
 
 BIAS, SCALE = "decoder.layers.1.encoder_attn.k_proj.bias", "encoder.layernorm_embedding.weight"
@@ -198,33 +187,6 @@ def test_factors_that_fairseq_has_no_place_for_are_refused():
             fairseq_interop.to_fairseq(model)
         with pytest.raises(UserError, match=message):
             fairseq_interop.from_fairseq(state, model)
-
-
-class Payload:
-    """A pickle that makes a file when it is loaded."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return open, (self.path, "w")
-
-
-def test_files_are_read_as_data_only(tmp_path):
-    model, made = small(), tmp_path / "made"
-    files = {
-        "code.pt": lambda path: torch.save({"model": {}, "x": Payload(str(made))}, path),
-        "args.pt": lambda path: torch.save({"args": Namespace(a=1), "model": {}}, path),
-        "pickle.pt": lambda path: path.write_bytes(pickle.dumps(Payload(str(made)), 2)),
-        "text.pt": lambda path: path.write_text("not a checkpoint"),
-        "empty.pt": lambda path: path.write_bytes(b""),
-        "zip.pt": lambda path: zipfile.ZipFile(path, "w").close(),
-    }
-    for name, write in files.items():
-        write(tmp_path / name)
-        with pytest.raises(UserError, match=f"{name}: not a checkpoint of tensors and plain val"):
-            fairseq_interop.load(tmp_path / name, model)
-    assert not made.exists()
 
 
 STATE = """

@@ -155,7 +155,7 @@ def test_own_results_take_the_place_of_shipped_ones(results):
     assert not cards.sources("dinan/vit_search", results.home).own
 
 
-def test_numbers_that_break_a_figure_are_a_line_in_its_card(results, monkeypatch):
+def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused):
     path = results("everett/quickstart", "nanolm_c4/quickstart")
     module = load("everett/quickstart")
     for part in ("read", "findings"):
@@ -163,6 +163,7 @@ def test_numbers_that_break_a_figure_are_a_line_in_its_card(results, monkeypatch
             patch.setattr(module, part, lambda _: [][0])
             card = cards.figure_card("everett/quickstart", cards.Source([path], True))
             assert "Not drawn yet" in card.html and "its numbers cannot be drawn" in card.html
+            assert "its numbers cannot be drawn" in refused("everett/quickstart", path)
             with pytest.raises(IndexError):  # of shipped tables it is our mistake
                 cards.figure_card("everett/quickstart", cards.Source([path], False))
 

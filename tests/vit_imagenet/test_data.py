@@ -337,7 +337,7 @@ def test_shards_that_are_missing_mixed_damaged_or_lack_a_column_are_one_line(tmp
         parquet.write_table(table.drop_columns("label"), bad)
     assert "train: no label in columns image; expected image and label" in message()
     bad.write_bytes(b"PAR1 nothing")
-    assert f"{bad}: cannot be read as parquet (" in message()
+    assert "train: cannot be read as parquet (" in message()
 
 
 @pytest.mark.parametrize("label", [3, -1, None])
