@@ -83,7 +83,7 @@ def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
     """(mean over seeds of one layer at one step where it is highest, that step). Each seed is read
     where the mean of the others is highest: read where its own mean takes part, noise would count
     as height. A single seed has only its own highest value."""
-    values = rows.pivot_table(index=[STEP, LAYER], columns=SEED, values=value)
+    values = rows.set_index([STEP, LAYER, SEED])[value].unstack()
     heights = {}
     for seed, own in values.items():
         others = values.drop(columns=seed)[own.notna()].mean(axis="columns")

@@ -134,14 +134,6 @@ def test_every_output_sees_every_token_of_its_own_source_and_no_padding():
             assert not touched[1].any()
 
 
-def test_every_encoder_token_sees_all_the_others():
-    model = small()
-    seen = captured(model, "encoder_stem_norm")
-    model.encode(tokens(2, 11, 4))[0][0, 3].square().sum().backward()
-    touched = (seen["encoder_stem_norm"].grad[0] != 0).any(-1)
-    assert touched.tolist() == [True] * 7 + [False] * 4
-
-
 def test_what_a_pad_holds_changes_only_the_logit_of_pad():
     model, (encoder, decoder, _) = small(), batch()
     before = model(encoder, decoder)
@@ -340,12 +332,6 @@ def test_dropout_acts_in_training_only_and_follows_the_seed(dropout, attention_d
     torch.manual_seed(0)
     assert torch.equal(model(*ids), first)
     assert not torch.equal(first, second) and not torch.equal(first, still)
-
-
-def test_without_dropout_training_changes_nothing():
-    model = small(dropout=0.0, attention_dropout=0.0)
-    ids = batch()[:2]
-    assert torch.equal(model(*ids), model.train()(*ids))
 
 
 def test_dropout_stands_on_both_stems_and_every_branch():

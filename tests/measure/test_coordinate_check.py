@@ -148,16 +148,6 @@ def test_rates_without_alignment_grow_by_the_half_power_that_theory_predicts():
     assert not failed(slopes)
 
 
-def test_one_global_rate_grows():
-    slopes = check(prescription__parameterization="standard", prescription__alignment="global")
-    found = slope(slopes, "change", "blocks.0.mlp.down")
-    assert (found.aim, found.predicted, found.verdict) == (0.0, 0.0, GROWS)
-    assert found.slope == pytest.approx(1.0, abs=0.2)
-    assert words(slopes, "update")[MLP] == GROWS
-    assert words(slopes, "init", "change")["token_embedding"] == OK
-    assert failed(slopes)
-
-
 def scaled(kind, power, part):
     """Changes one number of the rows of some roles by a power of width/64."""
 

@@ -4,8 +4,9 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from plots import style
+from plots import cards, report, style
 from plots.__main__ import main
+from tests.plots.made import unjudged
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +18,15 @@ def coarse(request, monkeypatch):
         monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     yield
     plt.close("all")  # figures of tests that save none
+
+
+@pytest.fixture
+def claimed(monkeypatch):
+    """Claims of articles and of the report without their words: these take every figure's findings,
+    and are tested in test_claims.py."""
+    for module in (cards, report):
+        monkeypatch.setattr(module, "claims", unjudged)
+    return unjudged()
 
 
 @pytest.fixture

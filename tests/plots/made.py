@@ -1,7 +1,9 @@
 """Tables as files, and findings by name."""
 
 import pandas as pd
+import yaml
 
+from plots.claims import CLAIMS, Claim
 from plots.findings import Finding
 
 
@@ -29,3 +31,9 @@ def lines(findings):
 def text_of(findings):
     """What is printed."""
     return "\n".join(map(str, findings))
+
+
+def unjudged():
+    """The claims of the file, not judged."""
+    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    return [Claim(paper, entry) for paper, listed in entries.items() for entry in listed]

@@ -12,6 +12,9 @@ from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, cla
 from plots.findings import Estimate, Finding
 from plots.tables import DESKTOP
 
+# Every figure's findings take most of a minute: one process has the tests that need them.
+pytestmark = pytest.mark.xdist_group("claims")
+
 
 def finding(value, error, published, groups=10, sizes=None, name="power of n"):
     by_size = {n: Estimate(one, error) for n, one in (sizes or {}).items()}

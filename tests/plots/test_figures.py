@@ -14,7 +14,6 @@ from PIL import Image
 from plots import cards, style, tables
 from plots.__main__ import main, make
 from plots.catalogue import load, names, of_shipped, preset_of, shipped
-from plots.claims import claims
 from plots.findings import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +34,9 @@ CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part o
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkeypatch, laid_out):
+def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
+    name, monkeypatch, laid_out, claimed
+):
     """Letters may lie a pixel off on another machine, what is drawn may not. The article says of
     which figure of the paper, what the paper claims, every finding, and where numbers are from."""
     module, home, drawn = load(name), style.FIGURES / name.partition("/")[0], {}
@@ -67,7 +68,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
     found = [line for line in lines if isinstance(line, Finding)]
     assert sum(card.counts.values()) == len(found) == card.html.count("<tr data-kind=")
     assert all(f"|{line.measured}|" in said and line.verdict in said for line in found)
-    figures = {claim.entry["figure"] for claim in claims()}
+    figures = {claim.entry["figure"] for claim in claimed}
     assert ("None is listed" in said) == (name.removesuffix(preset_of(name)) not in figures)
     assert f"python -m plots {name}" in said.replace("/|", "/")
     made = said[said.index("|Tables, runs and commit|") :]

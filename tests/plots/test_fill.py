@@ -9,6 +9,9 @@ from plots.tables import ROOT, TableError
 
 EXPERIMENTS = ("nanolm_c4", "vit_imagenet", "vit_cifar5m", "bart_span_denoise", "effective_theory")
 
+# Every figure's findings take most of a minute: one process has the tests that need them.
+pytestmark = pytest.mark.xdist_group("claims")
+
 
 def test_every_marked_file_is_as_the_command_writes_it():
     for path in fill.files():

@@ -9,6 +9,7 @@ import pytest
 from plots import cards, report, tables
 from plots.catalogue import load, names
 from plots.findings import kind as kind_of
+from tests.plots.made import unjudged
 
 SHOWN = ("everett/adafactor", "theory/shares")  # test_figures.py makes the articles of all
 
@@ -39,6 +40,8 @@ def shipped(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "DPI", 40)
         patch.setattr(report, "names", lambda: SHOWN)
+        for module in (cards, report):
+            patch.setattr(module, "claims", unjudged)
         report.main(["--output", str(path)])
     return path.read_text(encoding="utf-8")
 
@@ -155,7 +158,7 @@ def test_own_results_take_the_place_of_shipped_ones(results):
     assert not cards.sources("dinan/vit_search", results.home).own
 
 
-def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused):
+def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused, claimed):
     path = results("everett/quickstart", "nanolm_c4/quickstart")
     module = load("everett/quickstart")
     for part in ("read", "findings"):
@@ -179,7 +182,7 @@ PAYLOADS = (
 )
 
 
-def test_the_page_survives_any_text(results, monkeypatch, tmp_path):
+def test_the_page_survives_any_text(results, monkeypatch, tmp_path, claimed):
     """In every word of a table that a figure draws."""
     monkeypatch.setattr(cards, "DPI", 40)
     monkeypatch.setattr(report, "names", lambda: ["everett/adafactor"])

@@ -305,7 +305,7 @@ def builder(key, name, **fields):
 @pytest.mark.parametrize(("optimizer", "slope"), [("adam", -0.5), ("sgd", -1.0)])
 def test_the_check_knows_the_updates_of_queries_and_keys(optimizer, slope):
     """The rate has N^(-1/2), the multiplier N^(-1) at alpha 1/2; all other aims and exponents are
-    in tests/measure, the scans of alpha 1 in test_cifar5m_train."""
+    in tests/measure."""
     build = builder("head_dim", optimizer, alpha_attention=0.5)
     result = measure(build, WIDTHS, steps=1, seeds=range(SEEDS))
     found = {(slope.quantity, slope.name): slope for slope in fit(result)}

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from param_groups import Bordelon, plan
 from param_groups.roles import Role, assign
@@ -192,18 +191,6 @@ def test_blocks_return_the_residual_stream_and_queries_are_of_all_heads():
     }
     attention = model.blocks[1].attention
     assert (attention.heads, attention.attention_scale) == (4, rule.attention_scale(6))
-
-
-def test_attention_is_torchs_fused_one(monkeypatch):
-    calls, fused = [], F.scaled_dot_product_attention
-
-    def spy(*args, **kwargs):
-        calls.append((tuple(args[0].shape), kwargs["scale"], kwargs.get("is_causal", False)))
-        return fused(*args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    network(alpha_attention=0.5)[0](images())
-    assert calls == 3 * [((3, 4, 16, 6), 6**-0.5, False)]
 
 
 def test_it_compiles_without_graph_breaks():

@@ -1,12 +1,10 @@
 """Configs and runs on CIFAR-5m: images seen once, the rule's numbers, mistakes, the size scans."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from measure import coordinate_check
 from tests.run_folders import lines
 from training import runs, shapes, signals
 from training import task as tasks
@@ -173,68 +171,3 @@ def initialised(*words):
     model = train.build_model(settings(*words))
     train.build_plan(settings(*words), model).initialise(model, seed=0)
     return model
-
-
-def scan(folder, key, widths, *words):
-    """What the coordinate check's command writes: slopes by (quantity, name), and the rest."""
-    small = [
-        "model.patch_size=16",
-        "data.validation_images=1",
-        "data.train_images=64",
-        "training.steps=1",
-        "training.log_every=1",
-        "training.eval_every=0",
-    ]
-    argv = [
-        "vit_cifar5m",
-        str(LAPTOP),
-        *small,
-        *words,
-        "--scan",
-        key,
-        "--widths",
-        *map(str, widths),
-        "--steps",
-        "1",
-        "--seeds",
-        "5",
-        "--out",
-        str(folder),
-    ]
-    coordinate_check.main(argv)  # exits with 1 where a verdict is bad
-    found = json.loads((folder / "coordinate_check.json").read_text())
-    assert found["scan"] == key and found["passed"]
-    return {(slope["quantity"], slope["name"]): slope for slope in found["slopes"]}, found
-
-
-def test_the_coordinate_check_scans_the_depth(tmp_path, capsys):
-    slopes, found = scan(tmp_path, "model.layers", (2, 8, 32))
-    kept = ("prescription.beta0", "prescription.gamma0", "optimizer.lr")
-    assert [found["set_for_the_check"][key] for key in kept] == [1.0, 1.0, 0.25]
-    assert slopes["update", "blocks.*.mlp.up.weight"]["aim"] == 0  # alpha_depth 1
-    assert slopes["update", "readout.weight"]["aim"] == pytest.approx(0.5)  # x L^(-1/2)
-    assert {slope["verdict"] for slope in slopes.values()} == {"ok"}
-
-
-@pytest.mark.parametrize(
-    ("key", "widths"), [("model.head_dim", (16, 32, 64, 128)), ("model.heads", (8, 16, 32, 64))]
-)
-def test_the_coordinate_check_scans_both_parts_of_the_width(tmp_path, capsys, key, widths):
-    """Of SGD, whose first step moves q and k less over N by N^(-1/2), an exception it knows."""
-    slopes, _ = scan(tmp_path, key, widths)
-    exceptions = {
-        name for (_, name), slope in slopes.items() if slope["verdict"] == "expected exception"
-    }
-    queries_and_keys = {
-        f"blocks.{block}.attention.{name}.weight" for block in (0, 1) for name in ("query", "key")
-    }
-    assert exceptions == (queries_and_keys if key == "model.head_dim" else set())
-    assert {slope["verdict"] for slope in slopes.values()} - {"expected exception"} == {"ok"}
-    aims = [
-        slopes["update", f"blocks.0.{name}.weight"]["aim"]
-        for name in ("attention.query", "attention.value", "mlp.up")
-    ]
-    assert aims == pytest.approx([-0.5] * 3) and slopes["init", "readout"]["aim"] == -0.5
-    assert ("expected exception: in the first steps of SGD" in capsys.readouterr().out) == bool(
-        exceptions
-    )
