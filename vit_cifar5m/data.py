@@ -57,8 +57,8 @@ Sample = tuple[np.ndarray, int]
 class Images(NamedTuple):
     """A source's images: items are (uint8 [3, 32, 32], label)."""
 
-    train: Dataset
-    validation: Dataset
+    train: Drawn | Stored
+    validation: Drawn | Stored
     classes: int
 
 
@@ -70,6 +70,7 @@ def from_config(data: DataConfig, seed: int, visits: int = 0) -> Images:
     them.
     """
     validation = held_out(data, data.validation_images, "data.validation_images")
+    train: Drawn | Stored
     if data.source == "embedded":
         train = embedded(data.train_images, visits, seed)
     elif data.source == "cifar5m":
@@ -79,7 +80,7 @@ def from_config(data: DataConfig, seed: int, visits: int = 0) -> Images:
     return Images(train, validation, CLASSES)
 
 
-def held_out(data: SourceConfig, count: int, key: str) -> Dataset:
+def held_out(data: SourceConfig, count: int, key: str) -> Drawn | Stored:
     """The first images that no run trains on, without a look at any other file.
 
     UserError, which names `key`, if there are fewer than `count`.
@@ -97,7 +98,7 @@ def held_out(data: SourceConfig, count: int, key: str) -> Dataset:
 
 def _folder(data: SourceConfig) -> Path:
     """The folder of the source's files; UserError if it is none."""
-    folder = Path(data.path).expanduser()
+    folder = Path(str(data.path)).expanduser()
     if not folder.is_dir():
         raise UserError(
             f"data.path: {folder} is not a folder; expected that of {data.source}, which "

@@ -106,14 +106,17 @@ class Images:
 
 def from_config(data: DataConfig, *, image_size: int, classes: int, seed: int) -> Images:
     """The images of a config; UserError when they are not there or not of so many classes."""
+    source: Source
+    held_out: Source
+    path = str(data.path)
     if data.source == "embedded":
         source, held_out, names = embedded(image_size, data.validation_fraction)
     elif data.source == "drawn":
         source, held_out, names = drawn(data.validation_fraction)
     elif data.source == "folder":
-        source, held_out, names = image_folder(data.path)
+        source, held_out, names = image_folder(path)
     else:
-        source, held_out, names = arrow_splits(data.path, classes, data.cache_dir)
+        source, held_out, names = arrow_splits(path, classes, data.cache_dir)
     if len(names) != classes:
         raise UserError(
             f"model.classes is {classes}, but the {data.source} source has {len(names)} classes; "

@@ -146,7 +146,7 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
                 cache_dir=str(Path(cache_dir).expanduser()),
             )
 
-            def rows_of() -> datasets.Dataset:
+            def rows_of() -> Any:
                 if kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
                     _check_ends(paths)
                 builder.download_and_prepare()
@@ -173,12 +173,13 @@ def _check_ends(paths: list[Path]) -> None:
     for path in paths:
         try:
             with tarfile.open(path, "r:") as tar:
-                for _ in tar:
-                    tar.members.clear()  # which would grow with every member
-                tar.fileobj.seek(tar.offset)
-                zeros = bytes(tarfile.BLOCKSIZE)
-                if not tar.offset or tar.fileobj.read(len(zeros)) != zeros:
-                    raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
+                while tar.next():
+                    tar.members.clear()  # type: ignore[attr-defined]  # it would grow
+                end = tar.offset
+            with open(path, "rb") as file:
+                file.seek(end)
+                if not end or file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError(f"damaged or cut off at byte {end}")
         except (tarfile.TarError, OSError) as error:
             raise UserError(
                 f"{path}: cannot be read as tar ({_reason(error)}); copy or download it again"

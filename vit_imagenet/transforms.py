@@ -173,7 +173,7 @@ def _timm(image_size: int, augmentation: AugmentationConfig) -> tuple[list, list
         scale=augmentation.crop_scale,
         ratio=augmentation.crop_ratio,
         hflip=augmentation.flip,
-        color_jitter=None,
+        color_jitter=None,  # type: ignore[arg-type]  # timm's own word for none
         auto_augment=spelling,
         interpolation="bicubic",
         re_prob=augmentation.erasing,
@@ -265,7 +265,7 @@ class Collate:
     def _mix(self, first: Place, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Mixes one group's images in place; its targets."""
         with seeded("mix", self.seed, first.epoch, first.position // self.group):
-            return self.mixup(images, labels)[1]
+            return self.mixup(images, labels)[1]  # type: ignore[misc]  # mixing is on here
 
     def _check(self, places: tuple[Place, ...]) -> None:
         """Refuses a micro-batch that cuts a group."""

@@ -59,13 +59,16 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The probes of Figures 1 and 5 to 7 with columns `kind` and the ratio at the paper's width;
     what is not finite is left out."""
     (table,) = tables.read_each(paths, {"probes.csv": COLUMNS})
-    table = table[np.isfinite(table[ALIGNMENT])]
+    table = table.loc[np.isfinite(table[ALIGNMENT]), list(COLUMNS)]
     if table.empty:
         raise TableError(f"{paths[0]}: no finite {ALIGNMENT} in it")
     log_f = (table[ALIGNMENT] - 1) * np.log(table[FAN_IN])
     at_paper = 1 + log_f / np.log(table[FAN_IN] * ALIGNMENT_WIDTH / table[WIDTH])
     kinds = table[LAYER].astype(str).str.rpartition(".")[2]
-    return table.assign(**{KIND: kinds, AT_PAPER: at_paper})
+    table = table.assign(**{KIND: kinds, AT_PAPER: at_paper})
+    return table.astype(
+        dict.fromkeys((CURVE, PARAMETERIZATION, KIND), "category")
+    )  # fast to compare
 
 
 def of(table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str]) -> pd.DataFrame:

@@ -48,9 +48,7 @@ def shipped(tmp_path_factory):
 
 def test_the_page_has_its_pictures_and_needs_neither_network_nor_script(shipped):
     page = Page(shipped)
-    assert [name for tag, _ in page.elements for name in [tag] if tag == "article"] == [
-        "article"
-    ] * 2
+    assert [tag for tag, _ in page.elements].count("article") == len(SHOWN)
     images = [attributes for tag, attributes in page.elements if tag == "img"]
     assert {image["data-stem"] for image in images} == {"figure_10_adafactor", "shares"}
     assert all(len(image["alt"]) > 40 for image in images)
@@ -63,9 +61,8 @@ def test_the_page_has_its_pictures_and_needs_neither_network_nor_script(shipped)
 def test_links_lead_somewhere_and_every_verdict_can_be_hidden(shipped):
     page = Page(shipped)
     ids = page.all("id")
-    assert len({*ids}) == len(ids) and {link[1:] for link in page.all("href")} - {"data:,"[1:]} <= {
-        *ids
-    }
+    links = {address[1:] for address in page.all("href") if address.startswith("#")}
+    assert len({*ids}) == len(ids) and links <= {*ids}
     assert {*page.all("data-kind")} <= {*cards.VERDICTS}
     for key in cards.VERDICTS:
         assert key in ids and f'body:has(#{key}:not(:checked)) [data-kind="{key}"]' in shipped
@@ -171,32 +168,23 @@ def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused, c
                 cards.figure_card("everett/quickstart", cards.Source([path], False))
 
 
-PAYLOADS = (
-    "<!--<script>",
-    "</script><script>window.ran = 1</script>",
-    "<img src=x onerror='window.ran = 1'>",
-    "<svg onload='window.ran = 1'>",
-    "{{library}}",
-    "javascript:window.ran=1",
-    "\"'><b>bold</b>&amp;",
+PAYLOAD = (
+    "<!--<script></script><script>a()</script><img src=x onerror='a()'>{{library}}\"'><b>b</b>&amp;"
 )
 
 
 def test_the_page_survives_any_text(results, monkeypatch, tmp_path, claimed):
-    """In every word of a table that a figure draws."""
+    """In every word of a table that a figure draws: the elements are those of harmless words."""
     monkeypatch.setattr(cards, "DPI", 40)
     monkeypatch.setattr(report, "names", lambda: ["everett/adafactor"])
-    output = tmp_path / "report.html"
-    for payload in PAYLOADS:
-        words = {"prescription.parameterization": payload, "commit": payload, "run": payload}
+    output, pages = tmp_path / "report.html", []
+    for word in ("mine", PAYLOAD):
+        words = {"prescription.parameterization": word, "commit": word, "run": word}
         results("everett/figure_10_adafactor", "nanolm_c4/figure_10_adafactor", **words)
         report.main(["--results", str(results.home), "--output", str(output)])
-        text = output.read_text(encoding="utf-8")
-        page = Page(text)
-        assert payload in page.words and "window.ran" not in str(page.elements).replace(
-            repr(payload), ""
-        )
-        assert not {"script", "svg", "b"} & {tag for tag, _ in page.elements} - {"b"}
+        pages.append(Page(output.read_text(encoding="utf-8")))
+    plain, odd = ([(tag, sorted(keys)) for tag, keys in page.elements] for page in pages)
+    assert odd == plain and PAYLOAD in pages[1].words
 
 
 @pytest.mark.parametrize(
