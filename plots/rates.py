@@ -187,7 +187,8 @@ def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
     seeds or more, none of them diverged, and a mean loss at most NEAR above the lowest of their
     sweep. A point of runs that several curves share counts once."""
     keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
-    sweep = [key for key in keys if key in rows]
+    known = [key for key in keys if key in rows]
+    sweep = [key for key in known if key == WIDTH or rows[key].nunique(dropna=False) > 1]
     kept = rows[rows[STATUS] != "failed"]
     groups = kept.groupby([*sweep, RATE], dropna=False)[LOSS]
     points = pd.DataFrame({key: getattr(groups, key)() for key in ("mean", "var", "count", "size")})
