@@ -53,15 +53,15 @@ def findings_of(figure: str, pattern: str) -> list[Finding]:
     return found
 
 
-def filled(text: str) -> str:
-    """A file's text with what its marks ask for."""
+def filled(text: str, file: Path | None = None) -> str:
+    """A file's text with what its marks ask for; of a sweep's `file`, from that sweep's table."""
 
     def block(match: re.Match[str]) -> str:
         head, kind, what, pattern, _, foot = match.groups()
         if kind == "claims":
             lines = claims_table(what)
         elif head.startswith("#"):
-            lines = [f"# {_rests_on(what)}:"]
+            lines = [f"# {_rests_on(what, file)}:"]
             for one in findings_of(what, pattern):
                 beside = f" ({one.published})" if one.published else ""
                 lines.append(f"#   {one.name}: {one.measured}{beside}")
@@ -75,13 +75,23 @@ def filled(text: str) -> str:
     return MARKED.sub(block, text)
 
 
-def _rests_on(figure: str) -> str:
-    """The runs of a figure's tables, their seeds and the machine."""
+def _rests_on(figure: str, file: Path | None) -> str:
+    """The preset, the runs and seeds and the machine of the figure's first table that the sweep
+    `file` makes; of its first table without a file."""
     paths = catalogue.shipped(figure)
-    origin = tables.origin(paths[0])
-    seeds = tables.facts(paths[:1])[-1]
+    origins = [tables.origin(path) for path in paths]
+    chosen = [
+        i
+        for i, one in enumerate(origins)
+        if file in (None, tables.file_of(one.get("sweep", ""))[0])
+    ]
+    if not chosen:
+        raise TableError(f"{file}: no shipped table of {figure} is of this sweep")
+    path, origin = paths[chosen[0]], origins[chosen[0]]
+    preset = tables.file_of(origin.get("sweep", ""))[1]
+    size = f"preset {preset}, " if preset else ""
     device = origin.get("environment", {}).get("device", "")
-    return f"{origin.get('runs', 0):,} runs, {seeds}, {device}"
+    return f"{size}{origin.get('runs', 0):,} runs, {tables.facts([path])[-1]}, {device}"
 
 
 def files() -> list[Path]:
@@ -95,5 +105,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)
     for path in files():
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(path.relative_to(ROOT))
+        file = path.relative_to(ROOT)
+        path.write_text(filled(path.read_text(encoding="utf-8"), file), encoding="utf-8")
+        print(file)

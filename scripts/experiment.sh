@@ -75,6 +75,32 @@ arguments() {
   [[ "$1" != *:* ]] || printf '%s\n' --curves "${1#*:}"
 }
 
+# total: passes on what dry runs say; where they were several, their runs and times are added up below.
+total() {
+  awk '{ print; fflush() }
+    / runs to do/ {
+      sweeps++
+      known += $2 ~ /^\(/ ? $3 : $2
+      if (match($0, /up to [0-9]+/)) more += substr($0, RSTART + 6, RLENGTH - 6)
+      time = $0; sub(/;.*/, "", time); sub(/.*, about /, "", time); gsub(/,/, "", time)
+      words = split(time, word, " ")
+      for (i = 1; i < words && word[i] != "on"; i += 2) {
+        if (word[i + 1] ~ /-hours/) { hours += word[i]; card = word[i + 1] }
+        else seconds += word[i] * unit[word[i + 1]]
+      }
+      if (sub(/.* on /, "", time)) cores = time
+    }
+    BEGIN { unit["s"] = 1; unit["min"] = 60; unit["h"] = 3600; unit["d"] = 86400 }
+    END {
+      if (sweeps < 2) exit
+      printf "all %d sweeps: %d runs to do", sweeps, known
+      if (more) printf " and up to %d more", more
+      if (cores) printf ", about %.0f min on %s", seconds / 60, cores
+      if (card) printf ", about %d %s", hours, card
+      print ""
+    }'
+}
+
 # run_sweeps [OPTION ...]: one after the other, with options of `python -m sweeps run`. One that fails
 # ends it, but for a --dry-run, which says of each what data it misses.
 run_sweeps() {
@@ -146,8 +172,8 @@ sweep_and_draw() {
   check_only "${stages[@]}"
   check_options "$@"
   if [[ " $* " == *" --dry-run "* ]]; then
-    run_sweeps "$@"
-    return
+    run_sweeps "$@" | total
+    return "${PIPESTATUS[0]}"
   fi
   ! declare -F prepare >/dev/null || prepare "$@"
   run_sweeps "$@"

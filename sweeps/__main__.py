@@ -106,7 +106,11 @@ def _parser() -> argparse.ArgumentParser:
             add("--json", action="store_true", help="all of it as JSON")
         if name == "run":
             add("--dry-run", action="store_true", help="say what is to do and stop")
-            add("--verbose", action="store_true", help="with --dry-run: a line for every run")
+            add(
+                "--verbose",
+                action="store_true",
+                help="with --dry-run: each run and each input to come",
+            )
             add = command.add_argument_group("where runs run").add_argument
             add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
             add("--workers", type=int, help="runs at a time (default: one per GPU, without GPUs 1)")
@@ -146,8 +150,12 @@ def _run(args: argparse.Namespace, path: Path) -> int:
     if args.dry_run:
         pool.check(args.engine, options)
         work = work_of(file, looks=True)
-        lines = [_headline(work, args.workers or 1), *file.sources.assumed]
-        print("\n".join([*lines, *(work.listed() if args.verbose else ())]), flush=True)
+        lines, assumed = [_headline(work, args.workers or 1)], file.sources.assumed
+        if args.verbose:
+            lines += [*assumed, *work.listed()]
+        elif assumed:
+            lines[0] += f"; {len(assumed)} inputs are to come (see --verbose)"
+        print("\n".join(lines), flush=True)
         file.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike

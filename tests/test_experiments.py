@@ -13,6 +13,7 @@ from param_groups import Plan
 from tests.experiment_cases import CASES, HOW, ROOT, write_files
 from tests.processes import finished
 from tests.run_folders import lines
+from tests.tracked import tracked
 from training import loading, loop, task
 from training.config import leaves, load
 from training.errors import UserError
@@ -26,7 +27,7 @@ KEYS = [
     for key in case.all_changes()
 ]
 CONFIGS = sorted(
-    path.relative_to(ROOT) for name in CASES for path in (ROOT / name / "configs").glob("*.yaml")
+    path.relative_to(ROOT) for name in CASES for path in tracked(f"{name}/configs/*.yaml")
 )
 
 

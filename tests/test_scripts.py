@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from sweeps.sweep_file import load_sweep
+from tests.tracked import tracked
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ("bart_span_denoise", "nanolm_c4", "vit_cifar5m", "vit_imagenet")
@@ -115,7 +116,7 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
     started = swept(call(script, "sweeps").calls)
     files = [file for file, _ in started]
     whole = [file for file, curve in started if not curve]
-    shipped = {str(p.relative_to(ROOT)) for p in (ROOT / script / "sweeps").glob("*.yaml")}
+    shipped = {str(path.relative_to(ROOT)) for path in tracked(f"{script}/sweeps/*.yaml")}
     other = {"vit_cifar5m": {"nanolm_c4/sweeps/figure_7_12.yaml"}}.get(script, set())
     # The quickstart has a script of its own, the decoder of Bordelon et al. theirs; the questions
     # that are ours are of no figure of a paper.
@@ -137,7 +138,7 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
 def test_all_text_that_sweeps_read_is_tokenised_once_before_they_start(call):
     """The script's sweeps of growing horizons are those whose files ask for more text."""
     growing = {}
-    for path in sorted((ROOT / "nanolm_c4/sweeps").glob("*.yaml")):
+    for path in tracked("nanolm_c4/sweeps/*.yaml"):
         for tokens in re.findall(r"data.max_train_tokens: (\d[\d_]*)", path.read_text()):
             growing.setdefault(tokens, set()).add(path.stem)
     [(tokens, names)] = growing.items()
@@ -211,6 +212,26 @@ def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing
     assert len(swept(lines)) == len(lines) > 0
     assert all(line.endswith("--threads 1 --workers 4 --dry-run") for line in lines)
     assert call(script, "--help").calls == ["python -m sweeps run --help"]
+
+
+def test_a_look_at_several_sweeps_adds_their_runs_and_times_up(call, tmp_path):
+    lines = (
+        "a (laptop): 4 of 4 runs to do and up to 1176 more, 2e+12 FLOPs, about 30 s on 2 CPU cores",
+        "b: 100 of 120 runs to do, 1e9 FLOPs, about 1 h 9 min on 2 CPU cores; 3 inputs are to come",
+        "c (x): 60 of 60 runs to do, 4e+22 FLOPs, about 26,529 H100-hours",
+    )
+    said = "\n".join(lines)
+    (tmp_path / "bin/python").write_text(f"#!/bin/sh\nprintf '{said}\n'\n")
+    (tmp_path / "scripts/nanolm_c4.sh").write_text(
+        '. "$(dirname "$0")/experiment.sh"\nstages=(a/b)\nsweep_and_draw "$@"\n'
+    )
+    total = (
+        "all 3 sweeps: 164 runs to do and up to 1176 more, about 70 min on 2 CPU cores, about 26529"
+    )
+    assert call("nanolm_c4", "--dry-run").stdout == f"{said}\n{total} H100-hours\n"
+    (tmp_path / "bin/python").write_text(f"#!/bin/sh\nprintf '{lines[0]}\n'\nexit 2\n")
+    alone = call("nanolm_c4", "--dry-run")
+    assert (alone.stdout, alone.returncode) == (f"{lines[0]}\n", 2)
 
 
 @pytest.mark.parametrize(

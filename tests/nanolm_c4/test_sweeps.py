@@ -8,12 +8,13 @@ import pytest
 from nanolm_c4 import train
 from sweeps.sweep_file import load_sweep
 from tests.experiment_cases import write_texts
+from tests.tracked import tracked
 from training.config import set_keys, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "nanolm_c4" / "sweeps"
 OTHERS = {"figure_7_12"}  # of Bordelon et al., tested with their other figures
-FIGURES = sorted({path.stem for path in SWEEPS.glob("figure_*.yaml")} - OTHERS)
+FIGURES = sorted({path.stem for path in tracked("nanolm_c4/sweeps/figure_*.yaml")} - OTHERS)
 TABLE_3 = [128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384]
 
 # Parameterisations x sizes x first rates (x settings); the sweeps then follow their optima.

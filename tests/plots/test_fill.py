@@ -1,11 +1,16 @@
 """READMEs, configs and sweep files hold the findings of the shipped tables."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from plots import fill
 from plots.catalogue import of_shipped
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
+from tests.sweeps.test_rules import AWAITED
+from tests.tracked import tracked
 
 EXPERIMENTS = ("nanolm_c4", "vit_imagenet", "vit_cifar5m", "bart_span_denoise", "effective_theory")
 
@@ -16,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("claims")
 def test_every_marked_file_is_as_the_command_writes_it():
     for path in fill.files():
         text = path.read_text(encoding="utf-8")
-        assert text == fill.filled(text), f"{path}: run `python -m plots fill`"
+        assert text == fill.filled(text, path.relative_to(ROOT)), f"{path}: `python -m plots fill`"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -51,3 +56,31 @@ def test_a_yaml_file_says_runs_seeds_and_machine():
 def test_a_pattern_without_a_finding_is_an_error():
     with pytest.raises(TableError, match="everett/quickstart has no finding 'none'"):
         fill.filled("# findings: everett/quickstart none\n# end\n")
+
+
+def test_a_sweep_file_rests_on_its_own_table_of_a_figure_with_several():
+    text = "# findings: everett/learning_rates_desktop adam, muP\n# end\n"
+    file = Path("nanolm_c4/sweeps/figure_12_adam.yaml")
+    assert "\n# preset desktop, 752 runs, 3 to 5 seeds" in fill.filled(text, file)
+    with pytest.raises(
+        TableError, match=r"depth\.yaml: no shipped table of everett/learning_rates"
+    ):
+        fill.filled(text, file.with_name("depth.yaml"))
+
+
+@pytest.mark.parametrize(
+    "path", tracked("*/sweeps/*.yaml", "*/configs/*.yaml"), ids=lambda path: path.stem
+)
+def test_every_config_begins_with_what_to_expect_how_long_it_takes_and_the_command(path):
+    name = path.relative_to(ROOT)
+    head = re.match(r"(?:#.*\n)+", path.read_text(encoding="utf-8"))[0]
+    assert re.search(rf"python -m \S+ .*({name}|{path.stem})\b|bash scripts/\w+\.sh", head)
+    assert re.search(r"\d (?:s|minutes|hours|H100-hours) (?:of|on) (?:one|two|\d)", head)
+    assert re.search(
+        r"^# (?:findings: |Expected: |Not known: |No table of it)|not known", head, re.M
+    )
+    awaited = {
+        Path(one).name for one in AWAITED if (name.parts[0] == "nanolm_c4") == ("everett" in one)
+    }
+    if name.parts[0] != "vit_cifar5m" and path.stem in awaited:
+        assert "# end\n# The numbers above come from former settings" in head

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.sweep_file import load_sweep
+from tests.tracked import tracked
 from training import runs
 from training.config import load, read_yaml
 
@@ -22,12 +23,12 @@ RECORDED = json.loads(Path(__file__).with_name("run_ids.json").read_text())
 
 def test_every_shipped_file_is_recorded():
     expected = set()
-    for path in ROOT.glob("*/sweeps/*.yaml"):
+    for path in tracked("*/sweeps/*.yaml"):
         data = read_yaml(path)
         if "search" not in data:
             name = str(path.relative_to(ROOT))
             expected |= {name, *(f"{name} --preset {preset}" for preset in data.get("presets", ()))}
-    configs = (path.relative_to(ROOT) for path in ROOT.glob("*/configs/*.yaml"))
+    configs = (path.relative_to(ROOT) for path in tracked("*/configs/*.yaml"))
     expected |= {str(path) for path in configs if path.parts[0] != "effective_theory"}
     assert expected == RECORDED.keys()
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sweeps.search import SearchWork
 from sweeps.study import load_search
 from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
+from tests.tracked import tracked
 from training.config import load
 from training.errors import UserError
 from training.experiment import load_experiment
@@ -92,23 +92,14 @@ def test_the_command_says_which_cards_hold_each_size(sweep, tmp_path, capsys):
     assert int(rows[1]["memory_on_each"]) == two["memory_on_each"]
 
 
-def shipped():
-    """The sweep files of the papers' sizes."""
-    files = subprocess.run(
-        ["git", "ls-files", "*/sweeps/*.yaml"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return files.stdout.split()
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_the_gpus_of_shipped_files_are_those_of_the_simulated_table(name, tmp_path):
+@pytest.mark.parametrize("path", tracked("*/sweeps/*.yaml"), ids=lambda path: path.stem)
+def test_the_gpus_of_shipped_files_are_those_of_the_simulated_table(path, tmp_path):
     """One where an H100 holds the run, else so many H100s that they do.
 
     `python -m sweeps cost FILES --simulate --csv sweeps/simulated.csv` writes the table.
     """
     with open(ROOT / "sweeps/simulated.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["file"] == name]
-    path = ROOT / name
+        rows = [row for row in csv.DictReader(file) if row["file"] == str(path.relative_to(ROOT))]
     if "search" in preset_of(path, None):
         search = load_search(path, tmp_path, draft=True)
         work = SearchWork(search, lambda run: None)
