@@ -61,7 +61,9 @@ def filled(text: str, file: Path | None = None) -> str:
         if kind == "claims":
             lines = claims_table(what)
         elif head.startswith("#"):
-            lines = [f"# {_rests_on(what, file)}:"]
+            if not (runs := _rests_on(what, file)):  # a copy of a sweep file under another name
+                return match[0]
+            lines = [f"# {runs}:"]
             for one in findings_of(what, pattern):
                 beside = f" ({one.published})" if one.published else ""
                 lines.append(f"#   {one.name}: {one.measured}{beside}")
@@ -77,21 +79,15 @@ def filled(text: str, file: Path | None = None) -> str:
 
 def _rests_on(figure: str, file: Path | None) -> str:
     """The preset, the runs and seeds and the machine of the figure's first table that the sweep
-    `file` makes; of its first table without a file."""
-    paths = catalogue.shipped(figure)
-    origins = [tables.origin(path) for path in paths]
-    chosen = [
-        i
-        for i, one in enumerate(origins)
-        if file in (None, tables.file_of(one.get("sweep", ""))[0])
-    ]
-    if not chosen:
-        raise TableError(f"{file}: no shipped table of {figure} is of this sweep")
-    path, origin = paths[chosen[0]], origins[chosen[0]]
-    preset = tables.file_of(origin.get("sweep", ""))[1]
-    size = f"preset {preset}, " if preset else ""
-    device = origin.get("environment", {}).get("device", "")
-    return f"{size}{origin.get('runs', 0):,} runs, {tables.facts([path])[-1]}, {device}"
+    `file` makes, "" if none is; of its first table without a file."""
+    for path in catalogue.shipped(figure):
+        origin = tables.origin(path)
+        made_by, preset = tables.file_of(origin.get("sweep", ""))
+        if file in (None, made_by):
+            size = f"preset {preset}, " if preset else ""
+            device = origin.get("environment", {}).get("device", "")
+            return f"{size}{origin.get('runs', 0):,} runs, {tables.facts([path])[-1]}, {device}"
+    return ""
 
 
 def files() -> list[Path]:
