@@ -70,23 +70,21 @@ def filled(text: str, file: Path | None = None) -> str:
         else:
             lines = ["| finding | measured | published | verdict |", "|---|---|---|---|"]
             for one in findings_of(what, pattern):
-                cells = (one.name, one.measured, one.published, one.verdict)
-                lines.append(f"| {' | '.join(cells)} |")
+                lines.append(f"| {one.name} | {one.measured} | {one.published} | {one.verdict} |")
         return head + "".join(f"{line}\n" for line in lines) + foot
 
     return MARKED.sub(block, text)
 
 
 def _rests_on(figure: str, file: Path | None) -> str:
-    """The preset, the runs and seeds and the machine of the figure's first table that the sweep
-    `file` makes, "" if none is; of its first table without a file."""
+    """Preset, runs, seeds and machine of a figure's first table, of the sweep `file` if given."""
     for path in catalogue.shipped(figure):
         origin = tables.origin(path)
         made_by, preset = tables.file_of(origin.get("sweep", ""))
         if file in (None, made_by):
-            size = f"preset {preset}, " if preset else ""
+            facts = (f"{origin.get('runs', 0):,} runs", tables.facts([path])[-1])
             device = origin.get("environment", {}).get("device", "")
-            return f"{size}{origin.get('runs', 0):,} runs, {tables.facts([path])[-1]}, {device}"
+            return ", ".join([f"preset {preset}"] * bool(preset) + [*facts, device])
     return ""
 
 

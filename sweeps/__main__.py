@@ -106,11 +106,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--json", action="store_true", help="all of it as JSON")
         if name == "run":
             add("--dry-run", action="store_true", help="say what is to do and stop")
-            add(
-                "--verbose",
-                action="store_true",
-                help="with --dry-run: each run and each input to come",
-            )
+            add("--verbose", action="store_true", help="with --dry-run: each input and each run")
             add = command.add_argument_group("where runs run").add_argument
             add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
             add("--workers", type=int, help="runs at a time (default: one per GPU, without GPUs 1)")
@@ -150,12 +146,8 @@ def _run(args: argparse.Namespace, path: Path) -> int:
     if args.dry_run:
         pool.check(args.engine, options)
         work = work_of(file, looks=True)
-        lines, assumed = [_headline(work, args.workers or 1)], file.sources.assumed
-        if args.verbose:
-            lines += [*assumed, *work.listed()]
-        elif assumed:
-            lines[0] += f"; {len(assumed)} inputs are to come (see --verbose)"
-        print("\n".join(lines), flush=True)
+        more = [*file.sources.assumed, *work.listed()] if args.verbose else []
+        print("\n".join([_headline(work, args.workers or 1), *more]), flush=True)
         file.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
@@ -174,7 +166,7 @@ def _run(args: argparse.Namespace, path: Path) -> int:
 def _headline(work: Work, workers: int) -> str:
     """The name, the runs and the time of what is to do, as scripts add them up."""
     name, preset = work.file.path.stem, work.file.sources.preset
-    more, flops = work.may_add()[0], work.todo[0]
+    more, flops, late = work.may_add()[0], work.todo[0], len(work.file.sources.assumed)
     seconds = on_a_core(flops, work.todo[1]) / workers
     hours = flops / (CARDS[0].bf16 * cost.UTILISATION) / 3600
     time = f"{duration(seconds)} on {workers} CPU core{'s' * (workers > 1)}"
@@ -183,6 +175,7 @@ def _headline(work: Work, workers: int) -> str:
         f"{len(work.left)} of {len(work.points)} runs to do"
         f"{f' and up to {more} more' if more else ''}, {flops:.3g} FLOPs, about "
         + (time if seconds < CPU_MOST else f"{hours:,.0f} {CARDS[0].name}-hours")
+        + f"; {late} inputs are to come (see --verbose)" * bool(late)
     )
 
 
