@@ -3,9 +3,8 @@
     python -m plots fill
 
 Between a line `<!-- claims: EXPERIMENT -->`, or `<!-- findings: FIGURE PATTERN -->` with a pattern
-of findings' names, and the next `<!-- end -->` stands a table that this command writes. In a YAML
-file the lines are `# findings: FIGURE PATTERN` and `# end`, and between them stand the findings
-with the runs and the machine that they are of. Nothing else in a file is changed.
+of findings' names, and the next `<!-- end -->` this command writes a table. In a YAML file it
+writes findings, runs and machine between `# findings: FIGURE PATTERN` and `# end`.
 """
 
 import argparse
