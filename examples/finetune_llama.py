@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from param_groups import Everett, guard, plan, schedule, suggest
+from param_groups import Everett, guard, plan, rules_for, schedule
 
 WIDTH, STEPS = 64, 150
 MANUAL = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 64, 64)  # passages
@@ -49,7 +49,7 @@ if __name__ == "__main__":
         model = LlamaForCausalLM.from_pretrained(folder)  # tied as it was, which keeps its head
     rule = Everett("standard", WIDTH, WIDTH, alignment="global")  # one rate for all tensors
     decay = {"weight_decay": 0.1, "decay_mode": "per_group", "no_decay": ["*norm*"]}
-    numbers = plan(model, suggest(model).rules, rule, lr=1e-3, **decay)
+    numbers = plan(model, rules_for(model), rule, lr=1e-3, **decay)
     print(numbers.table())
     numbers.apply_multipliers(model)  # in place of initialise, which would draw new weights
     kept = sum(torch.equal(model.state_dict()[name], tensor) for name, tensor in saved.items())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -243,6 +243,19 @@ class Prescription(ABC):
             values = {"width": self.width, "optimizer": self.optimizer, **vars(self)}
         fields = {key: _plain(value) for key, value in values.items()}
         return {"name": type(self).__name__.lower(), **fields}
+
+
+def summary(described: Mapping[str, object]) -> str:
+    """A described prescription for people: what it is, and the fields that are not its defaults."""
+    kinds: dict[str, Any] = {kind.__name__.lower(): kind for kind in Prescription.__subclasses__()}
+    kind = kinds.get(str(described.get("name")))
+    usual = {one.name: one.default for one in fields(kind)} if is_dataclass(kind) else {}
+    usual = {key: usual[key] for key in usual.keys() - {"optimizer", "alignment", "strategy"}}
+    shown = [(key, value) for key, value in described.items() if value != usual.get(key, MISSING)]
+    return ", ".join(
+        f"{key} ({summary(value)})" if isinstance(value, Mapping) else f"{key} {value}"
+        for key, value in shown
+    )
 
 
 def _plain(value: object) -> object:

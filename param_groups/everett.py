@@ -105,7 +105,7 @@ class Everett(Prescription):
     Args:
         parameterization: "standard", "ntk", "mup" or "mean_field".
         width, base_width: n and b; rates at n = b are the global one times gamma_l.
-        optimizer: "sgd", "adam", "adam_atan2", "adafactor" or "adam_param_scaling".
+        optimizer: one of the families "sgd", "adam" and "adafactor" (`OPTIMIZER_FAMILY`).
         alignment, hidden_layers, gamma_embedding, gamma_hidden, gamma_readout, gamma_units,
             eps_per_layer, embedding_std, qk_exponent, embedding_exponent: above.
         depth, base_depth, alpha_depth: L, L_b and alpha.

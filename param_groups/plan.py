@@ -24,6 +24,7 @@ from param_groups.contract import (
     check_sizes,
     finite,
     python_number,
+    summary,
 )
 from param_groups.roles import (
     Assignment,
@@ -263,11 +264,10 @@ class Plan:
 
     def table(self) -> str:
         """The plan for people: rows that differ only in their block number are one line."""
-        origin = ", ".join(f"{key} {value}" for key, value in self.prescription.items())
         decays = sorted({row.decay_per_step for row in self.rows if row.decay_per_step})
         shares = [f"{100 * share:.4g} %" for share in dict.fromkeys((*decays[:1], *decays[-1:]))]
         decay = f"{' to '.join(shares)} per step ({self.decay_mode})" if shares else "none"
-        title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {origin}"
+        title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {summary(self.prescription)}"
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
         return title + "\n" + table(self.rows)

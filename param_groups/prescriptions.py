@@ -215,7 +215,7 @@ class Bordelon(Prescription):
         head_dim: N.
         heads: H; the width is N H.
         depth: L, residual blocks.
-        optimizer: "sgd", "adam" or "adam_atan2".
+        optimizer: one of the families "sgd" and "adam".
         alpha_attention: query-key products are multiplied by N^(-alpha_attention), in [1/2, 1].
         alpha_depth: branches are multiplied by beta0 L^(-alpha_depth), in [1/2, 1].
         beta0: the constant on branches.

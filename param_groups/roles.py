@@ -112,8 +112,9 @@ SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
 BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
 UNTIE = (
-    "; untie word embedding and readout (in Hugging Face's configs tie_word_embeddings=False), as "
-    "most prescriptions give the two different numbers"
+    "; to train from scratch, untie word embedding and readout (tie_word_embeddings=False in "
+    "Hugging Face's configs); a checkpoint would lose its head by that: take one rate for all "
+    "tensors, Everett('standard', n, n, alignment='global')"
 )
 
 # The axis of a tensor that must be the model's width; roles not listed (biases, norms over head

@@ -310,13 +310,26 @@ def fitting(model: nn.Module) -> dict[str, list[Rule]]:
     found = {}
     for name, rules in CATALOGUE.items():
         try:
-            assignments = assign(model, chosen := present(rules, model))
+            chosen = _tied_once(present(rules, model), model)
+            assignments = assign(model, chosen)
         except PlanError:
             continue
         contradicted = any(layout_problem(model, assignment) for assignment in assignments)
         if not contradicted and _norms_agree(model, assignments):
             found[name] = chosen
     return found
+
+
+def _tied_once(rules: Sequence[Rule], model: nn.Module) -> list[Rule]:
+    """The rules without that of a readout which is the word embedding, whose rule names it too."""
+    named = [*model.named_parameters(remove_duplicate=False)]
+    tables = [rule for rule in rules if rule.role is Role.TOKEN_EMBEDDING]
+    tied = {id(p) for name, p in named if any(rule.matches(name) for rule in tables)}
+
+    def is_tied(rule: Rule) -> bool:
+        return all(id(p) in tied for name, p in named if rule.matches(name))
+
+    return [rule for rule in rules if not (rule.role is Role.READOUT and is_tied(rule))]
 
 
 def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
@@ -339,7 +352,8 @@ def rules_for(model: nn.Module) -> list[Rule]:
     rule's `scale`.
 
     Args:
-        model: a model of Hugging Face, timm, torch or nanoGPT, untied; it is only read.
+        model: a model of Hugging Face, timm, torch or nanoGPT; it is only read. Of a tied one
+            the embedding's rule names both, and `plan` refuses what gives the two other numbers.
 
     Returns:
         The one list of the catalogue that names every tensor, without rules that match nothing.
@@ -363,7 +377,7 @@ def rules_for(model: nn.Module) -> list[Rule]:
     fit = " and ".join(found) if found else "none"
     raise PlanError(
         f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
-        "to look over, and a tied word embedding needs tie_word_embeddings=False"
+        "to look over"
     )
 
 

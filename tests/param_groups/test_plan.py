@@ -463,6 +463,8 @@ def test_the_table_shows_tied_names_and_constants():
     model = Decoder()
     model.readout.weight = model.tokens.weight
     tied = plan(model, RULES[:-1], Everett("standard", WIDTH, 4, alignment="global"), lr=0.1)
+    settings = "parameterization standard, width 8, base_width 4, optimizer adam, alignment global"
+    assert f"; name everett, {settings}\n" in tied.table()  # and nothing that is a default
     assert "tokens.weight (= readout.weight)" in tied.table()
     text = plan(Decoder(), RULES, mup(), lr=0.1).table()
     assert "constant 0.3536" in text  # 8^(-1/2), the norm scales' initial value

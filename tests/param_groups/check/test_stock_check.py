@@ -59,11 +59,16 @@ def test_every_tensor_of_a_stock_model_has_the_powers_of_the_theory(name, rule):
 
 
 @pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:gemma2", "hf:bert", "hf:whisper"])
-def test_a_tied_model_is_refused_with_the_way_out(name):
+def test_a_tied_model_has_its_rules_and_one_rate_or_is_refused_with_both_numbers(name):
     with torch.device("meta"):
         model = shipped.stock(name, **{**stock.sizes(name, 64), "tie_word_embeddings": True})
-    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
-        plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), lr=0.1)
+    stock.set_attention_scale(model, stock.HEAD_DIM**-0.5)
+    rules = rules_for(model)
+    with pytest.raises(PlanError, match="tied to .*token_embedding lr .*readout lr .*checkpoint"):
+        plan(model, rules, Everett("mup", 64, 64, qk_exponent=-0.5), lr=0.1)
+    one = plan(model, rules, Everett("standard", 64, 64, alignment="global"), lr=0.1)
+    assert {row.lr for row in one.rows} == {0.1}
+    assert any(row.tied_to for row in one.rows if row.role == Role.TOKEN_EMBEDDING)
 
 
 @pytest.mark.parametrize("name", stock.MODELS)
