@@ -3,9 +3,7 @@
 Every tensor is cut along its first axis into one part per process, and is whole only while its
 unit (a block, or the rest of the model) computes. Torch calls such a tensor a DTensor; its name,
 and so its row in the plan, stay what they were. `accelerate launch` asks for it with a config
-file whose distributed_type is FSDP; everything else about the run is as with DDP. With replicas
-(HSDP) the processes form groups, of a node each, say: parts are exchanged within a group, and
-every group holds all of them.
+file whose distributed_type is FSDP; everything else about the run is as with DDP.
 
 The model is cut here and not by accelerate, which would move the optimiser to new parameters and
 keeps the whole model in each process until then.
@@ -16,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -44,8 +43,6 @@ class Sharding:
     reshard_after_forward: bool = True
     recompute: bool = True
     """Each block's forward pass twice; none of its activations are kept."""
-    copies: int = 1
-    """Groups of processes that hold all parts each; 1 without HSDP."""
 
 
 def requested() -> Sharding | None:
@@ -72,24 +69,14 @@ def requested() -> Sharding | None:
                 f"the launch config's {key}: {asked[key]} is not supported; expected "
                 f"{' or '.join(known)}, as in scripts/accelerate/one_node_8gpu_fsdp.yaml"
             )
-    prefix = "PARALLELISM_CONFIG_"
-    sizes = {
-        key.removeprefix(prefix).lower(): int(value)
-        for key, value in env.items()
-        if key.startswith(prefix) and key.endswith("_SIZE")
-    }
-    copies = sizes.pop("dp_replicate_size", 1)
-    shards = sizes.pop("dp_shard_size", world // copies)
-    if copies * shards != world or shards == 1 or set(sizes.values()) > {1}:
+    if any(int(value) > 1 for key, value in env.items() if re.fullmatch(r"PARALLEL\w+_SIZE", key)):
         raise UserError(
-            f"the launch config's parallelism_config: dp_replicate_size {copies} times "
-            f"dp_shard_size {shards}; expected {world}, the number of processes, at least 2 in a "
-            "shard group, and 1 for every other size"
+            "the launch config's parallelism_config is not supported: all processes share every "
+            "tensor, as in scripts/accelerate/several_nodes_fsdp.yaml"
         )
     return Sharding(
         asked["fsdp_reshard_after_forward"] == "true",
         asked["fsdp_activation_checkpointing"] == "true",
-        copies,
     )
 
 
@@ -145,11 +132,7 @@ def shard(model: nn.Module, device: torch.device, sharding: Sharding) -> None:
             "fsdp_activation_checkpointing: the model has no ModuleList or Sequential of blocks to "
             "compute again; set it to false in the launch config"
         )
-    world, copies = distributed.get_world_size(), sharding.copies
-    sizes = (world,) if copies == 1 else (copies, world // copies)
-    mesh = init_device_mesh(
-        device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :]
-    )
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for unit in found:
         if sharding.recompute:
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
@@ -208,22 +191,18 @@ def local(tensor: Tensor) -> Tensor:
 
 def rows(tensor: Tensor) -> tuple[int, int | None]:
     """The first row that this process holds of a tensor, and how many; (0, None) for all."""
-    if not is_sharded(tensor) or not tensor.placements[-1].is_shard():
+    if not is_sharded(tensor) or not tensor.placements[0].is_shard():
         return 0, None
     mesh = tensor.device_mesh
-    share = -(-len(tensor) // mesh.size(mesh.ndim - 1))  # as torch's `chunk` cuts
-    first = min(share * mesh.get_local_rank(mesh.ndim - 1), len(tensor))
+    share = -(-len(tensor) // mesh.size())  # as torch's `chunk` cuts
+    first = min(share * mesh.get_local_rank(), len(tensor))
     return first, min(share, len(tensor) - first)
 
 
 def share(tensor: Tensor) -> tuple[Tensor | None, int]:
     """What this process saves of a tensor, so that all save each row once, and its first row."""
     first, held = rows(tensor)
-    if is_sharded(tensor):
-        places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True)
-        saves = held != 0 and not any(place for place, kind in places if kind.is_replicate())
-    else:
-        saves = processes.state().is_main_process
+    saves = bool(held) if held is not None else processes.state().is_main_process
     return (local(tensor) if saves else None), first
 
 
@@ -234,11 +213,10 @@ def wrap(part: Tensor, like: DTensor, shape: Sequence[int], first_axis: bool) ->
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh = like.device_mesh
     return DTensor.from_local(
         part,
-        mesh,
-        [*[Replicate()] * (mesh.ndim - 1), Shard(0) if first_axis else Replicate()],
+        like.device_mesh,
+        [Shard(0) if first_axis else Replicate()],
         run_check=False,
         shape=torch.Size(shape),
         stride=torch.empty(tuple(shape), device="meta").stride(),
@@ -248,6 +226,5 @@ def wrap(part: Tensor, like: DTensor, shape: Sequence[int], first_axis: bool) ->
 def total(values: Tensor, owner: Tensor) -> Tensor:
     """The sum over the processes that share `owner`, in place; as it is if nobody does."""
     if is_sharded(owner):
-        mesh = owner.device_mesh
-        distributed.all_reduce(values, group=mesh.get_group(mesh.ndim - 1))
+        distributed.all_reduce(values, group=owner.device_mesh.get_group())
     return values

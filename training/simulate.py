@@ -51,15 +51,11 @@ class Simulated:
     """Bytes on the first GPU, which has the largest part, at their peak."""
 
 
-def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int = 1) -> Simulated:
-    """A step of a run on one GPU, or sharded over several as scripts/accelerate does it, also in
-    several `copies` of the shards (HSDP).
+def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
+    """A step of a run on one GPU, or sharded over several as scripts/accelerate does it.
 
-    Raises RuntimeError inside a process group, UserError for an experiment without build_blank,
-    ValueError for copies of a model that is not sharded.
+    Raises RuntimeError inside a process group, UserError for an experiment without build_blank.
     """
-    if shards == 1 and copies > 1:
-        raise ValueError(f"copies={copies} of shards={shards}: copies of the shards need several")
     if experiment.build_blank is None:
         raise UserError(
             f"{experiment.name}/train.py: EXPERIMENT has no build_blank, which a simulated step "
@@ -68,12 +64,11 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
     if distributed.is_initialized():
         raise RuntimeError("a simulated step makes a process group: there is one already")
     batch_size = config.training.batch_size
-    share = math.ceil(batch_size / (shards * copies))
+    share = math.ceil(batch_size / shards)
     rows = min(config.training.micro_batch_size or share, share)
     with contextlib.ExitStack() as stack:
         if shards > 1:
-            world = shards * copies
-            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shards)
             stack.callback(distributed.destroy_process_group)
         with torch.device("meta"):
             model, loss, example = experiment.build_blank(config, rows)
@@ -81,7 +76,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         plan = experiment.build_plan(config, model)
         plan.apply_multipliers(model)
         if shards > 1:
-            sharding.shard(model, _CPU, sharding.Sharding(copies=copies))
+            sharding.shard(model, _CPU, sharding.Sharding())
         stack.enter_context(_as_on_a_gpu())
         fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel

@@ -37,22 +37,14 @@ def test_a_simulated_step_has_the_closed_forms_parameters_and_flops(name):
     base, *changes = FAMILIES[name]
     experiment = load_experiment(name)
     config = load(experiment.config, ROOT / f"{name}/configs/{base}.yaml", changes)
-    one, sharded, copied = (simulate(experiment, config, *n) for n in ((1, 1), (4, 1), (4, 2)))
+    one, sharded = (simulate(experiment, config, shards) for shards in (1, 4))
     assert not distributed.is_initialized()
     parameters = experiment.parameters(config)["total"]
-    assert {step.parameters for step in (one, sharded, copied)} == {parameters}
+    assert one.parameters == sharded.parameters == parameters
     flops = experiment.flops(config) / config.training.steps
     assert flops == pytest.approx(one.flops, rel=0.02)  # a stem's gradient by the images
-    for step in (sharded, copied):
-        assert 1.1 < step.flops / flops < 1.4  # blocks are computed again
-        assert 4 * 3 * parameters / 4 < step.memory < one.memory  # weights, gradients, moments
-    # Copies of the shards (HSDP) take on each GPU what the shards of one node take.
-    assert copied.memory == pytest.approx(sharded.memory, rel=0.05)
-
-
-def test_copies_are_of_shards():
-    with pytest.raises(ValueError, match="copies=2 of shards=1"):
-        simulate(load_experiment("nanolm_c4"), None, shards=1, copies=2)
+    assert 1.1 < sharded.flops / flops < 1.4  # blocks are computed again
+    assert 4 * 3 * parameters / 4 < sharded.memory < one.memory  # weights, gradients, moments
 
 
 SWEEP = """

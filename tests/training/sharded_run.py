@@ -159,9 +159,7 @@ def check_parts():
     whole = build_task([])
     whole.plan.initialise(whole.model, 3)
     wanted = dict(whole.model.named_parameters())
-    copies = sharding.requested().copies
-    world = distributed.get_world_size() // copies
-    rank = distributed.get_rank() % world
+    world, rank = distributed.get_world_size(), distributed.get_rank()
     for meta in (False, True):
         task = build_task([], meta=meta)
         sharding.shard(task.model, torch.device("cpu"), sharding.requested())
@@ -198,8 +196,7 @@ SHAPES = {
 
 def compare_optimizers(folder):
     """Each rule, five steps: sharded tensors end where whole ones do, with their state."""
-    copies = sharding.requested().copies
-    mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for name in optimizers.OPTIMIZERS:
         ends = {}
         for kind in ("whole", "sharded"):
@@ -216,8 +213,7 @@ def compare_optimizers(folder):
 
 def check_loss_scale():
     """An overflow in one process's part of a gradient halves the scale of all, once."""
-    copies = sharding.requested().copies
-    mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     tensors = build_tensors(mesh)
     optimizer = torch.optim.SGD(tensors.values())
     scaler = torch.amp.GradScaler("cpu")
@@ -246,8 +242,7 @@ def build_tensors(mesh):
 def place(values, mesh):
     if mesh is None:
         return values
-    placements = [tensor.Replicate(), tensor.Shard(0)]
-    return tensor.distribute_tensor(values, mesh, placements)
+    return tensor.distribute_tensor(values, mesh, [tensor.Shard(0)])
 
 
 def step_all(name, tensors, folder):
@@ -320,7 +315,6 @@ def expect_refusals(folder):
             "true",
             "fsdp_offload_params: true is not supported; expected false",
         ),
-        ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "3", "dp_shard_size 3; expected 4, the number of pro"),
     ):
         before = os.environ[key]
         os.environ[key] = value

@@ -1,4 +1,4 @@
-"""Several processes that share every tensor (FSDP2, HSDP) train what one process does."""
+"""Several processes that share every tensor (FSDP2) train what one process does."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("sharding")  # the runs are made once
 SCRIPT = Path(__file__).with_name("sharded_run.py")
 # The files as they are, with as many processes as a test has.
 ONE_NODE = ["one_node_8gpu_fsdp", "--num_processes", "2"]
-COPIES = ["several_nodes_hsdp", "--num_processes", "4", "--parallelism_config_dp_shard_size", "2"]
+FOUR = ["several_nodes_fsdp", "--num_processes", "4"]
 ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -131,8 +131,8 @@ def test_a_damaged_part_is_named(runs, tmp_path, damage, message):
 
 
 def test_parts_update_rules_loss_scales_and_refusals(runs, tmp_path):
-    """In two copies of two parts each (HSDP); a training run there, too."""
-    process = start(COPIES, "check", tmp_path)
+    """In four parts, some without a row; a training run there, too."""
+    process = start(FOUR, "check", tmp_path)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert_same_run(tmp_path / "adafactor", runs / "one/adafactor", 1e-4)
@@ -220,4 +220,8 @@ def test_a_value_that_version_2_does_not_know_is_one_line(monkeypatch):
     with pytest.raises(
         UserError, match="fsdp_reshard_after_forward: full_shard is .*; expected true or false"
     ):
+        sharding.requested()
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
+    with pytest.raises(UserError, match="parallelism_config is not supported"):
         sharding.requested()
