@@ -180,9 +180,9 @@ class DataConfig(Section):
     """Text, tokeniser and cache."""
 
     source: Literal["embedded", "local", "c4"] = "embedded"
-    """embedded: World English Bible from pip; local: .txt, .jsonl(.gz), parquet; c4: the hub."""
+    """embedded: World English Bible from pip; local: .txt, .jsonl(.gz), parquet; c4: the hub's."""
     path: str | None = None
-    """File or folder of `local` text, or a folder with C4's downloaded files."""
+    """File or folder of `local` text."""
     text_key: str = "text"
     """Column that holds the text, in jsonl and parquet."""
     tokenizer: str | None = None

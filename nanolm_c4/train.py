@@ -151,7 +151,7 @@ def arithmetic(task) -> list[str]:
     wanted = min(seen, data.max_train_tokens or 0)
     if data.source == "c4" and tokens + config.model.context <= wanted:
         raise UserError(
-            f"data.path: {data.path} has {tokens:,} training tokens, and {steps:,} steps see "
+            f"data.source: c4 has {tokens:,} training tokens, and {steps:,} steps see "
             f"{seen:,}; fetch more files with bash scripts/download.sh c4 --shards N, lower "
             f"training.steps, or, to see text again, set data.max_train_tokens={tokens}"
         )

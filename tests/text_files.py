@@ -7,22 +7,23 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from training import text
 from training.errors import UserError
 from training.text import in_validation
 
 
 def as_txt(folder, documents):
     folder.mkdir(parents=True)
-    for number, text in enumerate(documents):
-        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
+    for number, words in enumerate(documents):
+        (folder / f"{number:04}.txt").write_text(words, encoding="utf-8")
     return folder
 
 
 def as_jsonl_gz(file, documents, key="text"):
     file.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(file, "wt", encoding="utf-8") as opened:
-        for text in documents:
-            opened.write(json.dumps({key: text, "timestamp": "t", "url": "u"}) + "\n")
+        for words in documents:
+            opened.write(json.dumps({key: words, "timestamp": "t", "url": "u"}) + "\n")
     return file
 
 
@@ -32,17 +33,18 @@ def as_parquet(file, documents):
 
 
 def as_c4(folder, documents):
-    """C4's layout, of 60 documents: two training files, one validation file."""
-    as_jsonl_gz(folder / "c4-train.00000-of-01024.json.gz", documents[:20])
-    as_jsonl_gz(folder / "c4-train.00001-of-01024.json.gz", documents[20:50])
-    as_jsonl_gz(folder / "c4-validation.00000-of-00008.json.gz", documents[50:])
-    return folder
+    """The fetched files of C4, of 60 documents: two for training, one for validation."""
+    place = folder / text.C4_REVISION / text.C4_NAME
+    as_jsonl_gz(place / "c4-train.00000-of-00002.json.gz", documents[:20])
+    as_jsonl_gz(place / "c4-train.00001-of-00002.json.gz", documents[20:50])
+    as_jsonl_gz(place / "c4-validation.00000-of-00001.json.gz", documents[50:])
+    return place
 
 
 def of_split(texts, split, fraction=0.3):
     """The documents that belong to a split."""
     wanted = split == "validation"
-    return [text for text in texts if in_validation(text, fraction) == wanted]
+    return [one for one in texts if in_validation(one, fraction) == wanted]
 
 
 def error_line(action):

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
 from training.settings import RunConfig
-from training.text import streams
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,18 +68,12 @@ class Experiment(Generic[C]):
     arithmetic: Callable[[Task], list[str]] = lambda task: []
 
     def check_data(self, config: C) -> None:
-        """Raises UserError if data that the config names are not on this machine; reads none.
-
-        What is streamed from the hub is nowhere on it before the run.
-        """
+        """Raises UserError if data that the config names are not on this machine; reads none."""
         for key in self.reads:
             named: Any = config
             for word in key.split("."):
                 named = getattr(named, word, None)
             if named is None or Path(named).expanduser().exists():
-                continue
-            source = getattr(getattr(config, "data", None), "source", None)
-            if key == "data.path" and streams(source, named):
                 continue
             raise UserError(
                 f"{key}: {named} does not exist on this machine; put the data there, or set "

@@ -285,62 +285,32 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
 
 # C4
 
-_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[0-9a-f]{40})?")  # a dataset's name
-
-
-def streams(source: str | None, path: str) -> bool:
-    """Whether a `data.source` reads this `data.path` from the hub, unless it is on this machine."""
-    on_hub = _HUB.fullmatch(path)
-    return source == "c4" and on_hub is not None and (path == C4_PATH or on_hub[1] is not None)
-
 
 def _c4_source(path: str | None, text_key: str) -> Source:
-    """C4's own train and validation splits, from the hub or from downloaded files."""
-    path = path or C4_PATH
-    folder = Path(path).expanduser()
-    if folder.exists():  # the files as the hub stores them: c4-train.00000-of-01024.json.gz ...
-        folder = folder.resolve()
-        files = {split: _c4_files(folder, split) for split in SPLITS}
-        known = {
-            "source": "c4",
-            "path": str(folder),
-            "text_key": text_key,
-            "files": {split: _stamps(found, folder) for split, found in files.items()},
-        }
-        return Source(str(folder), known, lambda split: _read_files(files[split], text_key))
-    if not streams("c4", path):
+    """C4's own train and validation splits: downloaded files of one commit, else from the hub."""
+    if path is not None:
         raise UserError(
-            f"data.path: {path} does not exist; expected a folder with C4's downloaded files, "
-            f"{C4_PATH}, or another dataset of the hub with its commit, so that the text cannot "
-            "change under the same config: OWNER/NAME@COMMIT with 40 hexadecimal digits"
+            f"data.path: {path} given, but source c4 reads one commit of {C4_PATH}; expected no "
+            "path, or source local"
         )
-    name, _, commit = path.partition("@")
-    revision = commit or C4_REVISION
-    fingerprint = {"source": "c4", "path": name, "revision": revision, "name": C4_NAME}
 
     def read(split: str) -> Iterator[str]:
-        if (FETCHED / revision).is_dir():  # the same text, so the same fingerprint
-            return _read_fetched(FETCHED / revision, split, text_key)
-        return _read_hub(name, revision, split, text_key)
+        if (FETCHED / C4_REVISION).is_dir():  # the same text, so the same fingerprint
+            return _read_fetched(FETCHED / C4_REVISION, split, text_key)
+        return _read_hub(split, text_key)
 
-    return Source(path, {**fingerprint, "text_key": text_key}, read)
-
-
-def _c4_files(folder: Path, split: str) -> list[Path]:
-    """One split's files, in the folder or in its subfolder of the dataset's name."""
-    for place in (folder, folder / C4_NAME):
-        files = sorted(place.glob(f"c4-{split}.*.json*.gz"))
-        if files:
-            return files
-    raise UserError(
-        f"data.path: {folder} holds no c4-{split}.*.json.gz; expected files of "
-        f"{C4_PATH}/{C4_NAME} as bash scripts/download.sh c4 fetches them, of both splits"
-    )
+    known = {"source": "c4", "path": C4_PATH, "revision": C4_REVISION, "name": C4_NAME}
+    return Source(C4_PATH, {**known, "text_key": text_key}, read)
 
 
 def _read_fetched(folder: Path, split: str, text_key: str) -> Iterator[str]:
     """A split's first files; UserError where they end before the split does."""
-    files = _c4_files(folder, split)
+    files = sorted((folder / C4_NAME).glob(f"c4-{split}.*.json.gz"))
+    if not files:
+        raise UserError(
+            f"{folder}: no c4-{split}.*.json.gz in it; fetch both splits with bash "
+            "scripts/download.sh c4"
+        )
     total = files[0].name.partition("-of-")[2].partition(".")[0]
     for number, file in enumerate(files):
         if file.name != (expected := f"c4-{split}.{number:05d}-of-{total}.json.gz"):
@@ -356,17 +326,17 @@ def _read_fetched(folder: Path, split: str, text_key: str) -> Iterator[str]:
         )
 
 
-def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[str]:
-    """One split streamed from one commit of a dataset on the hub."""
+def _read_hub(split: str, text_key: str) -> Iterator[str]:
+    """One split streamed from the hub."""
     import datasets
 
-    problem = f"data.path: {path} ({split}) cannot be streamed"
+    problem = f"data.source: {C4_PATH} ({split}) cannot be streamed"
     remedy = (
         "without a network, download its files elsewhere with bash scripts/download.sh c4, and "
         "copy data/c4 here"
     )
     with _named(problem, remedy):
         records = datasets.load_dataset(
-            path, C4_NAME, split=split, revision=revision, streaming=True
+            C4_PATH, C4_NAME, split=split, revision=C4_REVISION, streaming=True
         )
-        yield from _texts(records, text_key, path)
+        yield from _texts(records, text_key, C4_PATH)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from nanolm_c4 import data
 from nanolm_c4.config import DataConfig
 from tests.text_files import as_c4, as_txt, error_line, of_split
+from training import text as texts
 from training.sampling import BatchIds
 from training.text import embedded_file, read_embedded
 
@@ -109,10 +110,16 @@ def t5(tmp_path_factory):
     return train_model(tmp_path_factory.mktemp("t5") / "spiece.model")
 
 
-def test_c4_stops_after_the_asked_tokens(tmp_path, t5):
+@pytest.fixture
+def c4(tmp_path, monkeypatch):
+    """Its fetched files."""
+    monkeypatch.setattr(texts, "FETCHED", tmp_path / "c4")
+    return as_c4(tmp_path / "c4", DOCUMENTS)
+
+
+def test_c4_stops_after_the_asked_tokens(tmp_path, t5, c4):
     limits = {"max_train_tokens": 300, "max_validation_tokens": 100}
-    path = str(as_c4(tmp_path / "c4", DOCUMENTS))
-    corpus = prepare(tmp_path, source="c4", path=path, tokenizer=t5, **limits)
+    corpus = prepare(tmp_path, source="c4", tokenizer=t5, **limits)
     for split, limit in (("train", 300), ("validation", 100)):
         offsets = corpus.offsets(split)
         assert offsets[-2] < limit <= offsets[-1]
@@ -121,12 +128,11 @@ def test_c4_stops_after_the_asked_tokens(tmp_path, t5):
         assert stored_documents(corpus, split) == documents[: len(offsets) - 1]
 
 
-def test_c4_stops_reading_files_too(tmp_path, t5, monkeypatch):
+def test_c4_stops_reading_files_too(tmp_path, t5, c4, monkeypatch):
     """A later file that is broken is never opened: a stream ends where the limit is reached."""
     monkeypatch.setattr(data, "ENCODE_DOCUMENTS", 5)
-    path = as_c4(tmp_path / "c4", DOCUMENTS)
-    (path / "c4-train.00001-of-01024.json.gz").write_bytes(b"broken")
-    settings = {"source": "c4", "path": str(path), "tokenizer": t5}
+    (c4 / "c4-train.00001-of-00002.json.gz").write_bytes(b"broken")
+    settings = {"source": "c4", "tokenizer": t5}
     prepare(tmp_path, **settings, max_train_tokens=50)
     assert "c4-train.00001" in error_line(lambda: prepare(tmp_path, **settings))
 

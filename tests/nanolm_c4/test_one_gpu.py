@@ -77,7 +77,8 @@ def test_the_script_announces_fetches_tokenises_trains_and_draws(
 @pytest.mark.slow
 def test_a_small_imitation_ends_in_the_figure(tmp_path, monkeypatch):
     """Text in C4's format, two widths of the preset, three rates, models and runs cut short."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
+    as_c4(Path("data/c4"), DOCUMENTS)
     changes = {
         "model.layers": 1,
         "model.context": 16,
@@ -90,7 +91,6 @@ def test_a_small_imitation_ends_in_the_figure(tmp_path, monkeypatch):
         "training.compile": "false",
         "training.precision": "fp32",
         "schedule.warmup_steps": 1,
-        "data.path": as_c4(tmp_path / "c4", DOCUMENTS),
         "data.tokenizer": train_model(tmp_path / "spiece.model"),
         "data.max_train_tokens": 1000,
         "data.max_validation_tokens": 100,

@@ -65,7 +65,6 @@ def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
 def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limit, refused):
     words = [
         "data.source=c4",
-        "data.path=data/c4",
         "training.steps=10",
         "model.context=64",
         "training.batch_size=4",
@@ -75,7 +74,7 @@ def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limi
     config = load(EXPERIMENT.config, ROOT / LAPTOP, words)  # sees 2,560 tokens
     task = SimpleNamespace(config=config, train_data=range(12))  # 768 tokens
     if refused:
-        with pytest.raises(UserError, match="data/c4 has 768 training tokens, and 10 steps see"):
+        with pytest.raises(UserError, match="c4 has 768 training tokens, and 10 steps see"):
             EXPERIMENT.arithmetic(task)
     else:
         assert EXPERIMENT.arithmetic(task) == [

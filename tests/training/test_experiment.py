@@ -4,7 +4,6 @@ import functools
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,23 +122,6 @@ def test_a_broken_pipe_of_another_process_is_told(capsys):
     with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
         raise BrokenPipeError(32, "Broken pipe")
     assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "path", "refused"),
-    [
-        ("c4", "allenai/c4", False),
-        ("c4", "owner/web@" + 40 * "a", False),
-        ("c4", "data/c4", True),  # without a commit the run would refuse it, too
-        ("local", "allenai/c4", True),
-    ],
-)
-def test_text_that_a_run_streams_is_not_missed(source, path, refused):
-    experiment = load_experiment("nanolm_c4")
-    words = [f"data.source={source}", f"data.path={path}"]
-    config = load(experiment.config, ROOT / "nanolm_c4/configs/laptop.yaml", words)
-    with pytest.raises(UserError, match="does not exist") if refused else nullcontext():
-        experiment.check_data(config)
 
 
 @pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])
