@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 C = TypeVar("C", bound=RunConfig)
-BAR_SECONDS = 0.2  # between two drawings of the bar of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,41 +153,24 @@ class Experiment(Generic[C]):
         summary = self.run(config, run_dir, Steps())
         if processes.state().is_main_process:
             outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"
-            print(f"{Steps.clear()}{outcome}", file=sys.stderr)
+            print(outcome, file=sys.stderr)
         processes.leave()  # together: torchrun ends all once the first one is gone
         if summary["status"] == "stopped":
             raise SystemExit(signals.STOPPED)
 
 
 class Steps:
-    """A line on stderr per logged step and, on a terminal, a bar in between."""
+    """A line on stderr per logged step, with the time that is left."""
 
-    def __init__(self) -> None:
-        self.first, self.begun, self.drawn = 0, 0.0, 0.0
+    first, begun = 0, 0.0
 
     def __call__(self, step: int, steps: int, loss: float | None) -> None:
-        now = time.monotonic()
         if not self.first:
-            self.first, self.begun = step, now
+            self.first, self.begun = step, time.monotonic()
         if loss is not None:
-            print(f"{self.clear()}step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
-        if step < steps and now - self.drawn >= BAR_SECONDS and sys.stderr.isatty():
-            self.drawn = now
-            left = (now - self.begun) / max(1, step - self.first) * (steps - step)
-            time_left = f"  {left:.0f} s left" if step > self.first else ""
-            words = f"{self.clear()}step {step}/{steps}  {bar(step, steps)}{time_left}"
-            print(words, end="", file=sys.stderr, flush=True)
-
-    @staticmethod
-    def clear() -> str:
-        """What takes the bar away, on a terminal."""
-        return "\r\x1b[K" if sys.stderr.isatty() else ""
-
-
-def bar(step: int, steps: int, width: int = 24) -> str:
-    """How much of a run is done, as a bar."""
-    done = round(width * step / steps)
-    return "━" * done + "╌" * (width - done)
+            rest = (time.monotonic() - self.begun) / max(1, step - self.first) * (steps - step)
+            left = f"  {rest:.0f} s left" if self.first < step < steps else ""
+            print(f"step {step}/{steps}  train loss {loss:.4f}{left}", file=sys.stderr)
 
 
 def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment[Any]:
