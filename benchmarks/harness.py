@@ -96,20 +96,16 @@ def add_case(made: argparse.ArgumentParser) -> None:
     made.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
 
 
-def fresh(module: str, case: Case, variables: Mapping[str, str | None] | None = None) -> Any:
+def fresh(module: str, case: Case) -> Any:
     """What `python -m benchmarks.MODULE --case CASE` prints last, as JSON.
 
-    `variables` are added to the environment, None removes one. SystemExit if the process fails.
+    SystemExit if the process fails.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"]), **(variables or {})}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
+    if case["device"] == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", f"benchmarks.{module}", "--case", json.dumps(case)]
-    done = subprocess.run(
-        command,
-        env={key: value for key, value in environment.items() if value is not None},
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"error: the process of {case} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])

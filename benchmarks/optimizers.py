@@ -29,7 +29,7 @@ from benchmarks import harness
 from nanolm_c4.model import Decoder
 from param_groups import Everett, Plan, plan
 from param_groups.roles import DECODER_RULES
-from training import allocator, optimizers
+from training import optimizers
 
 BETAS, LR, EPS, WEIGHT_DECAY = (0.9, 0.98), 2**-9, 1e-9, 1e-4
 REFERENCE = "fused_adamw"
@@ -141,7 +141,6 @@ def main(argv: list[str] | None = None) -> None:
     """Measures every case and prints one JSON document; progress goes to stderr."""
     args = parse(argv)
     torch.set_num_threads(args.threads)
-    keeps = allocator.keep_memory()  # as a run does
     # torch imports the machinery of torch.compile with the first optimiser of a process.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])
     rows = []
@@ -153,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
             print(
                 f"{width} {name}: {fused:.2f} x fused AdamW, groups {groups:.3f}", file=sys.stderr
             )
-    harness.show(args, "cpu", rows, keeps_memory=keeps)
+    harness.show(args, "cpu", rows)
 
 
 if __name__ == "__main__":

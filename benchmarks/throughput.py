@@ -5,12 +5,7 @@
     python -m benchmarks.throughput --device cuda --widths 1024 4096 --batch 32
 
 Compares a real run of nanolm_c4 (plan, loop, optimiser, logging every ten steps) with the plain
-GPT in plain_gpt.py, in four modes and three settings of the C allocator:
-
-    glibc    glibc's own defaults
-    tuned    MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ set by the user
-    default  what one gets without setting anything: training.allocator for nanolm_c4, and the
-             same call for the plain GPT, which its author would have to know of
+GPT in plain_gpt.py, in four modes.
 
 Every case has its own process, and all cases are repeated in turn, so that a drift of the
 machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
@@ -43,17 +38,7 @@ MODES = {
     "bf16_compile": {"precision": "bf16", "compile": True},
 }
 IMPLEMENTATIONS = ("nanolm_c4", "plain")
-KEYS = ("width", "mode", "allocator", "implementation")  # of a case that trains
-TUNED = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**34),
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
-ALLOCATORS = {
-    "glibc": {"TRAINING_KEEP_MEMORY": "0"},
-    "tuned": {"TRAINING_KEEP_MEMORY": "0", **TUNED},
-    "default": {},
-}
+KEYS = ("width", "mode", "implementation")  # of a case that trains
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -63,7 +48,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--widths", type=int, nargs="+", default=[128, 256, 512], metavar="D")
     add("--modes", nargs="+", choices=MODES, default=["fp32", "fp32_compile", "bf16_compile"])
     add("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
-    add("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
     add("--repeats", type=int, default=3, help="processes per case")
     add("--steps", type=int, default=12, help="timed steps per process")
     add("--warmup", type=int, default=4, help="steps before them, compilation included")
@@ -151,10 +135,8 @@ def measure_nanolm(case: harness.Case) -> dict[str, Any]:
 
     from nanolm_c4 import train
     from nanolm_c4.data import collate
-    from training import allocator, loop
+    from training import loop
     from training import task as tasks
-
-    allocator.keep_memory()  # what a training command does first
 
     config = _config(case)
     rows = _random_rows(case)
@@ -220,10 +202,7 @@ def measure_plain(case: harness.Case) -> dict[str, Any]:
     import torch
 
     from benchmarks.plain_gpt import PlainGPT, train
-    from training import allocator
 
-    if case["allocator"] == "default":
-        allocator.keep_memory()
     rows = _random_rows(case)
     watch = Stopwatch(case)
 
@@ -273,20 +252,11 @@ def cases(args: argparse.Namespace) -> list[harness.Case]:
     """Every case of one repetition: the ceiling, and all that train."""
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
-    grid = itertools.product(args.widths, args.modes, args.allocators, args.implementations)
+    grid = itertools.product(args.widths, args.modes, args.implementations)
     return [
         {**shared, **case}
         for case in ({}, *(dict(zip(KEYS, values, strict=True)) for values in grid))
     ]
-
-
-def launch(case: harness.Case) -> dict[str, Any]:
-    """Measures one case in a fresh process, under its allocator's variables alone."""
-    variables: dict[str, str | None] = dict.fromkeys(TUNED)
-    variables |= ALLOCATORS[case.get("allocator", "default")]
-    if case["device"] == "cpu":
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    return harness.fresh("throughput", case, variables)
 
 
 def summarise(
@@ -323,20 +293,17 @@ def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     found = {tuple(row[key] for key in KEYS): row for row in rows}
     result = []
-    for (width, mode, allocator, implementation), ours in found.items():
-        other = "tuned" if allocator == "default" else allocator
-        plain = found.get((width, mode, other, "plain"))
+    for (width, mode, implementation), ours in found.items():
+        plain = found.get((width, mode, "plain"))
         if implementation == "plain" or plain is None:
             continue
         result.append(
             {
                 "width": width,
                 "mode": mode,
-                "ours": allocator,
-                "plain": other,
                 "speed": min(plain["ms_process_medians"]) / min(ours["ms_process_medians"]),
                 "speed_all_steps": plain["ms_per_step"] / ours["ms_per_step"],
-                "speed_target": 1.0 if allocator == "default" else 1.1,
+                "speed_target": 1.1,
                 "peak": ours["tensors_mb"] / plain["tensors_mb"],
                 "peak_target": 0.7,
             }
@@ -352,7 +319,7 @@ def main() -> None:
     measured = [(case, []) for case in cases(args)]
     for repeat in range(args.repeats):
         for case, results in measured:
-            results.append(launch(case))
+            results.append(harness.fresh("throughput", case))
             ms = results[-1].get("ms")
             shown = (
                 f"{statistics.median(ms):.1f} ms, {results[-1]['tensors_mb']:.0f} MB" if ms else ""

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sweeps.pool import Job, Needs, RunFailed, Summary, stop_seconds
-from training import allocator, signals
+from training import signals
 from training.environment import commit
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
@@ -195,7 +195,6 @@ def begin(parent: int, environment: Mapping[str, str]) -> None:
     if os.getppid() != parent:
         os._exit(0)
     _parent = parent
-    allocator.keep_memory()
     commit()  # of the code that its runs are trained by
 
 
@@ -298,7 +297,6 @@ def main() -> None:
     job = Job(**{**words, "run_dir": Path(words["run_dir"])})
     signals.follow_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the run trains, and then saves on it
-    allocator.keep_memory()
     threading.Thread(target=_stop_with_input, daemon=True).start()
     first = os.environ.get("RANK", "0") == "0"
     try:

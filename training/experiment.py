@@ -141,9 +141,8 @@ class Experiment(Generic[C]):
 
     def _train(self, config: C, file: Path, run_dir: Path | None) -> None:
         """One run with progress on stderr."""
-        from training import allocator, processes, runs, signals
+        from training import processes, runs, signals
 
-        allocator.keep_memory()
         run_dir = run_dir or runs.RESULTS / self.name / "single" / runs.run_id(config)
         written = run_dir / "config.yaml"
         if written.exists() and written.samefile(file) and not (run_dir / "plan.json").exists():
