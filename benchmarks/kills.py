@@ -8,24 +8,29 @@ of a training step, an evaluation and the writing of a checkpoint, after a first
 are prepared: at a random call of the function concerned, after a random part of the time that it
 takes in an undisturbed run. Of two processes one gets it and the other is ended as torchrun does.
 Then the run goes on to its end, and its logs, observations and weights are compared byte for byte
-with those of the undisturbed run. Prints JSON.
+with those of the undisturbed run. Family `search` kills the driver of a search at random moments,
+and counts the trials that it ends with. Prints JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
+import json
 import os
 import random
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,7 @@ import torch
 from benchmarks import harness
 from tests.experiment_cases import CASES, FILES, SHARDS, write_files
 from training import checkpoint, loop
-from training.config import load
+from training.config import load, parse_overrides
 from training.experiment import Experiment, load_experiment
 
 PHASES = ("data", "step", "evaluation", "checkpoint")
@@ -42,6 +47,7 @@ FAMILIES = {  # experiment and number of processes
     **{name: (name, 1) for name in CASES},
     **{f"{name}_two_processes": (name, 2) for name in CASES},
 }
+SEARCH, TRIALS = "search", 50  # a family of its own, and the trials of its search
 # What makes a case's run read files: two of them are embedded by default.
 SOURCES = {
     "vit_imagenet": [*SHARDS, "data.augmentation.mix_group=4"],
@@ -246,10 +252,63 @@ def series(name: str, kills: int, root: Path) -> dict[str, Any]:
     }
 
 
+def searched(kills: int, root: Path) -> dict[str, Any]:
+    """Kills of the driver of a search, in as many searches as that takes."""
+    case, draw, begun = CASES["nanolm_c4"], random.Random(0), time.perf_counter()
+    (root / "files").mkdir()
+    write_files(case, root / "files")
+    words = [word.format(files=root / "files") for word in (*case.small, *RUN)]
+    search = {
+        "experiment": "nanolm_c4",
+        "config": str(case.config),
+        "set": {**parse_overrides([*words, f"data.cache_dir={root}/cache"])},
+        "search": {"optimizer.lr": [1e-3, 1e-1], "optimizer.beta1": [0.1, 0.9]},
+        "trials": TRIALS,
+        "parallel": 2,
+        "rounds": 1,
+    }
+    file = root / "search.yaml"
+    file.write_text(json.dumps(search))  # JSON is YAML
+    hits, searches, differ = 0, 0, list[int]()
+    while hits < kills:
+        results = root / str(searches)
+        command = [sys.executable, "-m", "sweeps", "search", str(file), "--results", str(results)]
+        command += ["--workers", "2", "--threads", "1"]
+        with open(root / "log", "a") as log:
+            driver = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                # Half of them while it starts, the others while its trials run.
+                code = driver.wait(draw.uniform(0, 30 if draw.random() < 0.5 else 8))
+            except subprocess.TimeoutExpired:
+                driver.kill()
+                hits += driver.wait() == -signal.SIGKILL
+                print(f"search {searches}: {hits} kills", file=sys.stderr)
+                if hits < kills:
+                    continue
+                code = subprocess.call(command, stdout=log, stderr=log)
+        if code:
+            raise SystemExit(f"search: ended with {code}\n{(root / 'log').read_text()}")
+        with open(results / "nanolm_c4/search/trials.csv", newline="") as table:
+            trials = [int(row["trial"]) for row in csv.DictReader(table) if row["loss"]]
+        if trials != [*range(TRIALS)]:
+            differ.append(searches)
+        searches += 1
+    return {
+        "family": "search",
+        "kills": hits,
+        "runs": searches,
+        "runs_that_differ": differ,
+        "trials": TRIALS,
+        "seconds": time.perf_counter() - begun,
+    }
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    parser.add_argument(
+        "--families", nargs="+", choices=[*FAMILIES, SEARCH], default=[*FAMILIES, SEARCH]
+    )
     parser.add_argument("--kills", type=int, default=52, help="of each family, at least")
     return parser.parse_args(argv)
 
@@ -261,7 +320,8 @@ def main(argv: list[str] | None = None) -> None:
     rows = []
     for name in args.families:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(series(name, args.kills, Path(folder)))
+            kill = searched if name == SEARCH else partial(series, name)
+            rows.append(kill(args.kills, Path(folder)))
     harness.show(args, "cpu", rows, load=os.getloadavg())
     raise SystemExit(any(row["runs_that_differ"] for row in rows))
 
