@@ -162,14 +162,12 @@ IMAGES = (64, 4, 16, 4, 4, 32, 10, 32)
     [
         (BART, (256, 1, 64, 4, 64, 14, 2), {}),  # the optimiser's step is the peak
         (BART, DEEP, {}),  # activations are
-        (BART, DEEP, {"training__micro_batch_size": 4}),
         (BART, DEEP, {"training__precision": "bf16"}),
         (BART, (64, 2, 16, 1, 2000, 62, 16), {}),  # logits are
         (BART, WORDY, {}),  # the word embedding's gradients are
         (BART, WORDY, {"training__micro_batch_size": 1}),
         (VIT, (256, 1, 64, 4, 4, 8, 10, 2), {}),
         (VIT, IMAGES, {}),
-        (VIT, IMAGES, {"training__micro_batch_size": 8}),
         (VIT, IMAGES, {"training__precision": "bf16"}),
         (VIT, (32, 1, 16, 1, 8, 8, 2000, 64), {}),
         (VIT, (256, 2, 64, 4, 4, 8, 10, 2), {"optimizer__name": "sgd"}),
@@ -177,7 +175,6 @@ IMAGES = (64, 4, 16, 4, 4, 32, 10, 32)
         (NANO, (64, 4, 16, 4, 32, 100, 32), {}),
         (NANO, (64, 4, 16, 4, 64, 100, 16), {"training__micro_batch_size": 4}),
         (NANO, (128, 2, 32, 4, 32, 4000, 8), {}),
-        (NANO, (256, 2, 64, 4, 32, 64, 2), {"prescription__parameterization": "ntk"}),
         (NANO, (256, 2, 64, 4, 32, 64, 2), {"optimizer__name": "sgd"}),
         (DECODER, (256, 3, 8, 1, 8, 64, 2), {}),
         (DECODER, (64, 3, 8, 1, 8, 64, 64), {}),

@@ -3,10 +3,11 @@ that are not too long to be read, and rooms that stay within their budget."""
 
 import ast
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import SLOW, is_slow
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ("vit_imagenet", "bart_span_denoise", "nanolm_c4", "vit_cifar5m")
@@ -152,19 +153,8 @@ def test_no_file_is_too_long_to_be_read():
     assert not long.keys() - LONGER.keys(), f"split these: {long}"
 
 
-def test_the_quick_half_leaves_slow_files_out():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "--collect-only",
-        "-m",
-        "not slow",
-        "tests/test_imports.py",
-        "tests/nanolm_c4/test_train.py",
-    ]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "test_imports.py" in told and "test_train.py" not in told
+def test_the_quick_half_leaves_slow_files_out(request):
+    assert all((ROOT / "tests" / name).exists() for name in SLOW)
+    assert is_slow(ROOT / "tests/nanolm_c4/test_train.py") and not is_slow(Path(__file__))
+    for item in request.session.items:
+        assert bool(item.get_closest_marker("slow")) == is_slow(item.path), item

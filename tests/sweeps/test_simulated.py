@@ -37,12 +37,16 @@ def test_a_simulated_step_has_the_closed_forms_parameters_and_flops(name):
     base, *changes = FAMILIES[name]
     experiment = load_experiment(name)
     config = load(experiment.config, ROOT / f"{name}/configs/{base}.yaml", changes)
-    one, sharded = (simulate(experiment, config, shards) for shards in (1, 4))
+    one = simulate(experiment, config)
     assert not distributed.is_initialized()
     parameters = experiment.parameters(config)["total"]
-    assert one.parameters == sharded.parameters == parameters
+    assert one.parameters == parameters
     flops = experiment.flops(config) / config.training.steps
     assert flops == pytest.approx(one.flops, rel=0.02)  # a stem's gradient by the images
+    if name != "nanolm_c4":  # whose sweeps alone have sharded runs
+        return
+    sharded = simulate(experiment, config, 4)
+    assert sharded.parameters == parameters
     assert 1.1 < sharded.flops / flops < 1.4  # blocks are computed again
     assert 4 * 3 * parameters / 4 < sharded.memory < one.memory  # weights, gradients, moments
 

@@ -43,7 +43,7 @@ def mutated(draw):
 
 
 @settings(
-    max_examples=100,
+    max_examples=60,
     derandomize=True,
     database=None,
     deadline=None,

@@ -186,16 +186,14 @@ def accelerated(name, processes, folder, *words, **more):
     )
 
 
-@pytest.mark.parametrize(("name", "processes"), [("one_gpu", 1), ("one_node_8gpu", 2)])
-def test_accelerate_launches_with_the_config_files(tmp_path, name, processes):
+def test_accelerate_launches_with_the_config_files(tmp_path):
     """Each process with a worker for data."""
     words = [SCRIPT, tmp_path / "run", "training.data_workers=1"]
-    process = accelerated(name, processes, tmp_path, *words)
+    process = accelerated("one_node_8gpu", 2, tmp_path, *words)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert len(lines(tmp_path / "run", "probes.jsonl")) == 4  # steps 1, 3, 6, 7: one process writes
-    read = [len(notes(tmp_path, "ids", rank)) for rank in range(processes)]
-    assert read == [7 * 4 // processes] * processes
+    assert [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)] == [7 * 4 // 2] * 2
 
 
 def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
