@@ -160,7 +160,16 @@ def _run(args: argparse.Namespace, path: Path) -> int:
             ) from None
         for leftover in file.folder.glob(".*.tmp"):  # of a driver that was killed as it wrote
             leftover.unlink(missing_ok=True)
-        return _drive(file, args.engine, options)
+        work = work_of(file, looks=False)
+        for line in of_other_commits(work.results):
+            say(line)
+        if not Driver(work, pool.open_pool(args.engine, options)).run():
+            say("stopped; the same command goes on from here")
+            return STOPPED
+    for line in work.report():
+        say(line)
+    print(work.table)
+    return int(bool(work.reasons))
 
 
 def _headline(work: Work, workers: int) -> str:
@@ -177,20 +186,6 @@ def _headline(work: Work, workers: int) -> str:
         + (time if seconds < CPU_MOST else f"{hours:,.0f} {CARDS[0].name}-hours")
         + f"; {late} inputs are to come (see --verbose)" * bool(late)
     )
-
-
-def _drive(file: LoadedFile, engine: str, options: pool.PoolOptions) -> int:
-    """The driver of a sweep or search to its end; the exit code."""
-    work = work_of(file, looks=False)
-    for line in of_other_commits(work.results):
-        say(line)
-    if not Driver(work, pool.open_pool(engine, options)).run():
-        say("stopped; the same command goes on from here")
-        return STOPPED
-    for line in work.report():
-        say(line)
-    print(work.table)
-    return int(bool(work.reasons))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,21 @@
 A study is one combination of the grid: trials of an ordinary run each, log-uniform in the searched
 keys (Everett et al., App. C.2; a constant is one gamma of eta_l = beta_n * gamma_l * (n/b)^(-c_l)).
 It goes on in rounds: if the best value of a constant lies at or near an edge of its range, that
-moves there. All of it is pure; `search.py` runs it. Trials are Optuna's own.
+moves there. Trials are Optuna's own, in its journal; `search.py` runs them.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
+import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,8 +29,10 @@ from sweeps.sweep_file import Values, grid_values
 from training import runs
 from training.config import Count, PositiveFloat, PositiveInt, Section
 from training.errors import UserError
+from training.files import writing
 
 if TYPE_CHECKING:
+    import optuna
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
@@ -194,6 +200,209 @@ def load_search(
     if not search.studies:
         raise UserError(f"--where: no study of {path} is meant; see them all by --dry-run")
     return search
+
+
+class Journal:
+    """The trials of one search where Optuna keeps them: JSON lines in its folder, which
+    optuna-dashboard opens. One driver writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.jsonl"
+        self._studies: dict[str, optuna.Study] = {}
+        self._is_whole = False
+
+    def trials(self, name: str) -> list[FrozenTrial]:
+        """All trials of a round by number; none, and no file made, if it has not begun."""
+        if not self.path.exists():
+            return []
+        if name not in self._studies:
+            import optuna
+
+            try:
+                self._studies[name] = optuna.load_study(study_name=name, storage=self._storage)
+            except KeyError:
+                return []
+        return self._studies[name].get_trials(deepcopy=False)
+
+    def begin(self, name: str, values: Mapping[str, float], ranges: Ranges, run: str) -> None:
+        """Notes a new trial, whole or not at all."""
+        import optuna
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            if name not in self._studies:
+                self._studies[name] = optuna.create_study(
+                    study_name=name, storage=self._storage, load_if_exists=True
+                )
+            trial = optuna.trial.create_trial(
+                state=optuna.trial.TrialState.RUNNING,
+                params=dict(values),
+                distributions=distributions(ranges),
+                user_attrs={"run": run},
+            )
+            self._studies[name].add_trial(trial)
+
+    def end(self, name: str, number: int, note: Mapping[str, Any], loss: float | None) -> None:
+        """Ends a running trial, as failed without a loss.
+
+        The note comes first: a crash in between leaves the trial to be ended again.
+        """
+        import optuna
+
+        trial, state = self.trials(name)[number], optuna.trial.TrialState
+        with self._writing():
+            running = optuna.trial.Trial(self._studies[name], trial._trial_id)
+            for key, value in note.items():
+                running.set_user_attr(key, value)
+            ended = state.FAIL if loss is None else state.COMPLETE
+            self._studies[name].tell(number, loss, state=ended)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Removes first, once, half a line that a crash left: the next would stand behind it."""
+        with writing(self.path), open(self.path, "ab+") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if not self._is_whole and file.read(1) not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            self._is_whole = True
+            yield
+
+    @functools.cached_property
+    def _storage(self) -> optuna.storages.JournalStorage:
+        """Optuna's own; UserError for a damaged journal."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # Optuna's own lock outlives a killed process by half a minute; there is one driver. A lock
+        # of Python's has the same two methods, and is of no class of Optuna's.
+        with writing(self.path):
+            lock = threading.Lock()
+            backend = JournalFileBackend(str(self.path), lock)  # type: ignore[arg-type]
+        try:
+            return optuna.storages.JournalStorage(backend)
+        except ValueError as error:
+            raise UserError(
+                f"{self.path}: damaged ({error}); delete it: runs that are done are not trained "
+                "again"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One pass of a study over given ranges."""
+
+    study: Study
+    number: int
+    ranges: dict[str, Bounds]
+    wanted: int
+    journal: Journal
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name of its trials in the storage; other settings or ranges have another one."""
+        ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
+        text = json.dumps([self.study.identity, ranges])
+        digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+        return f"{self.study.name} round {self.number} {digest}"
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        """All trials begun so far, by number."""
+        return self.journal.trials(self.key)
+
+    @property
+    def counted(self) -> list[FrozenTrial]:
+        """The complete trials, by number, up to the number wanted."""
+        return [trial for trial in self.trials if trial.state.name == "COMPLETE"][: self.wanted]
+
+    @property
+    def finished(self) -> list[FrozenTrial]:
+        """The counted trials that have not diverged."""
+        return [trial for trial in self.counted if trial.user_attrs["status"] == "finished"]
+
+    @property
+    def running(self) -> list[FrozenTrial]:
+        """Trials begun and not ended."""
+        return [trial for trial in self.trials if trial.state.name == "RUNNING"]
+
+    @property
+    def missing(self) -> int:
+        """How many of the trials wanted are not complete."""
+        return self.wanted - len(self.counted)
+
+
+def rounds_of(config: SearchConfig, study: Study, journal: Journal) -> list[Round]:
+    """The rounds of a study that have begun, or whose turn it is."""
+    rounds, ranges = [], dict(config.search)
+    for number in range(1, config.rounds + 1):
+        rounds.append(Round(study, number, ranges, config.trials, journal))
+        if rounds[-1].missing or not rounds[-1].finished:
+            break
+        best = best_trial(rounds[-1].finished).params
+        following = next_ranges(best, ranges, config.edge, config.extend)
+        if following == ranges:
+            break
+        ranges = following
+    return rounds
+
+
+def next_values(
+    config: SearchConfig, rounds: Sequence[Round], fresh: Sequence[FrozenTrial]
+) -> dict[str, float]:
+    """The values of the last round's next trial, from its number and the trials so far.
+
+    Before the sampler is asked, and where the ranges allow it, all constants are 1; and after a
+    round, its best is tried, so that no later one ends worse: that run is done, and costs nothing.
+    """
+    last, tried = rounds[-1], [trial.params for trial in fresh]
+    first = [dict.fromkeys(config.search, 1.0)]
+    first += [best_trial(earlier.finished).params for earlier in rounds[:-1]]
+    for values in first:
+        inside = all(low <= values[key] <= high for key, (low, high) in last.ranges.items())
+        if inside and values not in tried:
+            return values
+    trials = last.trials
+    seed = (config.sampler_seed, last.study.name, last.number, len(trials))
+    return suggest(trials, last.ranges, seed)
+
+
+def constants_of(config: SearchConfig, rounds: Sequence[Round]) -> dict[str, Any]:
+    """What constants.yaml says about a complete study."""
+    last = rounds[-1]
+    finished, counted = last.finished, last.counted
+    best, good = best_trial(finished), equally_good(finished, config.equal_within)
+    values = {key: [trial.params[key] for trial in good] for key in good[0].params}
+    ones = (t for r in rounds for t in r.finished if set(t.params.values()) == {1.0})
+    return {
+        "where": last.study.where,
+        "set": {key: sum(column) / len(good) for key, column in values.items()},
+        # In the logarithm, in which they are searched.
+        "geometric_means": {
+            key: math.exp(sum(map(math.log, column)) / len(good)) for key, column in values.items()
+        },
+        "equally_good": len(good),
+        "best": {
+            "trial": best.number,
+            "loss": best.value,
+            "run": best.user_attrs["run"],
+            "set": best.params,
+        },
+        "loss_with_all_at_1": next((trial.value for trial in ones), None),
+        "trials": len(counted),
+        "diverged": len(counted) - len(finished),
+        "rounds": last.number,
+        "ranges": {key: list(bounds) for key, bounds in last.ranges.items()},
+        "near_edge": [
+            key
+            for key, bounds in last.ranges.items()
+            if is_near_edge(best.params[key], bounds, config.edge)
+        ],
+        "rate": last.study.rate,
+        "rate_from": last.study.rate_from,
+        "commit": best.user_attrs["commit"],
+    }
 
 
 def suggest(trials: Sequence[FrozenTrial], ranges: Ranges, seed: object) -> dict[str, float]:

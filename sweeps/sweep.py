@@ -174,11 +174,9 @@ class SweepWork(Work):
         self.sweep = sweep
         self.cells: dict[CellKey, Cell] = {}
         self._targets: dict[CellKey, list[CellKey]] = {}
-        self._searched = sweep.config.searched
         for point in sweep.points:
-            key = point.cell(self._searched)
-            cell = self.cells.setdefault(key, Cell(cell_name(key)))
-            cell.given.add(point.place(self._searched))
+            cell = self.cells.setdefault(point.cell, Cell(cell_name(point.cell)))
+            cell.given.add(point.place)
             self._add(point)
         if rule := sweep.config.transfer:
             for curve, values in self.cells:
@@ -197,8 +195,8 @@ class SweepWork(Work):
 
     def record(self, point: Point, summary: Summary) -> None:
         self._take(point, summary)
-        self._cell(point)[point.seed] = summary
-        self._advance(point.cell(self._searched))
+        self.cells[point.cell].results[point.place][point.seed] = summary
+        self._advance(point.cell)
 
     def failed_before(self) -> set[str]:
         try:
@@ -212,7 +210,7 @@ class SweepWork(Work):
         rule = self.sweep.rule
         groups: dict[CellKey, list[Point]] = {}
         for point in self.points.values() if rule else ():
-            groups.setdefault(point.cell(self._searched), []).append(point)
+            groups.setdefault(point.cell, []).append(point)
         count, flops = 0, 0.0
         for key, points in groups.items():
             cell = self.cells[key]
@@ -252,16 +250,11 @@ class SweepWork(Work):
             return
         self._enter(point)
         summary = self._recalled(point)
-        self._cell(point)[point.seed] = summary
+        self.cells[point.cell].results.setdefault(point.place, {})[point.seed] = summary
         if summary is None:
             self.put_back(point, len(self.points))
         else:
             self._take(point, summary)
-
-    def _cell(self, point: Point) -> dict[int, Summary | None]:
-        """Seed -> summary at the point's place."""
-        cell = self.cells[point.cell(self._searched)]
-        return cell.results.setdefault(point.place(self._searched), {})
 
     def _advance(self, key: CellKey) -> None:
         """Adds what a cell's rule asks for until it waits: results may be there already.

@@ -251,20 +251,15 @@ class Point:
     seed: int
     config: Any
     run: str
+    cell: CellKey = ("", ())
+    """The curve and the values that the searched keys vary within."""
+    place: Place = ()
+    """The values of the searched keys."""
 
     @property
     def key(self) -> str:
         """What it is known by among the points of its sweep."""
         return self.run
-
-    def cell(self, searched: Sequence[str]) -> CellKey:
-        """The curve and the values that the searched keys vary within."""
-        return self.curve, tuple(item for item in self.values if item[0] not in searched)
-
-    def place(self, searched: Sequence[str]) -> Place:
-        """The values of the searched keys."""
-        values = dict(self.values)
-        return tuple(values[key] for key in searched)
 
 
 @dataclass
@@ -321,8 +316,11 @@ class Sweep(LoadedFile):
                 warmup = round(rule.horizon.warmup_fraction * steps)
                 settings["schedule.warmup_steps"] = warmup
         config = self.validated(name, settings)
+        searched = self.config.searched
+        cell = curve, tuple(item for item in values.items() if item[0] not in searched)
+        place = tuple(values[key] for key in searched)
         run = runs.run_id(config, curve)
-        return Point(curve, tuple(values.items()), seed, config, run)
+        return Point(curve, tuple(values.items()), seed, config, run, cell, place)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""

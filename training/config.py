@@ -92,7 +92,7 @@ def parse_yaml(text: str, where: str, own: bool = False) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
-    except (ValueError, TypeError, LookupError, RecursionError) as error:  # of !!int x, or [[[[...
+    except (ValueError, TypeError, LookupError, RecursionError, AttributeError) as error:
         raise UserError(f"{where}: cannot be read: {reason(error)}") from None
 
 

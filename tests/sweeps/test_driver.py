@@ -2,11 +2,13 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import Counter
 from contextlib import ExitStack
 from functools import partial
@@ -18,6 +20,7 @@ from sweeps import driver as driving
 from sweeps.driver import LOST, Driver
 from sweeps.pool import Needs, RunFailed
 from sweeps.progress import status
+from sweeps.sweep import kept
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.files import Busy, locked
@@ -227,6 +230,19 @@ def test_a_finished_run_that_has_lost_its_log_is_named_and_trained_again(toy):
     (work.folder / run / "metrics.jsonl").unlink()  # its summary says finished
     assert len(work_of(toy, path).left) == 4
     assert not drive(work_of(toy, path), FakePool(1, perform=Ends())).reasons
+
+
+def test_a_driver_keeps_of_a_summary_what_it_needs():
+    """Thousands of runs stay in memory: 10,000 took 70 MB with all that they say."""
+    packages = dict.fromkeys("torch accelerate numpy datasets timm".split(), "1.0")
+    environment = {"commit": "c0ffee", "packages": packages, "device": "AMD EPYC"}
+    roles = {f"role_{i}": i for i in range(10)}
+    sent = pickle.dumps({**DONE, "environment": environment, "parameters_by_role": roles})
+    tracemalloc.start()
+    held = [kept(pickle.loads(sent)) for _ in range(100)]
+    assert tracemalloc.get_traced_memory()[0] < 100 * 1500
+    tracemalloc.stop()
+    assert held[0] == {**DONE, "environment": {"commit": "c0ffee"}, "parameters_by_role": None}
 
 
 def test_no_stderr_or_a_full_one_ends_no_sweep(toy, monkeypatch):

@@ -243,7 +243,7 @@ def test_the_points_of_a_sweep_do_not_depend_on_the_order_of_results(tmp_path, k
     def result(point):
         """Losses and failures are drawn by the run alone, around a parabola."""
         dice = random.Random(f"{optimum} {point.values} {point.seed}")
-        distance = math.log2(point.place(["optimizer.lr"])[0]) - optimum
+        distance = math.log2(point.place[0]) - optimum
         if dice.random() < 0.06:
             return {"status": "failed"}
         if distance > 2:
@@ -266,7 +266,7 @@ def test_what_is_known_at_the_start_asks_for_the_same_runs(tmp_path):
     path.write_text(GRID + "extend: {key: optimizer.lr}\n")
 
     def result(point):
-        distance = math.log2(point.place(["optimizer.lr"])[0]) + 5
+        distance = math.log2(point.place[0]) + 5
         return {"status": "finished", "final_eval_loss": 3 + distance**2}
 
     whole = play(load_sweep(path), result, 0, 2)

@@ -6,8 +6,8 @@ import numpy as np
 import optuna
 import pytest
 
-from sweeps.search import Journal
 from sweeps.study import (
+    Journal,
     best_trial,
     distributions,
     equally_good,
