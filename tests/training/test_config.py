@@ -61,6 +61,7 @@ def test_exponents_without_a_dot_are_numbers_and_other_words_stay_words(text, va
         ("x: &x 1", "line 1: not valid YAML: an anchor or alias; write the value out"),
         ("x: [*x]", "line 1: not valid YAML: an anchor or alias; write the value out"),
         ("seed: !!int foo", "cannot be read: ValueError: invalid literal for int()"),
+        ("seed: !!timestamp foo", "cannot be read: AttributeError"),
         ("seed: !!bool xyz", "cannot be read: KeyError: 'xyz'"),
         ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("seed: 2001-01-01", "cannot be read: TypeError: Object of type date is not JSON"),
