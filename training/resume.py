@@ -133,9 +133,7 @@ class Checkpoints:
         self.losses.restore(meta["losses"], pending, self.accelerator)
         self.history.restore(meta["history"], step)
         self.scaler.load_state_dict(meta["loss_scale"])
-        if index < len(
-            meta["random"]
-        ):  # a process that was not there before keeps its seed's state
+        if index < len(meta["random"]):  # a process that is new keeps its seed's state
             state.set_random_state(meta["random"][index], self.accelerator.device)
         self.saved_step = step
         return step

@@ -105,9 +105,7 @@ def autocast(model: nn.Module, device: str, precision: str, sharded: bool) -> No
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         context = torch.autocast(device, low, cache_enabled=not sharded)
         forward = convert_outputs_to_fp32(context(type(model).forward))
-        model.forward = MethodType(
-            forward, model
-        )  # bound, so that a copy of the model runs its own
+        model.forward = MethodType(forward, model)  # bound: a copy of the model runs its own
 
 
 def shard(model: nn.Module, device: torch.device, sharding: Sharding) -> None:

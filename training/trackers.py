@@ -36,8 +36,7 @@ def start(accelerator: Accelerator, run_dir: Path, config: Mapping[str, object],
     experiment, sweep, run = (["runs"] * 3 + list(run_dir.absolute().parts))[-3:]
     name, group = f"{sweep}.{run}", {"group": sweep, "resume": "allow"}
     options: dict[str, dict[str, Any]] = {"mlflow": {"run_name": name}}
-    options["trackio"] = {**group, "name": name}
-    options |= {"wandb": {**group, "name": run, "id": name}}
+    options |= {"trackio": {**group, "name": name}, "wandb": {**group, "name": run, "id": name}}
     if step:  # TensorBoard leaves out what was shown of the steps that are taken again
         options["tensorboard"] = {"purge_step": step + 1}
     with harmless(accelerator):
