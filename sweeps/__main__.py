@@ -98,8 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
         if name == "cost":
-            share = f"share of the GPU's peak (default {cost.UTILISATION})"
-            add("--utilisation", type=float, default=cost.UTILISATION, help=share)
             add("--card", choices=[card.name for card in CARDS], default="H100", help="whose hours")
             add("--simulate", action="store_true", help="measure memory on fake tensors")
             add("--csv", type=Path, metavar="FILE", help="simulate, and write its table here")

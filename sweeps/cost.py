@@ -1,8 +1,8 @@
 """What sweeps cost, and what is left of them: runs, tokens, FLOPs, GPU-hours, before any is spent.
 
     python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
-        [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
-        [--card A100] [--simulate] [--csv FILE] [--json]
+        [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--card A100]
+        [--simulate] [--csv FILE] [--json]
 
 Nothing is trained or written. Counts are closed forms, in the experiment's cost.py, per model size,
 for the whole sweep and for the runs without a result. --simulate measures the memory of a step of
@@ -71,7 +71,7 @@ def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dic
             "model": {key: model[key] for key in varying or list(model)[:1]},
             "parameters": work.experiment.parameters(group[0].config),
             "gpus": max(run.gpus for run in group),
-            **totals(group, args.utilisation),
+            **totals(group),
             **({"simulated": simulate(work.experiment, group)} if args.simulate else {}),
         }
         for model, group in zip(models, groups.values(), strict=True)
@@ -81,16 +81,16 @@ def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dic
         "preset": work.file.sources.preset,
         "notes": [*work.file.sources.assumed, *work.report()],
         "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
-        **totals(runs, args.utilisation),
+        **totals(runs),
         "may_add": dict(zip(("runs", "flops"), work.may_add(), strict=True)),
     }
 
 
-def totals(runs: Sequence[Counted], utilisation: float) -> dict[str, Any]:
+def totals(runs: Sequence[Counted]) -> dict[str, Any]:
     """Runs, tokens, FLOPs and GPU-hours of some runs, and of those that are to do."""
 
     def hours(run: Counted, card: Any) -> float:
-        return run.flops / (getattr(card, run.config.training.precision) * utilisation) / 3600
+        return run.flops / (getattr(card, run.config.training.precision) * UTILISATION) / 3600
 
     to_do = [run for run in runs if not run.done]
     found: dict[str, Any] = {
@@ -216,7 +216,7 @@ def assumptions(args: argparse.Namespace) -> list[str]:
     flops = (
         "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and what "
         "sharded runs compute again, a third more, are not counted. GPU-hours: at "
-        f"{100 * args.utilisation:g} % of the dense peak of each run's precision, in TFLOP/s bf16 "
+        f"{100 * UTILISATION:g} % of the dense peak of each run's precision, in TFLOP/s bf16 "
         f"and fp32 (datasheets, see sweeps/pool.py): {rates}."
     )
     memory = (
@@ -227,16 +227,12 @@ def assumptions(args: argparse.Namespace) -> list[str]:
 
 
 def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
-    """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
-    if not 0 < args.utilisation <= 1:
-        raise UserError(
-            f"--utilisation {args.utilisation}: expected a share of the peak, such as 0.4"
-        )
+    """Prints what sweeps cost, and a note where data are not here."""
     args.simulate = args.simulate or args.csv is not None
     files = [(work, read(work)) for work in works]
     counts = [report(work, runs, args) for work, runs in files]
     every = [run for _, runs in files for run in runs]
-    together = totals(every, args.utilisation) if len(files) > 1 else None
+    together = totals(every) if len(files) > 1 else None
     if args.csv:
         rows = [
             {
