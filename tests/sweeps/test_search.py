@@ -198,13 +198,6 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
     assert len({a for _, a in tried}) > 3  # not the same values in every study
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
-    _work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
-    assert sorted(int(row["trial"]) for row in rows) == list(range(12))
-    assert constants["constants"][0]["trials"] == 12 and set(Counter(calls(toy)).values()) == {1}
-
-
 def test_at_most_parallel_trials_are_in_progress_and_one_given_back_comes_first(toy):
     work = work_of(toy, write_search(toy, "parallel: 3\n" + SEARCH))
     tasks = [work.next() for _ in range(3)]

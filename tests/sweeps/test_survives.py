@@ -190,17 +190,6 @@ LOCAL = pytest.mark.parametrize("engine", ["local"], indirect=True)
 
 
 # What a driver remembers of a search is the same on every engine.
-@LOCAL
-def test_an_interrupted_search_ends_with_its_number_of_trials(engine):
-    driver, _ = engine.interrupted("search", "c")
-    driver.send_signal(signal.SIGTERM)
-    engine.finish(driver)
-    rows = list(csv.DictReader(engine.whole("search", "c").splitlines()))
-    assert len(rows) == len({row["run"] for row in rows}) == TRIALS
-    assert all(one["status"] == "finished" for one in engine.summaries("search", "c"))
-    assert len(engine.summaries("search", "c")) == TRIALS
-
-
 @ENDS
 @LOCAL
 def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one(engine, number):
