@@ -41,8 +41,10 @@ class _Worker:
             new = set(multiprocessing.active_children()) - others
             self.process: BaseProcess | None = next(iter(new), None)  # or it is gone already
 
-    def end(self) -> None:
-        self.executor.shutdown(wait=False)
+    def end(self, dead: bool = False) -> None:
+        # The thread that minds a dead process ends at once. Left to itself, it may close a pipe on
+        # which Python, as it ends, is just writing to it.
+        self.executor.shutdown(wait=dead)
         if self.process is not None:
             self.process.join(EXIT_SECONDS)
 
@@ -195,8 +197,9 @@ class LocalPool(Pool):
             return done.result()
         finally:
             # An idle process holds memory of its GPU, which a run of several would have alone.
-            if done.exception() is not None or self.several:
-                worker.end()
+            error = done.exception()
+            if error is not None or self.several:
+                worker.end(dead=isinstance(error, BrokenProcessPool))
                 self.own.worker = None
 
     def _death(self, run: _Held) -> Exception:

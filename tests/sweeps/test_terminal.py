@@ -92,7 +92,7 @@ def test_ctrl_c_has_a_sweep_save_and_a_second_one_ends_it(times, toy, tmp_path, 
         if times == 2:
             sweep.wait_for(STOPPING)
     ends = {1: (75, "stopped; the same command goes on from here"), 2: (130, "interrupted")}
-    assert sweep.end() == ends[times] and STOPPING in sweep.text
+    assert sweep.end() == ends[times] and STOPPING in sweep.text, sweep.text
 
 
 def test_a_run_says_its_steps_and_the_time_left_and_ends_at_ctrl_c(toy, tmp_path, terminal):
