@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bart_span_denoise.model import Attention, Bart
-from training.errors import UserError
+from training.errors import UserError, reason
 
 # What is used of fairseq anywhere; once these are imported, its own modules find the rest loaded.
 _PARTS = (
@@ -177,7 +177,12 @@ def load(path: str | Path, model: Bart) -> None:
 
     Only tensors and plain values are read, never code. Raises UserError naming the file.
     """
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of torch's reader, zip or pickle: the file is none
+        raise UserError(f"{path}: not a fairseq checkpoint: {reason(error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a fairseq checkpoint: it holds a {type(content).__name__}")
     try:
         from_fairseq(content.get("model", content), model)
     except UserError as error:

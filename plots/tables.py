@@ -256,7 +256,8 @@ def _replicas(path: Path) -> str:
     per_point = rows.groupby(keys)[column].nunique() if keys else rows[[column]].nunique()
     text = f"{_span(per_point)} {column}{'s' * bool(per_point.max() > 1)} per point"
     if not judges.empty:
-        text += f", {_span(judges.groupby(keys)[column].nunique())} fresh ones at the best rate"
+        fresh = judges.groupby(keys)[column].nunique()
+        text += f", {_span(fresh)} fresh {'ones' if fresh.max() > 1 else 'one'} at the best rate"
     return text
 
 

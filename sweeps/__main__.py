@@ -182,7 +182,7 @@ def _headline(work: Work, workers: int) -> str:
         f"{len(work.left)} of {len(work.points)} runs to do"
         f"{f' and up to {more} more' if more else ''}, {flops:.3g} FLOPs, about "
         + (time if seconds < CPU_MOST else f"{hours:,.0f} {CARDS[0].name}-hours")
-        + f"; {late} inputs are to come (see --verbose)" * bool(late)
+        + f"; inputs to come: {late} (see --verbose)" * bool(late)
     )
 
 

@@ -36,7 +36,7 @@ def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
 
 def kept(summary: Summary) -> Summary:
     """What a driver keeps of a run's summary: of its environment and its roles only the commit, and
-    keys that all share. A run then takes 3 KB and not 7."""
+    keys that all share, which is half of the memory."""
     commit = {"commit": summary.get("environment", {}).get("commit")}
     slim = {**summary, "environment": commit, "parameters_by_role": None}
     return {sys.intern(key): value for key, value in slim.items()}

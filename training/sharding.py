@@ -69,7 +69,8 @@ def requested() -> Sharding | None:
                 f"the launch config's {key}: {asked[key]} is not supported; expected "
                 f"{' or '.join(known)}, as in scripts/accelerate/one_node_8gpu_fsdp.yaml"
             )
-    if any(int(value) > 1 for key, value in env.items() if re.fullmatch(r"PARALLEL\w+_SIZE", key)):
+    name = re.compile(r"PARALLELISM_CONFIG_\w+_SIZE")
+    if any(name.fullmatch(key) and value not in ("", "1") for key, value in env.items()):
         raise UserError(
             "the launch config's parallelism_config is not supported: all processes share every "
             "tensor, as in scripts/accelerate/several_nodes_fsdp.yaml"

@@ -1,7 +1,7 @@
 """Stock models at any width, ready for the coordinate check: tiny configs, nothing downloaded.
 
 A name is the model type of a Hugging Face config (hf:llama) or a model of timm's
-(timm:vit_small_patch16_224), as in `param_groups.models.stock`. Heads of 16, 8 times as wide from
+(timm:vit_small_patch16_224), as in `stock.rules.stock`. Heads of 16, 8 times as wide from
 one width to the next where the model's width is; text of random tokens, noise for images.
 """
 

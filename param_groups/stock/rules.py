@@ -391,8 +391,8 @@ def _started(rule: Rule, model: nn.Module, catalogue: str) -> Rule:
     why = "is on the meta device" if scales[first].is_meta else "and its likes hold several numbers"
     raise PlanError(
         f"where the LayerScales of {type(model).__name__} start cannot be read: {first!r} {why}. "
-        "Take the rules of an untrained model of any size off the meta device, or "
-        f"present({catalogue}, model) of param_groups.models, where they start at {rule.scale:g}"
+        "Take the rules of an untrained model of any size off the meta device, or present("
+        f"{catalogue}, model) of param_groups.stock.rules, where they start at {rule.scale:g}"
     )
 
 

@@ -270,14 +270,15 @@ def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescript
     rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
     embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
     readout = prescription(Role.READOUT, width, rows)
-    if any(getattr(readout, key) != getattr(embedding, key) for key in ("lr", "multiplier", "eps")):
+    keys = ("lr", "multiplier", "eps", "decay")
+    if any(getattr(readout, key) != getattr(embedding, key) for key in keys):
         way_out = UNTIE
         if prescription.ties_readout():
             way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
             f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x, "
-            f"eps {embedding.eps:g} x and multiplier {embedding.multiplier:g}, {Role.READOUT} lr "
-            f"{readout.lr:g} x, eps {readout.eps:g} x and multiplier {readout.multiplier:g}"
-            f"{way_out}"
+            f"eps {embedding.eps:g} x, decay {embedding.decay:g} x and multiplier "
+            f"{embedding.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x, eps {readout.eps:g} x, "
+            f"decay {readout.decay:g} x and multiplier {readout.multiplier:g}{way_out}"
         )

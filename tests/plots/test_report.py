@@ -76,7 +76,9 @@ def test_words_are_readable_on_their_grounds(shipped):
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for scheme in re.findall(r":root \{(.*?)\}", shipped, re.DOTALL):
+    schemes = re.findall(r":root \{(.*?)\}", shipped, re.DOTALL)
+    assert len(schemes) == 2  # of light and of dark
+    for scheme in schemes:
         color = dict(re.findall(r"--([\w-]+): (#\w{6})", scheme))
         pairs = [(key, f"{key}-wash") for key in cards.VERDICTS]
         pairs += [

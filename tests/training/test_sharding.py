@@ -222,6 +222,8 @@ def test_a_value_that_version_2_does_not_know_is_one_line(monkeypatch):
     ):
         sharding.requested()
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")
+    monkeypatch.setenv("PARALLEL_OTHER_SIZE", "auto")  # nobody's here
+    assert sharding.requested() is not None
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
     with pytest.raises(UserError, match="parallelism_config is not supported"):
         sharding.requested()
