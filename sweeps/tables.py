@@ -76,7 +76,8 @@ def write_table(
             curve = config.curves[point.curve]
             values = sweep.settings(point.curve, dict(point.values))
             which = {
-                **{key: values.get(key) for key in keys},
+                # What other curves alone set has its value here from the config.
+                **{k: values[k] if k in values else _at(point.config, k) for k in keys},
                 "curve": point.curve,
                 "horizon": curve.horizon.describe() if curve.horizon else "fixed",
                 "constants": curve.constants,
@@ -109,6 +110,13 @@ def write_table(
 
     write_csv(path, header, sorted(everything, key=order))
     return path
+
+
+def _at(config: Any, key: str) -> Any:
+    """A dotted key's value in a config; None in a config that has no such key."""
+    for part in key.split("."):
+        config = getattr(config, part, None)
+    return config
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Values]) -> None:

@@ -33,6 +33,16 @@ def test_log2_ranges_include_both_ends():
     assert Log2Range(log2=(0, 1), step=0.5).values() == [1, 2**0.5, 2]
 
 
+def test_a_row_has_the_runs_own_value_of_what_another_curve_sets(toy):
+    """A figure takes an empty cell for no value, and two optimisers for one."""
+    path = write_file(toy, GRID)
+    rows, _ = run(toy, path)
+    assert {(row["curve"], row["diverge_above"]) for row in rows} == {
+        ("a", "1000000000.0"),
+        ("b", "0.02"),
+    }
+
+
 def test_a_grid_is_the_cross_of_its_axes_last_fastest():
     assert grid_values({"a": [1, 2], "b": ["x", "y"]}) == [
         {"a": 1, "b": "x"},
