@@ -33,10 +33,9 @@ if [ "$nodes" -gt 1 ]; then
 fi
 
 warned=
-python -m sweeps run "$@" "${where[@]}" &
-driver=$!
 trap 'warned=1; kill -TERM "$driver"' USR1
 trap 'kill -TERM "$driver"' TERM
+python -m sweeps run "$@" "${where[@]}" & driver=$!
 code=0
 wait "$driver" || code=$?
 while kill -0 "$driver" 2>/dev/null; do # a signal has ended the wait and not the driver
