@@ -182,11 +182,12 @@ def strips(kernels: pd.DataFrame, kind: str, alpha: float, every: bool) -> list[
         found = pairs(kernels, kind, by, alpha)
         sizes = sorted({size for size, _ in found})
         own: dict[str, list[tuple[str, Kernel]]] = {}
+        similar = [to_largest(found, state) for state in range(len(STATES))]
         for size in sizes if every else [*sizes[:1], *sizes[1:][-1:]]:
             firsts = found[size, min(seed for other, seed in found if other == size)]
             name = f"{SYMBOLS[by]} = {size}" if every or size != sizes[0] else "base"
-            for state, kernel in enumerate(firsts):
-                alike, words = to_largest(found, state), "\n "
+            for alike, kernel in zip(similar, firsts, strict=True):
+                words = "\n "
                 if every and size in alike:
                     words = f"\nsimilarity {over_seeds(alike[size]).value:.2f}"
                 elif size == sizes[-1] and sizes[0] in alike:

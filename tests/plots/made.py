@@ -1,5 +1,7 @@
 """Tables as files, and findings by name."""
 
+import functools
+
 import pandas as pd
 import yaml
 
@@ -33,6 +35,7 @@ def text_of(findings):
     return "\n".join(map(str, findings))
 
 
+@functools.cache
 def unjudged():
     """The claims of the file, not judged."""
     entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
