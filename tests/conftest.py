@@ -42,6 +42,11 @@ def is_slow(path):
     return any((here / name) in (path, *path.parents) for name in SLOW)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """The quick half imports no file that it leaves out."""
+    return True if config.option.markexpr == "not slow" and is_slow(collection_path) else None
+
+
 def pytest_itemcollected(item):
     """Marks the tests of slow files, before -m chooses."""
     if is_slow(item.path):
@@ -50,7 +55,9 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(trylast=True)  # after xdist's own
 def pytest_collection_modifyitems(config, items):
-    """Keeps the tests of an xdist_group in one process."""
+    """Keeps the tests of an xdist_group in one process, and begins with these: a long group that
+    comes last would leave the other processes idle."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     for item in items:
         group = item.get_closest_marker("xdist_group")
         if group and getattr(config.option, "loadgroup", False):

@@ -28,9 +28,10 @@ print(len(torch.optim.AdamW(numbers.groups(model)).param_groups))
 """
 
 
-def run(*command, cwd):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def run(*command, cwd, code=0, **settings):
+    words = {"cwd": cwd, "env": {**os.environ, "OMP_NUM_THREADS": "1", **settings}}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **words)
+    assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout
 
 
@@ -53,17 +54,8 @@ def installed(tmp_path_factory):
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", symlinks=True)
     (packages,) = folder.glob("venv/lib/python*/site-packages")
-    run(
-        *pip,
-        "--python",
-        str(folder / "venv" / "bin" / "python"),
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        str(wheel),
-        cwd=folder,
-    )
+    python = folder / "venv" / "bin" / "python"
+    run(*pip, "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, cwd=folder)
     (packages / "torch_of_the_tests.pth").write_text("\n".join(site.getsitepackages()))
     return wheel, folder / "venv" / "bin"
 
@@ -76,7 +68,7 @@ def test_the_wheel_holds_the_package_alone_and_is_typed(installed):
 
 
 def test_a_plan_is_made_outside_the_repository(installed, tmp_path):
-    assert run(str(installed[1] / "python"), "-c", USE, cwd=tmp_path) == "2\n"
+    assert run(installed[1] / "python", "-c", USE, cwd=tmp_path) == "2\n"
 
 
 def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
@@ -84,35 +76,24 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     elsewhere = packages / "torch_of_the_tests.pth"
     hidden = elsewhere.rename(tmp_path / "hidden")
     try:
-        table = json.loads(
-            run(str(installed[1] / "param-groups"), "exponents", "--json", cwd=tmp_path)
-        )
+        text = run(installed[1] / "param-groups", "exponents", "--json", cwd=tmp_path)
     finally:
         hidden.rename(elsewhere)
-    assert table["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
+    assert json.loads(text)["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["nanogpt", "llama", "vit"])
-def test_models_that_people_have_are_planned_checked_and_trained(model, installed, tmp_path):
-    """The check's verdict is its exit code: muP passes, one rate for all tensors does not."""
+def test_models_that_people_have_are_planned_and_trained(model, installed, tmp_path):
+    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
+    assert run(installed[1] / "python", file, cwd=tmp_path, MODEL=model) == "learned\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("one_rate", "code", "word"), [("", 0, "passed:"), ("1", 1, "FAILED:")])
+def test_the_checks_verdict_is_its_exit_code(one_rate, code, word, installed, tmp_path):
+    """muP passes, one rate for all tensors does not; of stock models test_stock_check has it."""
     file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
     sizes = ["--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
-
-    def verdict(**settings):
-        command = [installed[1] / "param-groups", "check", file, *sizes]
-        environment = {**os.environ, "MODEL": model, "OMP_NUM_THREADS": "1", **settings}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode in (0, 1), done.stderr
-        return done.returncode, done.stdout
-
-    code, text = verdict()
-    assert (code, "passed:" in text) == (0, True), text
-    if model == "nanogpt":  # of stock models test_stock_check has the same
-        code, text = verdict(ONE_RATE="1")
-        assert (code, "FAILED:" in text) == (1, True), text
-    environment = {**os.environ, "MODEL": model, "OMP_NUM_THREADS": "1"}
-    command = [installed[1] / "python", file]
-    assert subprocess.check_output(command, cwd=tmp_path, env=environment, text=True) == "learned\n"
+    check = [installed[1] / "param-groups", "check", file, *sizes]
+    assert word in run(*check, cwd=tmp_path, code=code, MODEL="nanogpt", ONE_RATE=one_rate)

@@ -33,6 +33,7 @@ TITLES = {
 CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part on purpose
 
 
+@pytest.mark.xdist_group("claims")  # which take the findings of every figure, too
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
     name, monkeypatch, laid_out, claimed
