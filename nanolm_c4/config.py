@@ -98,7 +98,7 @@ class PrescriptionConfig(Section):
     parameterization: Literal["standard", "ntk", "mup", "mean_field", "bordelon", "spectral"]
     """Initialisation and multiplier; bordelon also rates, attention and residual branches."""
     alignment: Literal["full", "none", "global"] | None = None
-    """Learning-rate exponents; global is one rate for all tensors. All rules but bordelon."""
+    """Learning-rate exponents; global is one rate for all tensors. Everett et al.'s rules."""
     base_width: PositiveInt | None = None
     """Width at which all learning-rate exponents cancel. All rules but bordelon."""
     gamma_embedding: PositiveFloat = 1.0

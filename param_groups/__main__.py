@@ -293,7 +293,7 @@ def suggestion(args: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    names = "exponents|constraints|solve|table|suggest|check"
+    names = "exponents|constraints|solve|table|suggest|check|audit"
     commands = parser.add_subparsers(required=True, metavar=names)
 
     def command(name: str, call: Callable[[argparse.Namespace], Any], **words: Any) -> Any:

@@ -374,7 +374,7 @@ def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")
 
 
-# Rules of the decoder in nanolm_c4; those of other people's models are in `models`.
+# Rules of the decoder in nanolm_c4; those of other people's models are in `stock/rules.py`.
 DECODER_RULES = (
     Rule("token_embedding.weight", Role.TOKEN_EMBEDDING),
     Rule("position_embedding.weight", Role.POSITION_EMBEDDING),

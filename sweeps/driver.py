@@ -26,7 +26,7 @@ TABLE_SECONDS = 5.0  # between two writings of the tables
 TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps take a second
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
-LOST = 5  # times that a run may take its place down without having come any further
+LOST = 5  # times that a run takes its place down without having come any further, until it is failed
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class Driver:
         point = flight.point
         if last_line(self.work.folder / point.run).get("step", 0) > flight.from_step:
             self.losses[point.run] = 0
-        self.losses[point.run] += 1
+        else:
+            self.losses[point.run] += 1
         if self.losses[point.run] < LOST:
             say(f"{point.run}: {reason}; it will be resumed")
             self.work.put_back(point)

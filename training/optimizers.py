@@ -1,4 +1,4 @@
-"""The five update rules of the experiments, every one with decoupled decay and per-group numbers.
+"""The six update rules of the experiments, every one with decoupled decay and per-group numbers.
 
 Groups come from a plan: one dict per group with "params", "lr", "eps" and "weight_decay" (and
 "name", "param_names", "initial_lr"). For a parameter theta with gradient g, all rules share
@@ -16,7 +16,7 @@ with lr the group's current rate, as in torch's AdamW, and differ in the directi
 
 m <- beta1 * m + (1 - beta1) * g and v <- beta2 * v + (1 - beta2) * g^2 start at 0, and the hat
 divides by 1 - beta^t, t = 1 at the first step. sgd and adam_atan2 have no eps. With eps = 0 the
-other three compute 0/0 = NaN where the gradient has been exactly zero since the first step.
+others compute 0/0 = NaN where the gradient has been exactly zero since the first step.
 
 Of sharded parameters (see `sharding`) a process updates its part; what a rule asks of the whole
 tensor (an RMS, Adafactor's means) is of the whole tensor there too.
