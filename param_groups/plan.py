@@ -70,8 +70,7 @@ class Plan:
         rows: the numbers of every tensor, in the model's order; `numbers[name]` is one of them.
         prescription: the rule's fields, as it describes itself.
         lr, eps, weight_decay, decay_mode: the global values, as given to `plan`.
-        forward: the factors that the prescription gives the forward pass; None in a plan that was
-            saved before plans had them.
+        forward: the factors that the prescription gives the forward pass.
 
     >>> from torch import nn
     >>> from param_groups import Everett
@@ -87,7 +86,7 @@ class Plan:
     eps: float
     weight_decay: float
     decay_mode: str
-    forward: tuple[Factor, ...] | None = None
+    forward: tuple[Factor, ...] = ()
 
     def __getitem__(self, name: str) -> Row:
         """The row of a tensor, by any of its names; KeyError if there is none."""
@@ -225,19 +224,11 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
         try:
-            given = data["prescription"]["optimizer"]  # of all tensors in plans before Muon's
             rows = tuple(
-                Row(
-                    **{
-                        "optimizer": given,
-                        **row,
-                        **{k: tuple(row[k]) for k in ("shape", "tied_to")},
-                    }
-                )
+                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
                 for row in data["rows"]
             )
-            forward = data.get("forward")
-            factors = None if forward is None else tuple(Factor(**factor) for factor in forward)
+            factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
@@ -253,7 +244,7 @@ class Plan:
         """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
 
         Rows and forward factors are compared, not where they came from: another road to the same
-        numbers is equal. A plan that was saved before plans had forward factors has equal ones.
+        numbers is equal.
         """
         mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
         lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]

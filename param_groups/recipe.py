@@ -84,7 +84,7 @@ class Recipe(Prescription):
         return self.rule.width
 
     @property
-    def optimizer(self) -> str:  # type: ignore[override]
+    def optimizer(self) -> str:  # type: ignore[override]  # the rule's
         """The rule's optimiser."""
         return self.rule.optimizer
 

@@ -134,12 +134,8 @@ def row_differences(mine: Row, theirs: Row) -> list[str]:
     ]
 
 
-def factor_differences(
-    mine: tuple[Factor, ...] | None, theirs: tuple[Factor, ...] | None
-) -> list[str]:
-    """What differs between the forward factors of two plans, a line each; None agrees with all."""
-    if mine is None or theirs is None:
-        return []
+def factor_differences(mine: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[str]:
+    """What differs between the forward factors of two plans, a line each."""
     one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
     lines = []
     for key in dict.fromkeys((*one, *other)):

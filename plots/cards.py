@@ -198,7 +198,7 @@ def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[
     own = [
         claim for claim in claims() if claim.entry["figure"] == name.removesuffix(preset_of(name))
     ]
-    said = "".join(
+    words = "".join(
         f'<p class="claim">{_formulas(claim.entry["claim"])}: <b>{claim.word}</b> '
         f'<span class="where">{escape(claim.entry["where"])}</span></p>'
         for claim in own
@@ -215,7 +215,7 @@ def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[
     )
     return (
         f'<aside class="facts"><h4>Claims, with all shipped tables</h4>'
-        f"{said or '<p>None is listed.</p>'}"
+        f"{words or '<p>None is listed.</p>'}"
         f'<h4>Measured here</h4><ul class="tally">'
         f"{tally or '<li>Numbers without a verdict, listed below.</li>'}</ul>"
         f"<h4>Runs</h4><p>{escape('; '.join(f'{key}: {n}' for key, n in runs.items()))}</p>"

@@ -26,7 +26,9 @@ TABLE_SECONDS = 5.0  # between two writings of the tables
 TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps take a second
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
-LOST = 5  # times that a run takes its place down without having come any further, until it is failed
+LOST = (
+    5  # times that a run takes its place down without having come any further, until it is failed
+)
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def load(path: Path) -> Checkpoint:
         for name in sorted(_sums(path).keys() - {_META}):
             file = safe_open(path / name, "pt")
             offsets = json.loads(file.metadata()[_OFFSETS])
-            for key in file.keys():  # noqa: SIM118
+            for key in file.keys():  # noqa: SIM118 - no mapping
                 first = (offsets[key]["saved_offsets"] or [0])[0]
                 parts.setdefault(key, []).append((first, file.get_slice(key)))
         return Checkpoint(path, json.loads(read_text(path / _META)), parts)

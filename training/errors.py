@@ -55,7 +55,7 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started the command
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
     shown = sys.stderr
     sys.stderr = _Forgiving(shown)
     try:

@@ -74,9 +74,9 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
         yield from iterator
         return
     except UserError as caught:
-        kind, said = type(caught), str(caught)
-        before, frame, words = said.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
-        error = kind(words.strip() if frame and before.startswith("Caught ") else said)
+        kind, text = type(caught), str(caught)
+        before, frame, words = text.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+        error = kind(words.strip() if frame and before.startswith("Caught ") else text)
         caught.__traceback__ = None
     # Now nothing refers to the iterator any more, and its processes end.
     del iterator

@@ -38,7 +38,7 @@ def identity(config: Section) -> dict[str, Any]:
 
 
 def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
-    """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
+    """What decides a run's result: an optimiser's own epsilon is the same, given or default."""
     kept = set_keys(data, getattr(kind, "constants", {}))
     for key in getattr(kind, "without_effect", ("checkpoint",)):
         section, _, name = key.rpartition(".")
@@ -89,7 +89,7 @@ def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
         return
     try:
         planned = Plan.from_dict(json.loads(read_text(path)))
-    except FileNotFoundError:
+    except FileNotFoundError:  # its checkpoints know the plan, too
         planned = None
     except (OSError, ValueError, PlanError) as error:
         raise RunError(f"{path}: not a saved plan ({error}); delete the folder") from None

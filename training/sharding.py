@@ -55,7 +55,7 @@ def requested() -> Sharding | None:
         return None
     if world == 1:
         raise UserError("a single process has nothing to shard: launch several, or without FSDP")
-    true, false, asked = ("true", "false"), ("false",), {}
+    true, false, settings = ("true", "false"), ("false",), {}
     for key, known in (
         ("fsdp_version", ("2",)),
         ("fsdp_offload_params", false),
@@ -63,10 +63,10 @@ def requested() -> Sharding | None:
         ("fsdp_reshard_after_forward", true + false),
         ("fsdp_activation_checkpointing", false + true),
     ):
-        asked[key] = env.get(key.upper(), known[0]).lower()
-        if asked[key] not in known:
+        settings[key] = env.get(key.upper(), known[0]).lower()
+        if settings[key] not in known:
             raise UserError(
-                f"the launch config's {key}: {asked[key]} is not supported; expected "
+                f"the launch config's {key}: {settings[key]} is not supported; expected "
                 f"{' or '.join(known)}, as in scripts/accelerate/one_node_8gpu_fsdp.yaml"
             )
     name = re.compile(r"PARALLELISM_CONFIG_\w+_SIZE")
@@ -76,8 +76,8 @@ def requested() -> Sharding | None:
             "tensor, as in scripts/accelerate/several_nodes_fsdp.yaml"
         )
     return Sharding(
-        asked["fsdp_reshard_after_forward"] == "true",
-        asked["fsdp_activation_checkpointing"] == "true",
+        settings["fsdp_reshard_after_forward"] == "true",
+        settings["fsdp_activation_checkpointing"] == "true",
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
@@ -35,7 +34,7 @@ def start(accelerator: Accelerator, run_dir: Path, config: Mapping[str, object],
     """Opens the trackers of a run that begins, or resumes, after a step."""
     experiment, sweep, run = (["runs"] * 3 + list(run_dir.absolute().parts))[-3:]
     name, group = f"{sweep}.{run}", {"group": sweep, "resume": "allow"}
-    options: dict[str, dict[str, Any]] = {"mlflow": {"run_name": name}}
+    options: dict[str, dict[str, object]] = {"mlflow": {"run_name": name}}
     options |= {"trackio": {**group, "name": name}, "wandb": {**group, "name": run, "id": name}}
     if step:  # TensorBoard leaves out what was shown of the steps that are taken again
         options["tensorboard"] = {"purge_step": step + 1}

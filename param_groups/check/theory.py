@@ -172,12 +172,10 @@ class PlanExponents:
 
     def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
         """The power of the size in a factor of the forward pass; an attention's is taken times the
-        head dimension. None where a plan has not kept its factors."""
+        head dimension."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
         values = []
         for plan in (self.plans[low], self.plans[high]):
-            if plan.forward is None:
-                return None
             factors = (f.value * (f.head_dim or 1) for f in plan.forward if f.name == name)
             values.append(next(factors, 1.0))
         return power(values[0], values[1], high / low)

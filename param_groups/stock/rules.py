@@ -398,9 +398,9 @@ def _started(rule: Rule, model: nn.Module, catalogue: str) -> Rule:
 
 def _start(name: str, scale: nn.Parameter, model: nn.Module) -> float | None:
     """The number with which a module says its LayerScale starts, or which fills it; else None."""
-    said = getattr(model.get_submodule(name.rpartition(".")[0]), "init_values", None)
-    if isinstance(said, float):
-        return said
+    initial = getattr(model.get_submodule(name.rpartition(".")[0]), "init_values", None)
+    if isinstance(initial, float):
+        return initial
     if scale.is_meta:
         return None
     values = (scale.full_tensor() if hasattr(scale, "full_tensor") else scale).detach().unique()

@@ -129,8 +129,8 @@ def suggest(model: nn.Module) -> Suggestion:
         if parameter.ndim == 3 and "expert" in path:
             guesses[name] = _experts(own, module, modules[path.rpartition(".")[0]])
             continue
-        said = path.replace(".base_layer", "")  # where peft puts the layer that it adapts
-        guesses[name] = _guess(said, own, module, parameter)
+        plain = path.replace(".base_layer", "")  # where peft puts the layer that it adapts
+        guesses[name] = _guess(plain, own, module, parameter)
         if re.search(r"(^|\.)(gate|gating|wg)$", path):
             beside = modules[path.rpartition(".")[0]].named_children()
             chooses = any("expert" in child for child, _ in beside)

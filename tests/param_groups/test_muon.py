@@ -179,14 +179,9 @@ def test_the_powers_of_width_depth_and_decay_are_those_that_are_given():
 
 
 def test_a_table_names_muon_and_a_saved_plan_keeps_it():
-    model, made = planned()
+    _, made = planned()
     assert "0.04 by Muon" in made.table()
     assert Plan.from_dict(made.to_dict()) == made
-    old = plan(model, RULES, Everett("mup", 32, 32), lr=0.1, absorb_multipliers=True)
-    data = old.to_dict()
-    for row in data["rows"]:
-        del row["optimizer"]  # as in plans that were saved before Muon's
-    assert Plan.from_dict(data) == old
 
 
 def test_it_trains():

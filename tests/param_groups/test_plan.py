@@ -396,6 +396,7 @@ def broken(change):
         broken(lambda data: data.pop("rows")),
         broken(lambda data: data.pop("decay_mode")),
         broken(lambda data: data.update(colour="red")),
+        broken(lambda data: data.pop("forward")),
         broken(lambda data: data["rows"][0].pop("lr")),
         broken(lambda data: data["rows"][0].update(colour="red")),
         {},

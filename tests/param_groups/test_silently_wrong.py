@@ -87,9 +87,15 @@ def test_layouts_that_do_not_matter_pass():
 
 def neo(**options):
     config = transformers.GPTNeoConfig(
-        hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]],
-        vocab_size=40, max_position_embeddings=8, tie_word_embeddings=False, **options,
-    )  # fmt: skip
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global"], 2]],
+        vocab_size=40,
+        max_position_embeddings=8,
+        tie_word_embeddings=False,
+        **options,
+    )
     return transformers.GPTNeoForCausalLM(config)
 
 

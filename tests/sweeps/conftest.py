@@ -104,7 +104,7 @@ class Pair(Counting):
         if os.environ["RANK"] == "0":
             with socket.create_server(address(os.environ.get("PAIR", "127.0.0.1:0"))) as server:
                 write_text(place, "{}:{}".format(*server.getsockname()))
-                server.settimeout(60)
+                server.settimeout(300)
                 self.other = server.accept()[0]
             place.unlink()
             with self.other:
@@ -127,10 +127,12 @@ class Pair(Counting):
 
     def refuse(self, run_dir):
         if os.environ["RANK"] != "0":  # as processes.on_main
-            time.sleep(2)
+            while not (run_dir / "refused").exists():
+                time.sleep(0.02)
             raise SystemExit(2)
         while not (run_dir / "at-1").exists():  # or it might be ended before it has begun
             time.sleep(0.02)
+        (run_dir / "refused").touch()
         super().refuse(run_dir)
 
 def address(text):
@@ -138,7 +140,7 @@ def address(text):
     return host, int(port)
 
 def meet(place):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while True:
         try:
             return socket.create_connection(address(os.environ.get("PAIR") or place.read_text()))

@@ -10,7 +10,7 @@ ranks, failed, started = int(sys.argv[1]), False, []
 together = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 if ".real" in sys.argv[-1]:
     import torch._dynamo  # noqa: F401 (a run of two processes needs it)
-    import toy_run  # noqa: F401
+    import toy_run  # noqa: F401 (for its experiment)
 
     from tests.processes import meeting
 

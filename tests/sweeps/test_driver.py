@@ -191,7 +191,7 @@ def test_a_second_interrupt_does_not_wait_for_runs_to_save(work):
 
     def perform(job):
         os.kill(os.getpid(), signal.SIGINT)
-        release.wait(30)
+        release.wait(300)
         return {"status": "stopped"}
 
     pool = Slow(1, perform=perform)

@@ -286,8 +286,11 @@ def test_a_launch_command_is_as_it_stands_or_has_what_a_run_needs_filled_in(monk
     words = ("torchrun", "--nnodes={nodes}", "--nproc_per_node={processes}", "--node_rank={rank}")
     node = task.Node(1, "first", 5)
     assert task.launch_command(Needs(16, 16), words, node) == [
-        "torchrun", "--nnodes=2", "--nproc_per_node=16", "--node_rank=1"
-    ]  # fmt: skip
+        "torchrun",
+        "--nnodes=2",
+        "--nproc_per_node=16",
+        "--node_rank=1",
+    ]
     assert task.launch_command(Needs(), words, node) == []
     assert task.launch_command(Needs(), TWO, node) == list(TWO)
     shipped = task.launch_command(Needs(4, 4), (), node)

@@ -167,7 +167,7 @@ def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     run = job("run")
     at(run)
     (run.run_dir / "go").touch()
-    assert future.result(60)["status"] == "finished"
+    assert future.result(300)["status"] == "finished"
 
 
 def test_a_cluster_of_ones_own_that_has_died_ends_the_sweep(open_engine, ray_settings, job):

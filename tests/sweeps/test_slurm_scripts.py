@@ -93,7 +93,7 @@ class Sbatch:
 def test_several_nodes_have_one_launcher_each(tmp_path):
     sbatch = Sbatch(tmp_path, TOOLS)
     job = sbatch.start("several_nodes.sh", "some.yaml", "-m", "x", '{"a": "b c"}', nodes=2)
-    assert job.wait(60) == 0, job.stderr.read()
+    assert job.wait(300) == 0, job.stderr.read()
     _, srun, *launchers = sbatch.asked()
     words = {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32"}
     assert words == set(srun.partition(" sh ")[0].split()[1:])
@@ -119,7 +119,7 @@ def test_a_warned_job_is_requeued_once_its_driver_has_saved(tmp_path, nodes, sen
         sbatch.warn(job)
     elif sent:
         job.send_signal(signal.SIGTERM)
-    assert job.wait(60) == code, job.stderr.read()
+    assert job.wait(300) == code, job.stderr.read()
     lines = sbatch.asked()
     assert f"python -m sweeps run s.yaml --preset laptop --engine {where}" in lines
     assert sbatch.is_requeued() == requeued

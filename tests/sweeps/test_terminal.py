@@ -51,7 +51,7 @@ class Terminal:
     def end(self):
         """The exit code, and the last line."""
         code = self.process.wait(300)
-        self.reader.join(30)
+        self.reader.join(300)
         return code, self.text.splitlines()[-1].removeprefix("^C")
 
 
@@ -68,7 +68,7 @@ def terminal(tmp_path):
     for found in started:
         found.process.kill()
         found.process.wait()
-        found.reader.join(30)
+        found.reader.join(300)
         os.close(found.master)
 
 

@@ -151,6 +151,13 @@ def left_behind(run_dir):
 
 def main():
     folder, *overrides = sys.argv[1:]
+    handle = signals.StopRequest._handle
+
+    def loud(request, number, frame):
+        handle(request, number, frame)
+        os.write(1, b"asked to stop\n")
+
+    signals.StopRequest._handle = loud
     torch.set_num_threads(1)
     with one_line_errors(OSError):
         pause = float(os.environ.get("TOY_PAUSE", "0"))
