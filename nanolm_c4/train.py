@@ -47,7 +47,7 @@ def build_model(config: Config, vocab_size: int):
     from nanolm_c4.model import Decoder
 
     shape = config.model
-    everett = config.prescription.parameterization != BORDELON
+    bordelon = config.prescription.parameterization == BORDELON
     return Decoder(
         vocab_size=vocab_size,
         context=shape.context,
@@ -55,8 +55,8 @@ def build_model(config: Config, vocab_size: int):
         heads=shape.heads,
         head_dim=shape.head_dim,
         mlp_ratio=shape.mlp_ratio,
-        norm_scale=everett,
-        readout_bias=not everett,
+        norm_scale=not bordelon,
+        readout_bias=bordelon,
         norms=shape.norms,
     )
 
@@ -147,7 +147,7 @@ def arithmetic(task) -> list[str]:
     config, rows = task.config, len(task.train_data)
     data, steps = config.data, config.training.steps
     tokens, seen = rows * config.model.context, steps * tokens_per_step(config)
-    # Less than a row is left over; without a limit, all text that there is was asked for.
+    # A last partial row may be missing; without a limit any amount of text will do.
     wanted = min(seen, data.max_train_tokens or 0)
     if data.source == "c4" and tokens + config.model.context <= wanted:
         raise UserError(

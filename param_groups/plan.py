@@ -59,7 +59,7 @@ DECAY_MODES = {
 }
 
 
-_RATES = ("lr", "eps", "weight_decay")
+_GLOBALS = ("lr", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
-        values.layer_multipliers(model, self.rows)
+        values.layer_multipliers(model, self.rows)  # refuses before anything is drawn
         for row in drawn:
             values.fill(model, row, seed)
         self.apply_multipliers(model)
@@ -234,8 +234,8 @@ class Plan:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
-        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _RATES}
-        for key, value in {**numbers, **{key: getattr(found, key) for key in _RATES}}.items():
+        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _GLOBALS}
+        for key, value in {**numbers, **{key: getattr(found, key) for key in _GLOBALS}}.items():
             if not (finite(value) and value >= 0):
                 raise PlanError(f"not a saved plan: {key} is {value!r}, no rate, epsilon or decay")
         return found
@@ -309,8 +309,8 @@ def plan(
         rules: which role each tensor has; together they name every tensor.
         prescription: the papers', or a class of your own that derives from `Prescription`.
         lr, eps: the global values that the prescription's factors multiply.
-        weight_decay: what it means `decay_mode` says.
-        decay_mode: a name of DECAY_MODES; has to be given with a decay.
+        weight_decay: see `decay_mode`.
+        decay_mode: what a decay means, a name of DECAY_MODES; has to be given with one.
         absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
             trains the same, and any module can follow; every tensor decays as with its multiplier.
             Only clipping by the gradient's norm sees a difference, since the norm changes.
@@ -342,19 +342,21 @@ def plan(
     from param_groups.tensors.checks import prepared
     from param_groups.tensors.forward import settle_factors
 
-    lr, eps, weight_decay, decay_mode = _numbers(lr, eps, weight_decay, decay_mode)
+    lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
     applied = _applied(applied, head_dim)
     check_flag("absorb_multipliers", absorb_multipliers)
     placed = prepared(model, rules, prescription, base)
-    held = [one for reader in READERS for one in reader(model)]
-    queries = {} if "attention_scale" in applied else {n: h for h in held for n in h.queries}
+    factors = [factor for reader in READERS for factor in reader(model)]  # what modules hold
+    attention_of = {query: factor for factor in factors for query in factor.queries}
+    if "attention_scale" in applied:
+        attention_of = {}
     rows = []
-    for assignment, rule in placed:
-        numbers = rule(assignment.role, *assignment.fans)
+    for assignment, local in placed:  # `local`: the prescription at the tensor's size
+        numbers = local(assignment.role, *assignment.fans)
         scale = assignment.scale
-        if assignment.role is Role.QUERY and assignment.name in queries:
+        if assignment.role is Role.QUERY and assignment.name in attention_of:
             # Initial queries carry the factor that their attention lacks.
-            scale *= prescription.attention_scale(queries[assignment.name].head_dim or 1)
+            scale *= prescription.attention_scale(attention_of[assignment.name].head_dim or 1)
         numbers = numbers.starting_at(scale)
         wd = weight_decay * numbers.decay
         if absorb_multipliers:
@@ -366,12 +368,12 @@ def plan(
         rows.append(_row(assignment, numbers, kind, lr, eps, wd, decay_mode))
     rows = _spared(rows, no_decay, weight_decay, decay_mode)
     roles = {row.role for row in rows}
-    forward = settle_factors(model, roles, prescription, applied, head_dim, held)
+    forward = settle_factors(model, roles, prescription, applied, head_dim, factors)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 
-def _numbers(
+def _global_numbers(
     lr: float, eps: float, weight_decay: float, decay_mode: str | None
 ) -> tuple[float, float, float, str]:
     """The global numbers as Python's own; refuses what is none, and a decay without its mode, as

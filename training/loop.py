@@ -64,9 +64,10 @@ class Loop:
         set_seed(task.config.seed % 2**31, device_specific=True)
         self.is_sharded = sharding.place(task.model, device, self.precision)
         initialise(task)
-        # Not wrapped by accelerate, which would look for a package at every step. Of a sharded
-        # model it has only the compilation to add, and does not look where its tensors are.
+        # Not wrapped by accelerate, which would look for a package at every step.
         self.optimizer = build_optimizer(task)
+        # To a sharded model accelerate has only the compilation to add: `evaluation_mode` has it
+        # not look where the tensors are.
         self.model = self.accelerator.prepare_model(
             task.model, device_placement=not self.is_sharded, evaluation_mode=self.is_sharded
         )
@@ -78,7 +79,7 @@ class Loop:
         self.skips_overflow = settings.skip_overflow or fp16
         self.losses, self.history = Losses(), History()
         self.gradient_scale: dict[str, float] = {}
-        self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)
+        self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)  # as of the last line of timing.jsonl
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
         live = LiveRun(
             task=task,
@@ -170,7 +171,7 @@ class Loop:
                 self._evaluate(step)
 
     def _forward_backward(self, micro: list[Any]) -> tuple[Tensor, Tensor]:
-        """This process's loss sum and the targets of all; gradients of the mean over the latter."""
+        """This process's loss, all processes' targets; leaves gradients of the mean over these."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
         local = torch.stack([self.task.count(batch) for batch in micro]).sum()
         count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
@@ -190,7 +191,7 @@ class Loop:
         return total, count
 
     def _clip(self, want_norm: bool) -> Tensor | None:
-        """The norm of the whole gradient, if it is asked for or clipped."""
+        """The norm of the whole gradient, if it is wanted or clipped."""
         clip = self.task.config.optimizer.clip_norm
         if clip is None and not want_norm:
             return None
@@ -268,7 +269,7 @@ class Loop:
             return True
         # Whether some 2^(k/n) is rounded to the step.
         low, high = n * math.log2(step - 0.5), n * math.log2(step + 0.5)
-        return math.ceil(low) < high
+        return n > 0 and math.ceil(low) < high
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
@@ -296,14 +297,13 @@ class Loop:
             line["loss_scale"] = self.scaler.get_scale()
         self._write(step, line)
         # Speed since the last line: in a separate log, as it differs from run to run.
-        before, then, waited = self.timed
-        now = self.history.train_seconds()
-        self.timed = (step, now, self.wait_seconds)
-        samples = (step - before) * self.settings.batch_size
+        now = step, self.history.train_seconds(), self.wait_seconds
+        steps, trained, waited = (b - a for a, b in zip(self.timed, now, strict=True))
+        self.timed, seconds = now, max(trained, 1e-9)
         speed = {
             "step": step,
-            "samples_per_second": samples / max(now - then, 1e-9),
-            "waiting_for_data": (self.wait_seconds - waited) / max(now - then, 1e-9),
+            "samples_per_second": steps * self.settings.batch_size / seconds,
+            "waiting_for_data": waited / seconds,
         }
         if self.accelerator.is_main_process:
             self.timing.append(speed)

@@ -123,15 +123,8 @@ def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
 
     def made(width):
         rule = Everett("standard", width, 32, decay_exponent=power)
-        return plan(
-            model[width],
-            rules,
-            rule,
-            lr=0.1,
-            weight_decay=1e-3,
-            decay_mode="independent",
-            absorb_multipliers=absorb,
-        )
+        options = {"weight_decay": 1e-3, "decay_mode": "independent", "absorb_multipliers": absorb}
+        return plan(model[width], rules, rule, lr=0.1, **options)
 
     for row, wide in zip(made(32).rows, made(128).rows, strict=True):
         sums = row.role in ("qkv", "attention_output", "mlp_in", "mlp_out", "readout")
@@ -148,15 +141,8 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     ):
         rule = Everett("mup", 128, 32, qk_exponent=-0.5, **fields)
         model = gpt(128, 2)
-        numbers = plan(
-            model,
-            rules_for(model),
-            rule,
-            lr=0.1,
-            weight_decay=decay,
-            decay_mode=mode,
-            absorb_multipliers=True,
-        )
+        options = {"weight_decay": decay, "decay_mode": mode, "absorb_multipliers": True}
+        numbers = plan(model, rules_for(model), rule, lr=0.1, **options)
         rows = [row for row in numbers.rows if row.role in ("qkv", "mlp_out")]
         ends.append([row.decay_per_step for row in rows])
     assert ends[0] == pytest.approx(ends[1])

@@ -393,10 +393,8 @@ def broken(change):
 @pytest.mark.parametrize(
     "data",
     [
-        broken(lambda data: data.pop("rows")),
-        broken(lambda data: data.pop("decay_mode")),
+        *(broken(lambda d, k=k: d.pop(k)) for k in ("rows", "decay_mode", "forward")),
         broken(lambda data: data.update(colour="red")),
-        broken(lambda data: data.pop("forward")),
         broken(lambda data: data["rows"][0].pop("lr")),
         broken(lambda data: data["rows"][0].update(colour="red")),
         {},

@@ -86,16 +86,9 @@ def test_layouts_that_do_not_matter_pass():
 
 
 def neo(**options):
-    config = transformers.GPTNeoConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=2,
-        attention_types=[[["global"], 2]],
-        vocab_size=40,
-        max_position_embeddings=8,
-        tie_word_embeddings=False,
-        **options,
-    )
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 8}
+    kind = {"attention_types": [[["global"], 2]], "vocab_size": 40, "tie_word_embeddings": False}
+    config = transformers.GPTNeoConfig(**sizes, **kind, **options)
     return transformers.GPTNeoForCausalLM(config)
 
 

@@ -285,12 +285,8 @@ def test_a_launch_command_is_as_it_stands_or_has_what_a_run_needs_filled_in(monk
     monkeypatch.setattr("shutil.which", lambda name: name)
     words = ("torchrun", "--nnodes={nodes}", "--nproc_per_node={processes}", "--node_rank={rank}")
     node = task.Node(1, "first", 5)
-    assert task.launch_command(Needs(16, 16), words, node) == [
-        "torchrun",
-        "--nnodes=2",
-        "--nproc_per_node=16",
-        "--node_rank=1",
-    ]
+    filled = "torchrun --nnodes=2 --nproc_per_node=16 --node_rank=1".split()
+    assert task.launch_command(Needs(16, 16), words, node) == filled
     assert task.launch_command(Needs(), words, node) == []
     assert task.launch_command(Needs(), TWO, node) == list(TWO)
     shipped = task.launch_command(Needs(4, 4), (), node)
