@@ -40,7 +40,8 @@ def claims_table(experiment: str) -> list[str]:
         number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
         lines.append(f"| {claim.entry['claim']} | {claim.word} | {number} | {claim.drift} |")
     rest = sum(not claim.found for claim in own)
-    return [*lines, f"\nNot tested: {rest} more of [plots/claims.md](../plots/claims.md)."]
+    what = f"Columns, and {rest} untested claims" if rest else "Columns"
+    return [*lines, f"\n{what}: [plots/claims.md](../plots/claims.md)."]
 
 
 def findings_of(figure: str, pattern: str) -> list[Finding]:
