@@ -27,6 +27,7 @@ from sweeps.sweep import Work
 from sweeps.tables import write_csv
 from training.errors import UserError
 from training.experiment import Experiment
+from training.settings import RunConfig
 
 UTILISATION = 0.4
 PARAMETERS = ("embedding", "non_embedding", "total")  # as Everett et al., Table 3, counts them
@@ -127,7 +128,7 @@ def kind_of(run: Counted) -> dict[str, Any]:
 _steps: dict[Any, Any] = {}  # what has been simulated: files share sizes
 
 
-def simulate(experiment: Experiment, runs: Sequence[Counted]) -> list[dict[str, Any]]:
+def simulate(experiment: Experiment[RunConfig], runs: Sequence[Counted]) -> list[dict[str, Any]]:
     """A step of every kind of run of one model: what it takes on each GPU, and which cards hold it.
 
     FLOPs are those on one GPU, where no forward pass is computed again.

@@ -14,21 +14,20 @@ from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from sweeps.pool import Job, Pool, RunFailed, Summary
+from sweeps.pool import Job, Pool, RunFailed
 from sweeps.progress import Board, last_line, say
 from sweeps.sweep import Work, kept
 from sweeps.sweep_file import Point
 from training.errors import RunError, UserError
 from training.files import Busy, is_locked
+from training.runs import Summary
 from training.signals import StopRequest
 
 TABLE_SECONDS = 5.0  # between two writings of the tables
 TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps take a second
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
-LOST = (
-    5  # times that a run takes its place down without having come any further, until it is failed
-)
+LOST = 5  # times that a run takes its place down without a step forward, until it is given up
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 from sweeps import task
-from sweeps.pool import Job, Needs, Pool, PoolOptions, Summary, cores, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, cores, visible_gpus
 from training.errors import UserError
+from training.runs import Summary
 
 EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPUs
 STARTS = 3  # processes in a row that may die before they can take a run: the next would, too

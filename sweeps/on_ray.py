@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from sweeps import task
-from sweeps.pool import Job, Needs, Pool, PoolOptions, Summary, stop_seconds, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, stop_seconds, visible_gpus
 from sweeps.progress import say
 from training.errors import UserError
+from training.runs import Summary
 
 CONNECT_SECONDS = 10.0
 DIED = (

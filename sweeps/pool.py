@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from training.errors import UserError
+from training.runs import Summary
 
 NODE = 8  # GPUs of a machine
 STOP_SECONDS = "TRAINING_STOP_SECONDS"  # a variable: large models take longer to save
-Summary = dict[str, Any]  # of a run, as in its summary.json
 
 
 class Card(NamedTuple):

@@ -38,7 +38,7 @@ class Board:
     """A line for every run that has ended, with the time that is left."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.estimate, self.first = work, Estimate(), 0
+        self.work, self.pace, self.first = work, Pace(), 0
 
     def ended(self, point: Point, seconds: float, trained: bool, at_work: int) -> None:
         """A run has ended; `trained` in this command from its start to its end.
@@ -48,11 +48,11 @@ class Board:
         """
         self.first += 1
         if trained and self.first > at_work:
-            self.estimate.add(self.work.flops(point), point.config.training.steps, seconds)
+            self.pace.add(self.work.flops(point), point.config.training.steps, seconds)
         left = ""
         if len(self.work.results) < len(self.work.points):
             # Rules may still ask for more runs, which nobody can count.
-            rest = self.estimate.seconds(*self.work.todo) / max(1, at_work)
+            rest = self.pace.seconds(*self.work.todo) / max(1, at_work)
             left = f"  about {duration(rest)} left"
         say(f"{self.count()}  {self.work.outcome(point)}  {duration(seconds)}{left}")
 
@@ -61,7 +61,7 @@ class Board:
         return f"[{len(self.work.results)}/{len(self.work.points)}]"
 
 
-class Estimate:
+class Pace:
     """Seconds of a worker: those planned for a core, times what runs that have ended took of their
     own plan."""
 
@@ -136,12 +136,12 @@ def status(work: Work) -> str:
         )
     lines += [columns(rows)] if at_work else []
     lines += [f"failed: {run}, see {work.folder / run / 'log.txt'}" for run in sorted(failed)]
-    estimate = Estimate()
+    pace = Pace()
     for key, summary in work.results.items():
         if "wall_seconds" in summary:
-            estimate.add(work.flops(work.points[key]), summary["step"], summary["wall_seconds"])
-    if estimate.planned and done < known:
+            pace.add(work.flops(work.points[key]), summary["step"], summary["wall_seconds"])
+    if pace.planned and done < known:
         how = f"with {len(at_work)} at work" if at_work else "one run at a time"
-        seconds = estimate.seconds(work.todo[0], work.todo[1]) / max(1, len(at_work))
+        seconds = pace.seconds(work.todo[0], work.todo[1]) / max(1, len(at_work))
         lines.append(f"about {duration(seconds)} left, {how}")
     return "\n".join(lines)

@@ -39,6 +39,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
+from training.settings import RunConfig
 
 FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
 T = TypeVar("T")
@@ -340,7 +341,7 @@ class LoadedFile:
 
     path: Path
     config: FileConfig
-    experiment: Experiment
+    experiment: Experiment[RunConfig]
     base: dict[str, Any]
     """The config that all runs start from."""
     folder: Path
@@ -348,7 +349,7 @@ class LoadedFile:
     where: tuple[Where, ...]
     overrides: Sequence[str]
 
-    def validated(self, name: str, settings: Mapping[str, Any]) -> Any:
+    def validated(self, name: str, settings: Mapping[str, Any]) -> RunConfig:
         """The config with dotted keys set; UserError, naming the curve or study, for a bad one."""
         where = f"{self.path}, {name}"
         return validate(self.experiment.config, self._data(settings), where)
@@ -386,7 +387,7 @@ class LoadedFile:
         """Whether --where leaves a run with this config in."""
         return all(condition.holds(config) for condition in self.where)
 
-    def refuse_missing_data(self, configs: Iterable[Any]) -> None:
+    def refuse_missing_data(self, configs: Iterable[RunConfig]) -> None:
         """Raises UserError if data that one of these runs reads are not on this machine."""
         unlike = {repr(getattr(config, "data", None)): config for config in configs}
         for config in unlike.values():

@@ -20,9 +20,9 @@ from measure.fits import stability
 from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
 from training.log import lower_is_better
+from training.runs import Summary
 
 Place = tuple[float, ...]  # a point of a cell, by the values of the searched keys
-Summary = Mapping[str, Any]
 Score = tuple[float, float]  # higher is better: the metric, then minus the final loss
 Shift = Annotated[float, Field(ge=-10, le=10)]  # an exponent of two
 FAILED = {"status": "failed"}  # the result of a run that will not be tried again

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from sweeps.rules import Summary
 from sweeps.study import (
     RATE,
     Journal,
@@ -34,6 +33,7 @@ from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment, runs
 from training.files import write_text
+from training.runs import Summary
 
 _NOTED = ("status", "step", "wall_seconds", "final_eval_loss")  # of a trial's summary
 

@@ -30,6 +30,7 @@ from training import runs
 from training.config import Count, PositiveFloat, PositiveInt, Section
 from training.errors import UserError
 from training.files import writing
+from training.settings import RunConfig
 
 if TYPE_CHECKING:
     import optuna
@@ -121,7 +122,7 @@ class Study:
     name: str
     where: dict[str, Any]
     settings: dict[str, Any]
-    config: Any
+    config: RunConfig
     """With every searched value in the middle of its first range."""
     identity: str
     rate: float | None  # None where it is searched itself
@@ -470,7 +471,7 @@ def equally_good(trials: Sequence[FrozenTrial], within: float) -> list[FrozenTri
     return [trial for trial, loss in zip(trials, losses, strict=True) if loss <= bound]
 
 
-def objective(summary: Mapping[str, Any], config: Any) -> float | None:
+def objective(summary: Mapping[str, Any], config: RunConfig) -> float | None:
     """What a trial minimises: the final evaluation loss, in nats per target.
 
     A run that diverged has the loss at which the loop calls it diverged, divergence_factor times

@@ -12,10 +12,11 @@ from pathlib import Path
 from sweeps import tables
 from sweeps.pool import Needs
 from sweeps.request import LoadedFile, read_table
-from sweeps.rules import DONE, FAILED, Cell, Summary
+from sweeps.rules import DONE, FAILED, Cell
 from sweeps.sweep_file import CellKey, Point, Sweep
 from training import environment, runs
 from training.errors import RunError, UserError
+from training.runs import Summary
 
 Recall = Callable[[str], Summary | None]
 

@@ -18,6 +18,7 @@ from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from training import runs
 from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
+from training.settings import RunConfig
 
 # Combinations of a grid: these open in two seconds and 120 MB. The papers' largest sweep has 784;
 # more is a slip, or several files.
@@ -249,7 +250,7 @@ class Point:
     curve: str
     values: GridValues
     seed: int
-    config: Any
+    config: RunConfig
     run: str
     cell: CellKey = ("", ())
     """The curve and the values that the searched keys vary within."""

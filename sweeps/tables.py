@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.request import FRESH, read_manifest, read_table
-from sweeps.rules import Summary
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
 from training.files import reading, write_json, write_text
+from training.runs import Summary
 
 if TYPE_CHECKING:
     import numpy as np
 
-Values = Mapping[str, Any]
+Row = Mapping[str, Any]
 Arrays = Mapping[str, "np.ndarray"]
 KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
 
@@ -36,7 +36,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     """Columns after those that say which run it is."""
-    rows: Callable[[Path, Summary], Iterable[Values]]
+    rows: Callable[[Path, Summary], Iterable[Row]]
     """Rows of a run by column, from its folder and its summary."""
     statuses: tuple[str, ...] = ("finished", "diverged")
     """How runs with rows have ended: what a failed one had logged is no result."""
@@ -104,7 +104,7 @@ def write_table(
         name: (index, [*config.grids[name], "seed"]) for index, name in enumerate(config.curves)
     }
 
-    def order(row: Values) -> tuple[Any, ...]:
+    def order(row: Row) -> tuple[Any, ...]:
         index, axes = places[row["curve"]]
         return (index, *(by_size(row.get(key)) for key in axes))
 
@@ -119,7 +119,7 @@ def _at(config: Any, key: str) -> Any:
     return config
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Values]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
     """Writes a table, whole or not at all; columns that a row lacks are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -178,7 +178,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def _logged(run_dir: Path, summary: Summary) -> list[Values]:
+def _logged(run_dir: Path, summary: Summary) -> list[Row]:
     """The lines of metrics.jsonl, one per step: training and evaluation of a step share one."""
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(run_dir / "metrics.jsonl"):
@@ -186,7 +186,7 @@ def _logged(run_dir: Path, summary: Summary) -> list[Values]:
     return list(steps.values())
 
 
-def _alignment(run_dir: Path, summary: Summary) -> Iterator[Values]:
+def _alignment(run_dir: Path, summary: Summary) -> Iterator[Row]:
     """The log alignment ratio of every dense layer at every probe."""
     lines, path, plan = _lines(run_dir / "probes.jsonl"), run_dir / "plan.json", {}
     if lines:
@@ -199,20 +199,20 @@ def _alignment(run_dir: Path, summary: Summary) -> Iterator[Values]:
             yield {**row, "step": line["step"], "layer": layer, "alignment": measured["alignment"]}
 
 
-def _observed(run_dir: Path, summary: Summary) -> Iterator[Values]:
+def _observed(run_dir: Path, summary: Summary) -> Iterator[Row]:
     """One row per observed step and block, with "all" for the blocks together."""
     for line in _lines(run_dir / "observations.jsonl"):
         for numbers in (*line["blocks"], {"block": "all", **line["all"]}):
             yield {"step": line["step"], **numbers}
 
 
-def _at_ends(rows: Callable[[Arrays], Iterator[Values]]) -> Callable[..., Iterator[Values]]:
+def _at_ends(rows: Callable[[Arrays], Iterator[Row]]) -> Callable[..., Iterator[Row]]:
     """What `rows` makes of the arrays of a run's first and last observed step.
 
     RunError if the file of their arrays is not there or not whole.
     """
 
-    def read(run_dir: Path, summary: Summary) -> Iterator[Values]:
+    def read(run_dir: Path, summary: Summary) -> Iterator[Row]:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -231,7 +231,7 @@ def _at_ends(rows: Callable[[Arrays], Iterator[Values]]) -> Callable[..., Iterat
     return read
 
 
-def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
+def _kernel_rows(arrays: Arrays) -> Iterator[Row]:
     """Entries of the kernels after the last block; they are symmetric, so row <= column.
 
     Of a kernel with more than 64 rows every k-th row and column is there, under its own number.
@@ -245,7 +245,7 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
             yield {"kind": kind, "row": row, "column": column, "value": value}
 
 
-def _attention_rows(arrays: Arrays) -> Iterator[Values]:
+def _attention_rows(arrays: Arrays) -> Iterator[Row]:
     """The logits A of every head of sample 0 at the recorded places (token, attended)."""
     places = arrays.get("attention_places", ())
     for block, entries in enumerate(arrays.get("attention_entries", ())):

@@ -30,11 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sweeps.pool import Job, Needs, RunFailed, Summary, stop_seconds
+from sweeps.pool import Job, Needs, RunFailed, stop_seconds
 from training import signals
 from training.environment import commit
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
+from training.runs import Summary
 
 Outcome = dict[str, Any]
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have met

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from param_groups.plan import Plan
 
 RESULTS = Path("results")
+Summary = dict[str, Any]  # of a run, as in its summary.json
 STATUSES = ("finished", "diverged", "stopped")  # of a run; the last is resumed
 
 
@@ -57,7 +58,7 @@ def run_id(config: Section, label: str = "run") -> str:
     return f"{label}-{hashlib.blake2b(text.encode(), digest_size=5).hexdigest()}"
 
 
-def summary(run_dir: Path) -> dict[str, Any] | None:
+def summary(run_dir: Path) -> Summary | None:
     """What summary.json says, or None without one; RunError when the file is damaged."""
     path = run_dir / "summary.json"
     try:
@@ -72,7 +73,7 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     return value
 
 
-def done(run_dir: Path) -> dict[str, Any] | None:
+def done(run_dir: Path) -> Summary | None:
     """The summary of a run that needs no more training, or None."""
     value = summary(run_dir)
     return None if value is None or value["status"] == "stopped" else value

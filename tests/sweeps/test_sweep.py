@@ -3,7 +3,7 @@
 import pytest
 
 from sweeps import tables
-from sweeps.progress import Estimate, duration, on_a_core
+from sweeps.progress import Pace, duration, on_a_core
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import RunError, UserError
@@ -295,12 +295,12 @@ def test_an_unknown_experiment_is_one_line(tmp_path, name):
 
 def test_the_time_left_begins_with_the_plan_and_follows_what_runs_have_taken():
     """The first run of a worker is not counted: it started a process and read the data."""
-    estimate = Estimate()
-    assert estimate.seconds(1e11, 100) == on_a_core(1e11, 100) == 2 + 1
-    estimate.add(1e11, 100, 6.0)
-    estimate.add(1e11, 100, 12.0)
-    assert estimate.seconds(2e11, 200) == pytest.approx(18)
-    assert estimate.seconds(-1e-9, 0) == 0  # what a sum of floats leaves
+    pace = Pace()
+    assert pace.seconds(1e11, 100) == on_a_core(1e11, 100) == 2 + 1
+    pace.add(1e11, 100, 6.0)
+    pace.add(1e11, 100, 12.0)
+    assert pace.seconds(2e11, 200) == pytest.approx(18)
+    assert pace.seconds(-1e-9, 0) == 0  # what a sum of floats leaves
 
 
 @pytest.mark.parametrize(
