@@ -83,6 +83,15 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def plain(value: Any) -> float | str:
+    """A value of a config, or the text that stands for it in a table, as both are compared."""
+    text = "" if value is None else str(value)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 @cached
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """The runs of a sweep as far as it was asked for; none where there is no whole manifest."""
@@ -173,12 +182,12 @@ class Sources:
         for column in (key, *wanted):
             if column not in rows[0]:
                 raise UserError(f"{self.file}: around: {table} has no column {column!r}")
-        fitting = [row for row in rows if all(_same(row[c], value) for c, value in wanted.items())]
+        fitting = [row for row in rows if all(plain(row[c]) == plain(v) for c, v in wanted.items())]
         data = preset_of(self.file.parent / around.sweep, around.preset or self.preset)
         parts = [data, *data.get("curves", {}).values()]
         crossed = itertools.chain(*(part.get("grid", ()) for part in parts if part))
         for column in {"curve": None, **dict.fromkeys(crossed)}:
-            cells = {_plain(row.get(column, "")): row.get(column, "") for row in fitting}
+            cells = {plain(row.get(column)): row.get(column, "") for row in fitting}
             if len(cells) > 1 and column != key and column.rpartition(".")[2] != "seed":
                 raise UserError(
                     f"{self.file}: around: runs of {table} that fit differ in {column} "
@@ -241,25 +250,10 @@ def _to_come(table: Path, rows: Sequence[Mapping[str, str]], done: set[str], key
         if entry["run"] not in done and not entry.get(FRESH)
         if any(
             row["curve"] == entry["curve"]
-            and all(_same(row.get(k, ""), v) for k, v in entry["values"].items() if k != key)
+            and all(plain(row.get(k)) == plain(v) for k, v in entry["values"].items() if k != key)
             for row in rows
         )
     ]
-
-
-def _same(cell: str, value: Any) -> bool:
-    """Whether a table's text stands for a config's value."""
-    if isinstance(value, bool) or value is None or not isinstance(value, (int, float)):
-        return cell == ("" if value is None else str(value))
-    return _plain(cell) == float(value)
-
-
-def _plain(cell: str) -> float | str:
-    """A table's text as the number that it stands for, if any."""
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 def _words(wanted: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.request import FRESH, read_manifest, read_table
+from sweeps.request import FRESH, plain, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
 from training.files import reading, write_json, write_text
@@ -67,12 +67,13 @@ def write_table(
     if table.wanted and not getattr(sweep.config, table.wanted):
         return None
     config, path, rows = sweep.config, sweep.folder / table.name, list[dict[str, Any]]()
+    grids, curves = config.grids, list(config.curves)
     # The config keys that the sweep sets or crosses are columns.
     sets = [config.set, *(curve.set for curve in config.curves.values())]
-    keys = list(dict.fromkeys(key for part in (*sets, *config.grids.values()) for key in part))
+    keys = list(dict.fromkeys(key for part in (*sets, *grids.values()) for key in part))
     for point in points:
-        summary = results.get(point.run, {"status": None})
-        if summary["status"] in table.statuses:
+        summary = results.get(point.run)
+        if summary and summary["status"] in table.statuses:
             curve = config.curves[point.curve]
             values = sweep.settings(point.curve, dict(point.values))
             which = {
@@ -98,15 +99,12 @@ def write_table(
     everything = [*_others(sweep, points, old), *rows]
     judged = [FRESH] if any(str(row.get(FRESH)) == "True" for row in everything) else []
     header = ["curve", *keys, "horizon", "constants", "seed", *judged]
-    header += [*([] if table is RESULTS else ["run"]), *table.columns]
-    header += [*(further if table.measures else ()), *table.last]
-    places = {
-        name: (index, [*config.grids[name], "seed"]) for index, name in enumerate(config.curves)
-    }
+    header += [*([] if table is RESULTS else ["run"]), *table.columns, *further, *table.last]
 
     def order(row: Row) -> tuple[Any, ...]:
-        index, axes = places[row["curve"]]
-        return (index, *(by_size(row.get(key)) for key in axes))
+        """Numbers rise, and stand before words."""
+        cells = [plain(row.get(key)) for key in (*grids[row["curve"]], "seed")]
+        return curves.index(row["curve"]), *((isinstance(cell, str), cell) for cell in cells)
 
     write_csv(path, header, sorted(everything, key=order))
     return path
@@ -129,20 +127,12 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
 
 
 def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[Any]:
-    """The entries of an old table or manifest that this command does not speak of."""
+    """Rows of an earlier table, or of an earlier manifest, that this command does not replace."""
     curves = set(sweep.config.curves)
     if not sweep.where:
         curves -= {point.curve for point in points}
     ours = {point.run for point in points}
     return [e for e in old if e.get("curve") in curves and e.get("run") not in ours]
-
-
-def by_size(cell: Any) -> tuple[bool, Any]:
-    """Numbers rise, and stand before words; a row that was read has text only."""
-    try:
-        return False, float(cell if isinstance(cell, (int, float)) else str(cell))
-    except ValueError:
-        return True, str(cell)
 
 
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
