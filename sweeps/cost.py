@@ -61,7 +61,7 @@ def read(work: Work) -> list[Counted]:
     ]
 
 
-def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dict[str, Any]:
+def report(work: Work, runs: Sequence[Counted], simulates: bool) -> dict[str, Any]:
     """The counts of one file as JSON types, by model size from the smallest on, and in all."""
     groups: dict[str, list[Counted]] = {}
     for run in runs:
@@ -74,7 +74,7 @@ def report(work: Work, runs: Sequence[Counted], args: argparse.Namespace) -> dic
             "parameters": work.experiment.parameters(group[0].config),
             "gpus": max(run.gpus for run in group),
             **totals(group),
-            **({"simulated": simulate(work.experiment, group)} if args.simulate else {}),
+            **({"simulated": simulated(work.experiment, group)} if simulates else {}),
         }
         for model, group in zip(models, groups.values(), strict=True)
     ]
@@ -95,7 +95,7 @@ def totals(runs: Sequence[Counted]) -> dict[str, Any]:
         return run.flops / (getattr(card, run.config.training.precision) * UTILISATION) / 3600
 
     to_do = [run for run in runs if not run.done]
-    found: dict[str, Any] = {
+    counts: dict[str, Any] = {
         name: {
             "runs": len(some),
             "tokens": sum(run.tokens for run in some),
@@ -105,11 +105,11 @@ def totals(runs: Sequence[Counted]) -> dict[str, Any]:
         for name, some in (("all", runs), ("to_do", to_do))
     }
     # Twice the GPUs take half the time.
-    found["longest_run_hours"] = {
+    counts["longest_run_hours"] = {
         card.name: max((hours(run, card) / run.gpus for run in to_do), default=0.0)
         for card in CARDS
     }
-    return found
+    return counts
 
 
 def kind_of(run: Counted) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def kind_of(run: Counted) -> dict[str, Any]:
 _steps: dict[Any, Any] = {}  # what has been simulated: files share sizes
 
 
-def simulate(experiment: Experiment[RunConfig], runs: Sequence[Counted]) -> list[dict[str, Any]]:
+def simulated(experiment: Experiment[RunConfig], runs: Sequence[Counted]) -> list[dict[str, Any]]:
     """A step of every kind of run of one model: what it takes on each GPU, and which cards hold it.
 
     FLOPs are those on one GPU, where no forward pass is computed again.
@@ -159,20 +159,20 @@ def simulate(experiment: Experiment[RunConfig], runs: Sequence[Counted]) -> list
     return rows
 
 
-def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
-    """The report of a file, or of all together, for people."""
+def text(counts: Mapping[str, Any], card: str) -> str:
+    """The report of a file, or the totals of all files, for people."""
 
     def short(number: float) -> str:
         return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
 
     def numbers(total: Mapping[str, Any]) -> tuple[str, ...]:
-        time = duration(3600 * total["gpu_hours"][args.card])
+        time = duration(3600 * total["gpu_hours"][card])
         return str(total["runs"]), short(total["tokens"]), short(total["flops"]), time
 
     titles = "embedding", "non-embedding", "parameters", "GPUs"
-    rows: list[tuple[str, ...]] = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {args.card}")]
-    simulated = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
-    for size in counts["sizes"]:
+    rows: list[tuple[str, ...]] = [("model", *titles, "runs", "tokens", "FLOPs", f"1 {card}")]
+    steps = [("model", "run", "micro-batch", "GPUs", "GB on each", "FLOPs / step", "fits on")]
+    for size in counts.get("sizes", ()):
         name = " ".join(f"{key} {value}" for key, value in size["model"].items())
         parameters = (f"{size['parameters'][kind]:,}" for kind in PARAMETERS)
         rows.append((name, *parameters, str(size["gpus"]), *numbers(size["all"])))
@@ -185,34 +185,33 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
                 f"{one['step_flops']:.4g}",
                 ", ".join(one["fits"]) or "none of these: more `gpus` in the sweep file",
             )
-            simulated.append((name, *words))
-    rows += [
-        (kind, *[""] * 4, *numbers(counts[key]))
-        for kind, key in (("all", "all"), ("to do", "to_do"))
-    ]
-    preset = f" (preset {counts['preset']})" if counts["preset"] else ""
+            steps.append((name, *words))
+    for kind, key in (("all", "all"), ("to do", "to_do")):
+        rows.append((kind, *[""] * 4, *numbers(counts[key])))
+    preset = f" (preset {counts['preset']})" if counts.get("preset") else ""
     lines = [
         f"{counts['file']}{preset}: {counts['all']['runs']} runs, {counts['to_do']['runs']} to do",
-        *(f"assumed or not counted: {note}" for note in counts["notes"]),
+        *(f"assumed or not counted: {note}" for note in counts.get("notes", ())),
         "",
         columns(rows),
     ]
-    if more := counts["may_add"]["runs"]:
-        flops = short(counts["may_add"]["flops"])
-        lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
+    more = counts.get("may_add", {"runs": 0})
+    if more["runs"]:
+        flops = short(more["flops"])
+        lines.append(f"results may ask for up to {more['runs']} more runs, {flops} FLOPs")
     if counts["to_do"]["runs"]:
         hours = counts["to_do"]["gpu_hours"].items()
-        longest = duration(3600 * counts["longest_run_hours"][args.card])
+        longest = duration(3600 * counts["longest_run_hours"][card])
         lines += [
             "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
-            f"the longest run to do: {longest} on {args.card}, on its GPUs",
+            f"the longest run to do: {longest} on {card}, on its GPUs",
         ]
-    if args.simulate:
-        lines += ["", "simulated:", columns(simulated)]
+    if steps[1:]:
+        lines += ["", "simulated:", columns(steps)]
     return "\n".join(lines)
 
 
-def assumptions(args: argparse.Namespace) -> list[str]:
+def assumptions(simulates: bool) -> list[str]:
     """What every number rests on."""
     rates = ", ".join(f"{c.name} {c.bf16 / 1e12:g}, {c.fp32 / 1e12:g}" for c in CARDS)
     flops = (
@@ -225,14 +224,14 @@ def assumptions(args: argparse.Namespace) -> list[str]:
         f"A card holds a run if {MARGIN:g} times the bytes of an eager step and {CONTEXT / 1e9:g} "
         "GB (1e9 bytes) are below its memory; observations and probes are not simulated."
     )
-    return [flops, memory] if args.simulate else [flops]
+    return [flops, memory] if simulates else [flops]
 
 
 def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
     """Prints what sweeps cost, and a note where data are not here."""
-    args.simulate = args.simulate or args.csv is not None
+    simulates = args.simulate or args.csv is not None
     files = [(work, read(work)) for work in works]
-    counts = [report(work, runs, args) for work, runs in files]
+    counts = [report(work, runs, simulates) for work, runs in files]
     every = [run for _, runs in files for run in runs]
     together = totals(every) if len(files) > 1 else None
     if args.csv:
@@ -249,15 +248,12 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
         ]
         write_csv(args.csv, list(rows[0]), rows)
     if args.json:
-        content = {"files": counts, "together": together, "assumptions": assumptions(args)}
+        content = {"files": counts, "together": together, "assumptions": assumptions(simulates)}
         print(json.dumps(content, indent=1))
     else:
-        tables = [text(count, args) for count in counts]
-        if together:
-            words: dict[str, Any] = {"file": "all files", "preset": None, "notes": [], "sizes": []}
-            whole = {**words, **together, "may_add": {"runs": 0}}
-            tables.append(text(whole, argparse.Namespace(card=args.card, simulate=False)))
-        footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
+        sections = counts + ([{"file": "all files", **together}] if together else [])
+        tables = [text(section, args.card) for section in sections]
+        footnotes = [textwrap.fill(line, 100) for line in assumptions(simulates)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work, runs in files:
         try:
