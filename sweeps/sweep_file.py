@@ -168,28 +168,36 @@ class SweepConfig(FileConfig):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> SweepConfig:
-        for problem in self._problems():
+        for problem in (*self._rule_problems(), *self._grid_problems(), *self._curve_problems()):
             raise ValueError(problem)
         return self
 
-    def _problems(self) -> Iterator[str]:
-        # Rules, and grid values that parts of the file name.
+    def _rule_problems(self) -> Iterator[str]:
         if self.confirm and self.extend:
             yield "confirm and extend both follow an optimum; keep one"
-        seeds = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
-        if self.extend and (both := seeds & {*self.extend.seeds}):
-            yield (
-                f"extend.seeds: {min(both)} is a seed of the grid; a seed that has chosen a value "
-                "cannot judge it, name others"
-            )
-        named = [("more_seeds.where", rule.where) for rule in self.more_seeds]
-        named += [("adjust.where", rule.where) for rule in self.adjust]
         if self.transfer and not self.extend:
             yield "transfer needs extend, which says whose optimum is meant"
+        seeds = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
+        for seed in sorted(seeds & {*self.extend.seeds}) if self.extend else ():
+            yield (
+                f"extend.seeds: {seed} is a seed of the grid; a seed that has chosen a value "
+                "cannot judge it, name others"
+            )
+        for key, (name, grid) in itertools.product(self.searched, self.grids.items()):
+            if key not in grid:
+                yield f"the rule's key {key!r} is not in the grid of {name!r}"
+            for value in _axis(grid.get(key, [])):
+                if type(value) not in (int, float) or value <= 0:
+                    yield f"{key} {value!r} in a grid: a rule follows numbers above 0 only"
+
+    def _grid_problems(self) -> Iterator[str]:
+        """Parts of the file that name grid values which no curve has."""
+        named = [("more_seeds.where", rule.where) for rule in self.more_seeds]
+        named += [("adjust.where", rule.where) for rule in self.adjust]
         for place in ("source", "target") if self.transfer else ():
             values = getattr(self.transfer, place)
-            if set(self.searched) & values.keys():
-                yield f"transfer.{place}: {self.searched[0]} is what extend searches; name others"
+            for key in sorted(values.keys() & self.searched):
+                yield f"transfer.{place}: {key} is what extend searches; name others"
             named.append((f"transfer.{place}", {key: [value] for key, value in values.items()}))
         for place, where in named:
             for key, wanted in where.items():
@@ -197,11 +205,11 @@ class SweepConfig(FileConfig):
                 known = list(dict.fromkeys(value for axis in axes for value in _axis(axis)))
                 if any(isinstance(axis, Multiples) for axis in axes):
                     yield f"{place}: {key!r} has no fixed values; use another key"
-                for value in wanted:
-                    if value not in known:
-                        yield f"{place}: {key} {value} is in no curve's grid: {known}"
-        # Curves, and keys that have two sources.
-        adjusted = [("adjust.set", rule.set) for rule in self.adjust]
+                for value in [value for value in wanted if value not in known]:
+                    yield f"{place}: {key} {value} is in no curve's grid: {known}"
+
+    def _curve_problems(self) -> Iterator[str]:
+        """Names and constants of curves that mean nothing, and keys that have two sources."""
         for name, curve in self.curves.items():
             grid = self.grids[name]
             if not re.fullmatch(r"\w[\w.-]{0,99}", name):
@@ -210,21 +218,15 @@ class SweepConfig(FileConfig):
                 yield f"curve {name!r} takes constants; `constants` must name a search"
             # A curve's grid may cross what the sweep sets for all curves.
             parts = [("set", self.set, self.grid), (f"curves.{name}.set", curve.set, grid)]
-            parts += [(place, keys, grid) for place, keys in adjusted]
+            parts += [("adjust.set", rule.set, grid) for rule in self.adjust]
             for place, keys, crossed in parts:
-                for key in [key for key in crossed if key in keys]:
+                for key in sorted(crossed.keys() & keys):
                     yield f"{place}: {key} is a key of the grid, too; take it out of one"
                 if "seed" in {**keys, **crossed}:
                     yield "seed goes into seeds, not into set or grid"
-            for key in curve.horizon.keys if curve.horizon else ():
-                if key in {**grid, **curve.set}:
-                    yield f"curve {name!r}: its horizon decides {key}; take that out of set or grid"
-            for key in self.searched:
-                if key not in grid:
-                    yield f"the rule's key {key!r} is not in the grid of {name!r}"
-                for value in grid[key] if isinstance(grid[key], list) else ():
-                    if type(value) not in (int, float) or value <= 0:
-                        yield f"{key} {value!r} in a grid: a rule follows numbers above 0 only"
+            lengths = curve.horizon.keys if curve.horizon else ()
+            for key in sorted({**grid, **curve.set}.keys() & lengths):
+                yield f"curve {name!r}: its horizon decides {key}; take that out of set or grid"
 
     @property
     def grids(self) -> dict[str, dict[str, Any]]:
