@@ -73,7 +73,6 @@ def cached(parse: Callable[[Path], T]) -> Callable[[Path], T]:
 
 
 read_file = cached(read_yaml)
-read_long = cached(functools.partial(read_yaml, own=True))  # what a search wrote has any length
 
 
 @cached
@@ -221,7 +220,7 @@ class Sources:
         path, command = self._place("constants.yaml", search, "search")
         if not path.exists():
             raise Missing(f"{path} does not exist; first run {command}")
-        entries = read_long(path).get("constants") or []
+        entries = read_file(path).get("constants") or []
         fitting = [e for e in entries if all(config.get(k) == v for k, v in e["where"].items())]
         if not fitting:
             keys = dict.fromkeys(key for entry in entries for key in entry["where"])

@@ -45,7 +45,9 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=Section)
 
 
-_CHARACTERS = 200_000  # of a text; the largest file shipped has 18,000
+# Of a text. The largest that is written is constants.yaml: 1.1 kB for a study of three constants,
+# and a search has 10,000 studies at most.
+_CHARACTERS = 20_000_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -76,13 +78,10 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str, where: str, own: bool = False) -> Any:
-    """The value of a YAML text, which JSON has, too; UserError in one line with `where` and line.
-
-    A file of our `own` may be of any length.
-    """
-    if len(text) > _CHARACTERS and not own:
-        raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text, which JSON has, too; UserError in a line with `where` and line."""
+    if len(text) > _CHARACTERS:
+        raise UserError(f"{where}: more than {_CHARACTERS:,} characters; a config is a short text")
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
@@ -96,16 +95,16 @@ def parse_yaml(text: str, where: str, own: bool = False) -> Any:
         raise UserError(f"{where}: cannot be read: {reason(error)}") from None
 
 
-def read_yaml(path: Path, own: bool = False) -> dict:
+def read_yaml(path: Path) -> dict:
     """The mapping in a YAML file, see `parse_yaml`; UserError when it is missing or no mapping."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(None if own else _CHARACTERS + 1)
+            text = file.read(_CHARACTERS + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file") from None
-    value = parse_yaml(text, str(path), own)
+    value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a mapping of keys, got {type(value).__name__}")
     return value
