@@ -35,7 +35,7 @@ class _Flight:
     """A run at work."""
 
     point: Point
-    begun: float
+    submitted_at: float
     from_step: int
 
 
@@ -48,12 +48,12 @@ class Driver:
         self.flights: dict[Future[Summary], _Flight] = {}
         # A SimpleQueue waits for ever if a signal comes as its timeout ends (CPython 3.11).
         self.ended: queue.Queue[Future[Summary]] = queue.Queue()
-        self.held: list[tuple[float, Point]] = []
+        self.postponed: list[tuple[float, Point]] = []  # other processes train them
         self.tries: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
-        self.busy: set[str] = set()
-        self.begun: set[str] = set()  # by this driver, so that what they have saved is its own
-        self.changed, self.written, self.writing = False, time.monotonic(), 0.0
+        self.named_busy: set[str] = set()
+        self.started: set[str] = set()  # by this driver, so that what they have saved is its own
+        self.tables_stale, self.written_at, self.write_seconds = False, time.monotonic(), 0.0
 
     def run(self) -> bool:
         """Runs what is left; whether it came to its end, and was not stopped.
@@ -68,7 +68,7 @@ class Driver:
         except BaseException as error:
             self.pool.stop()
             if isinstance(error, Exception):
-                while self.flights:
+                while self.flights:  # waits until the other runs have saved
                     del self.flights[self.ended.get()]
             self.pool.shutdown(wait=isinstance(error, Exception))
             raise
@@ -86,7 +86,7 @@ class Driver:
                 say("stopping: runs save a checkpoint; interrupt again to end them now")
                 self.pool.stop()
             waits = stopping or self._submit()
-            if not self.flights and (stopping or not (waits or self.held)):
+            if not self.flights and (stopping or not (waits or self.postponed)):
                 return
             self._take()
             self._write_if_due()
@@ -94,12 +94,12 @@ class Driver:
     def _submit(self) -> bool:
         """Hands out what there is room for; whether more could be handed out with more room."""
         now = time.monotonic()
-        for due, busy in [item for item in self.held if item[0] <= now]:
-            self.held.remove((due, busy))
-            if is_locked(self.work.folder / busy.run):  # on a cluster, another try is a job
-                self.held.append((now + BUSY_SECONDS, busy))
+        for due, locked in [item for item in self.postponed if item[0] <= now]:
+            self.postponed.remove((due, locked))
+            if is_locked(self.work.folder / locked.run):  # on a cluster, another try is a job
+                self.postponed.append((now + BUSY_SECONDS, locked))
             else:
-                self.work.put_back(busy)
+                self.work.put_back(locked)
         while len(self.flights) < self.pool.slots:
             point = self.work.next()
             if point is None:
@@ -107,7 +107,7 @@ class Driver:
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
             job = Job(point.run, self.work.file.config.experiment, config, folder)
-            job = job.resumed() if point.run in self.begun else job
+            job = job.resumed() if point.run in self.started else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.work.needs(point))
@@ -133,16 +133,16 @@ class Driver:
         """Takes up one run that has ended, well or not."""
         point = flight.point
         if not isinstance(future.exception(), Busy):
-            self.begun.add(point.run)
+            self.started.add(point.run)
         try:
             summary = future.result()
         except self.pool.lost as error:
             self._lost(flight, str(error) or type(error).__name__)
         except Busy as error:
-            if point.run not in self.busy:
-                self.busy.add(point.run)
+            if point.run not in self.named_busy:
+                self.named_busy.add(point.run)
                 say(f"{error}; it will be tried again")
-            self.held.append((time.monotonic() + BUSY_SECONDS, point))
+            self.postponed.append((time.monotonic() + BUSY_SECONDS, point))
         except RunError as error:
             self._give_up(point, str(error))
         except RunFailed as error:
@@ -158,8 +158,8 @@ class Driver:
                 self.work.put_back(point)
                 return
             self.work.record(point, kept(summary))
-            self.changed = True
-            seconds = time.monotonic() - flight.begun
+            self.tables_stale = True
+            seconds = time.monotonic() - flight.submitted_at
             trained = not flight.from_step and not summary.get("resumed_from")
             self.board.ended(point, seconds, trained, len(self.flights) + 1)
 
@@ -178,16 +178,15 @@ class Driver:
 
     def _give_up(self, point: Point, reason: str) -> None:
         self.work.fail(point, reason)
-        self.changed = True
+        self.tables_stale = True
         say(f"{self.board.count()}  {self.work.outcome(point)}")
 
     def _write_if_due(self) -> None:
         """Writes the tables now and then, less often where that takes long."""
         begun = time.monotonic()
-        if not self.changed or begun - self.written < max(
-            TABLE_SECONDS, self.writing / TABLE_SHARE
-        ):
+        pause = max(TABLE_SECONDS, self.write_seconds / TABLE_SHARE)
+        if not self.tables_stale or begun - self.written_at < pause:
             return
         self.work.write(final=False)
-        self.changed, self.written = False, time.monotonic()
-        self.writing = self.written - begun
+        self.tables_stale, self.written_at = False, time.monotonic()
+        self.write_seconds = self.written_at - begun

@@ -44,7 +44,7 @@ def kept(summary: Summary) -> Summary:
 
 
 class Work(ABC):
-    """What is left of a sweep or search, for one driver; results open the runs that they ask for.
+    """What is left of a sweep or search, for one driver; a result can add new runs.
 
     `recall` gives the summary of a run that is done already. The largest of the runs that wait come
     first, so that none of them is left for the end.
