@@ -226,7 +226,7 @@ class Journal:
         return self._studies[name].get_trials(deepcopy=False)
 
     def begin(self, name: str, values: Mapping[str, float], ranges: Ranges, run: str) -> None:
-        """Notes a new trial, whole or not at all."""
+        """Notes a new trial, whole or not at all: Optuna's `ask` writes a line per value."""
         import optuna
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
