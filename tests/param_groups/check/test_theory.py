@@ -313,17 +313,12 @@ def test_a_papers_rule_under_another_name_meets_the_demand(size, optimizer, alph
 
 
 def test_where_nothing_is_known_there_is_no_verdict_on_numbers():
-    """An optimiser of no family, depths of plans that have not kept their factors."""
+    """An optimiser of no family."""
     unknown = {
         n: dataclasses.replace(found, prescription={"optimizer": "mine"})
         for n, found in plans_of_mine().items()
     }
-    depths = {
-        n: dataclasses.replace(found, prescription={"depth": n}, forward=None)
-        for n, found in plans_of_mine().items()
-    }
-    for plans in (unknown, depths):
-        assert expected_of(plans) is None and judge(plans) == []
+    assert expected_of(unknown) is None and judge(unknown) == []
     assert expectation(None, "init", "logits") == (None, None)
     assert expectation(None, "change", "hidden") == (0, 0)
     assert expected_update("query.weight", PlanExponents(unknown), None) == (None, None)
