@@ -71,7 +71,7 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
     for what sums over the width; in a branch of a model of many blocks it is 1 - residual. SGD and
     parameter scaling turn d into a rate by the gradient's or the tensor's initial size, which are
     the readout's, the residual multiplier's and the attention scale's: these are the plan's, where
-    they are stable. None for depths in plans without forward factors.
+    they are stable. None for depths between which the residual multiplier follows no power.
     """
     numbers = PlanExponents(plans)
     if size == "depth":
