@@ -40,7 +40,7 @@ def claims_table(experiment: str) -> list[str]:
         number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
         lines.append(f"| {claim.entry['claim']} | {claim.word} | {number} | {claim.drift} |")
     rest = sum(not claim.found for claim in own)
-    what = f"Columns, and {rest} untested claims" if rest else "Columns"
+    what = f"Columns, and {rest} untested claim{'s' * (rest > 1)}" if rest else "Columns"
     return [*lines, f"\n{what}: [plots/claims.md](../plots/claims.md)."]
 
 

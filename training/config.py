@@ -81,7 +81,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text, which JSON has, too; UserError in a line with `where` and line."""
     if len(text) > _CHARACTERS:
-        raise UserError(f"{where}: more than {_CHARACTERS:,} characters; a config is a short text")
+        raise UserError(f"{where}: more than {_CHARACTERS:,} characters")
     try:
         value = yaml.load(text, _Loader)
         json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
