@@ -40,9 +40,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--widths", type=int, nargs="+", default=[128, 256, 512], metavar="D")
-    names = [
-        name for name in optimizers.OPTIMIZERS if name != "muon"
-    ]  # which Everett has no rule for
+    names = [name for name in optimizers.OPTIMIZERS if name != "muon"]  # no rule of Everett's
     add("--optimizers", nargs="+", default=names, choices=names, metavar="NAME")
     add("--threads", type=int, default=2)
     add("--repeats", type=int, default=40, help="timed turns of each optimiser")

@@ -348,7 +348,7 @@ def plan(
     placed = prepared(model, rules, prescription, base)
     factors = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     attention_of = {query: factor for factor in factors for query in factor.queries}
-    if "attention_scale" in applied:
+    if "attention_scale" in applied:  # then none lacks it
         attention_of = {}
     rows = []
     for assignment, local in placed:  # `local`: the prescription at the tensor's size

@@ -40,8 +40,8 @@ def claims_table(experiment: str) -> list[str]:
         number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
         lines.append(f"| {claim.entry['claim']} | {claim.word} | {number} | {claim.drift} |")
     rest = sum(not claim.found for claim in own)
-    what = f"Columns, and {rest} untested claim{'s' * (rest > 1)}" if rest else "Columns"
-    return [*lines, f"\n{what}: [plots/claims.md](../plots/claims.md)."]
+    more = f" and lists {rest} more claim{'s' * (rest > 1)}" if rest else ""
+    return [*lines, f"\n[plots/claims.md](../plots/claims.md) explains the columns{more}."]
 
 
 def findings_of(figure: str, pattern: str) -> list[Finding]:

@@ -6,9 +6,8 @@
 
 Nothing is trained, and only --csv writes. Counts are closed forms, in the experiment's cost.py,
 per model size, for the whole sweep and for the runs without a result. --simulate measures the
-memory of a step of each size, on fake tensors and as many GPUs as the file gives it, and says which
-cards hold it; that takes seconds per size, without a GPU. What other sweeps have yet to find is
-assumed, and named.
+memory of a step of each size on fake tensors, on as many GPUs as the file gives it, and says which
+cards hold it, in seconds per size. What other sweeps have yet to find is assumed, and named.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ class SweepConfig(FileConfig):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> SweepConfig:
-        for problem in (*self._rule_problems(), *self._grid_problems(), *self._curve_problems()):
+        parts = (self._rule_problems(), self._grid_problems(), self._curve_problems())
+        for problem in itertools.chain(*parts):  # of later ones none is looked for
             raise ValueError(problem)
         return self
 

@@ -24,7 +24,7 @@ from training.runs import Summary
 if TYPE_CHECKING:
     import numpy as np
 
-Row = Mapping[str, Any]
+Cells = Mapping[str, Any]
 Arrays = Mapping[str, "np.ndarray"]
 KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
 
@@ -36,7 +36,7 @@ class Table:
     name: str
     columns: tuple[str, ...]
     """Columns after those that say which run it is."""
-    rows: Callable[[Path, Summary], Iterable[Row]]
+    rows: Callable[[Path, Summary], Iterable[Cells]]
     """Rows of a run by column, from its folder and its summary."""
     statuses: tuple[str, ...] = ("finished", "diverged")
     """How runs with rows have ended: what a failed one had logged is no result."""
@@ -101,7 +101,7 @@ def write_table(
     header = ["curve", *keys, "horizon", "constants", "seed", *judged]
     header += [*([] if table is RESULTS else ["run"]), *table.columns, *further, *table.last]
 
-    def order(row: Row) -> tuple[Any, ...]:
+    def order(row: Cells) -> tuple[Any, ...]:
         """Numbers rise, and stand before words."""
         cells = [plain(row.get(key)) for key in (*grids[row["curve"]], "seed")]
         return curves.index(row["curve"]), *((isinstance(cell, str), cell) for cell in cells)
@@ -117,7 +117,7 @@ def _at(config: Any, key: str) -> Any:
     return config
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Cells]) -> None:
     """Writes a table, whole or not at all; columns that a row lacks are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -168,7 +168,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def _logged(run_dir: Path, summary: Summary) -> list[Row]:
+def _logged(run_dir: Path, summary: Summary) -> list[Cells]:
     """The lines of metrics.jsonl, one per step: training and evaluation of a step share one."""
     steps: dict[int, dict[str, Any]] = {}
     for line in _lines(run_dir / "metrics.jsonl"):
@@ -176,7 +176,7 @@ def _logged(run_dir: Path, summary: Summary) -> list[Row]:
     return list(steps.values())
 
 
-def _alignment(run_dir: Path, summary: Summary) -> Iterator[Row]:
+def _alignment(run_dir: Path, summary: Summary) -> Iterator[Cells]:
     """The log alignment ratio of every dense layer at every probe."""
     lines, path, plan = _lines(run_dir / "probes.jsonl"), run_dir / "plan.json", {}
     if lines:
@@ -189,20 +189,20 @@ def _alignment(run_dir: Path, summary: Summary) -> Iterator[Row]:
             yield {**row, "step": line["step"], "layer": layer, "alignment": measured["alignment"]}
 
 
-def _observed(run_dir: Path, summary: Summary) -> Iterator[Row]:
+def _observed(run_dir: Path, summary: Summary) -> Iterator[Cells]:
     """One row per observed step and block, with "all" for the blocks together."""
     for line in _lines(run_dir / "observations.jsonl"):
         for numbers in (*line["blocks"], {"block": "all", **line["all"]}):
             yield {"step": line["step"], **numbers}
 
 
-def _at_ends(rows: Callable[[Arrays], Iterator[Row]]) -> Callable[..., Iterator[Row]]:
+def _at_ends(rows: Callable[[Arrays], Iterator[Cells]]) -> Callable[..., Iterator[Cells]]:
     """What `rows` makes of the arrays of a run's first and last observed step.
 
     RunError if the file of their arrays is not there or not whole.
     """
 
-    def read(run_dir: Path, summary: Summary) -> Iterator[Row]:
+    def read(run_dir: Path, summary: Summary) -> Iterator[Cells]:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
@@ -221,7 +221,7 @@ def _at_ends(rows: Callable[[Arrays], Iterator[Row]]) -> Callable[..., Iterator[
     return read
 
 
-def _kernel_rows(arrays: Arrays) -> Iterator[Row]:
+def _kernel_rows(arrays: Arrays) -> Iterator[Cells]:
     """Entries of the kernels after the last block; they are symmetric, so row <= column.
 
     Of a kernel with more than 64 rows every k-th row and column is there, under its own number.
@@ -235,7 +235,7 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Row]:
             yield {"kind": kind, "row": row, "column": column, "value": value}
 
 
-def _attention_rows(arrays: Arrays) -> Iterator[Row]:
+def _attention_rows(arrays: Arrays) -> Iterator[Cells]:
     """The logits A of every head of sample 0 at the recorded places (token, attended)."""
     places = arrays.get("attention_places", ())
     for block, entries in enumerate(arrays.get("attention_entries", ())):

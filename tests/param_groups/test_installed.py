@@ -90,10 +90,16 @@ def test_models_that_people_have_are_planned_and_trained(model, installed, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("one_rate", "code", "word"), [("", 0, "passed:"), ("1", 1, "FAILED:")])
-def test_the_checks_verdict_is_its_exit_code(one_rate, code, word, installed, tmp_path):
-    """muP passes, one rate for all tensors does not; of stock models test_stock_check has it."""
+@pytest.mark.parametrize(
+    ("model", "one_rate", "code", "word"),
+    [
+        *((model, "", 0, "passed:") for model in ("nanogpt", "llama", "vit")),
+        ("nanogpt", "1", 1, "FAILED:"),  # of stock models test_stock_check has the same
+    ],
+)
+def test_the_checks_verdict_is_its_exit_code(model, one_rate, code, word, installed, tmp_path):
+    """muP passes, one rate for all tensors does not."""
     file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
     sizes = ["--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
     check = [installed[1] / "param-groups", "check", file, *sizes]
-    assert word in run(*check, cwd=tmp_path, code=code, MODEL="nanogpt", ONE_RATE=one_rate)
+    assert word in run(*check, cwd=tmp_path, code=code, MODEL=model, ONE_RATE=one_rate)

@@ -149,15 +149,16 @@ def left_behind(run_dir):
     return [saved, *(path.read_bytes() for path in logs), rest]
 
 
-def main():
-    folder, *overrides = sys.argv[1:]
-    handle = signals.StopRequest._handle
+class LoudRequest(signals.StopRequest):
+    """Prints that it has taken a signal: two that come at once are one."""
 
-    def loud(request, number, frame):
-        handle(request, number, frame)
+    def _handle(self, number, frame):
+        super()._handle(number, frame)
         os.write(1, b"asked to stop\n")
 
-    signals.StopRequest._handle = loud
+
+def main():
+    folder, *overrides = sys.argv[1:]
     torch.set_num_threads(1)
     with one_line_errors(OSError):
         pause = float(os.environ.get("TOY_PAUSE", "0"))
@@ -166,4 +167,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signals.StopRequest = LoudRequest
     main()
