@@ -230,8 +230,7 @@ class RayCluster:
         self.cluster = Cluster()
         try:
             # Nobody reads what the monitors tell.
-            quiet = dict(include_dashboard=False, include_log_monitor=False, no_monitor=True)
-            self.add_node(**quiet)
+            self.add_node(include_dashboard=False, include_log_monitor=False, no_monitor=True)
             self.second = self.add_node()
         except BaseException:
             self.cluster.shutdown()

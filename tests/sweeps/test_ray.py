@@ -149,7 +149,7 @@ def test_a_stopped_run_saves_a_waiting_one_does_not_start_and_then_ray_is_left(
 def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     ray_cluster, open_engine, job
 ):
-    """Where it dies the sweep ends, and no run is given up for it: the same command resumes them."""
+    """Where it dies the sweep ends, and no run is given up for it."""
     pool = open_engine("ray", workers=1, threads=1)
     nodes = pool.ray.nodes()
     assert len(nodes) == 1 and "GPU" not in nodes[0]["Resources"]  # and not the two of the cluster
