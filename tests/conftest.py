@@ -4,17 +4,15 @@ import functools
 import os
 from pathlib import Path
 
-# Tests run in parallel processes; more threads than cores would only slow them down.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests run in parallel processes; more threads than cores would only slow them down. It is torch's
+# number, too, which is not imported here: the process that only hands out tests does without.
+os.environ["OMP_NUM_THREADS"] = "1"
 # bf16 is tested on processors that can only imitate it, too.
 os.environ.setdefault("TRAINING_EMULATE_BF16", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import pytest
-import torch
-
-torch.set_num_threads(1)
 
 # Files whose tests start processes, train or draw: `bash scripts/test.sh quick` leaves them out.
 SLOW = """

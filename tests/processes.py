@@ -1,10 +1,14 @@
 """Programs of tests in processes that have torch imported already: tenths of a second, not seconds.
 
-A server per test process imports what all programs need and forks; what is run, its arguments, its
-environment and how it ends are as from a command line, torchrun's variables included. The launchers
-themselves are tested where a test says so.
+A server imports what all programs need and forks; what is run, its arguments, its environment and
+how it ends are as from a command line, torchrun's variables included. The launchers themselves are
+tested where a test says so.
 """
 
+import atexit
+import fcntl
+import functools
+import json
 import multiprocessing
 import os
 import runpy
@@ -13,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
 LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
@@ -24,11 +29,33 @@ _context.set_forkserver_preload(
         "torch",
         "torch._dynamo",
         "accelerate",
+        "pytest",
         "training.loop",
         "measure.probes",
+        "sweeps.driver",
         "vit_imagenet.data",
     ]
 )
+
+
+@functools.cache
+def _share_server():
+    """Has the processes of one test run use the server of the first that needs one: what it imports
+    takes four seconds. It ends when nobody holds its pipe any more."""
+    note = Path(tempfile.gettempdir(), f"forkserver-{os.environ.get('PYTEST_XDIST_TESTRUNUID')}")
+    with open(note, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        try:
+            _forkserver._forkserver_address, pipe = json.load(file)
+            _forkserver._forkserver_alive_fd = os.open(pipe, os.O_WRONLY)
+            _forkserver.ensure_running = lambda: None
+        except (ValueError, OSError):  # there is none, or who started it has ended
+            _forkserver.ensure_running()
+            file.truncate(0)
+            pipe = f"/proc/{os.getpid()}/fd/{_forkserver._forkserver_alive_fd}"
+            json.dump([_forkserver._forkserver_address, pipe], file)
+            atexit.register(note.unlink, missing_ok=True)
 
 
 class Program:
@@ -44,6 +71,8 @@ class Program:
         given = {**os.environ, **{key: str(value) for key, value in environment.items()}}
         together, self.store = meeting(ranks) if ranks > 1 else ({}, None)
         self.processes = []
+        if "PYTEST_XDIST_TESTRUNUID" in os.environ:
+            _share_server()
         for rank in range(ranks):
             mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
             told = (
