@@ -19,7 +19,6 @@ from vit_cifar5m import train as vit
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
-SHARDED = Path(__file__).with_name("sharded_run.py")
 LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
 
 
@@ -165,51 +164,46 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
     assert errors.count("optimizer.beta1 0.9 -> 0.5") == 1
 
 
-def accelerated(name, processes, folder, *words, **more):
-    """`accelerate launch` with a config file as it is, but for the number of processes and a port
-    that no other test's launch can have."""
-    return Program(
+def test_accelerate_launches_and_a_signal_to_it_stops_all_with_a_checkpoint(tmp_path):
+    """Of two sharded runs: one has a worker for data in each process; the second is stopped, and
+    its processes write their parts."""
+    script = tmp_path / "both.py"
+    script.write_text(
+        "import sys, pathlib, sharded_run\n"
+        "whole = pathlib.Path(sys.argv[2]).with_name('whole')\n"
+        "sharded_run.train(whole, ['training.data_workers=1'])\nsharded_run.main()\n"
+    )
+    words = ["run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
+    process = Program(
         "-m",
         "accelerate.commands.launch",
         "--config_file",
-        LAUNCH_CONFIGS / f"{name}.yaml",
-        "--num_processes",
-        processes,
-        "--main_process_port",
-        0,
+        LAUNCH_CONFIGS / "several_nodes_fsdp.yaml",
+        *("--num_machines", "1", "--num_processes", "2"),
+        *("--main_process_port", "0"),  # one that no other test's launch can have
+        script,
         *words,
         OMP_NUM_THREADS=1,
         CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=ROOT,
-        TOY_NOTES=folder,
-        **more,
+        PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
+        TOY_NOTES=tmp_path,
     )
-
-
-def test_accelerate_launches_with_the_config_files(tmp_path):
-    """Each process with a worker for data."""
-    words = [SCRIPT, tmp_path / "run", "training.data_workers=1"]
-    process = accelerated("one_node_8gpu", 2, tmp_path, *words)
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert len(lines(tmp_path / "run", "probes.jsonl")) == 4  # steps 1, 3, 6, 7: one process writes
-    assert [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)] == [7 * 4 // 2] * 2
-
-
-def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
-    """Of a sharded run, whose processes write its parts."""
-    words = [SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
-    process = accelerated("several_nodes_fsdp", 2, tmp_path, "--num_machines", "1", *words)
+    for step in range(1, 6):
+        process.wait_for(f"step {step}")
     process.wait_for("step 3")
     process.terminate()  # torchrun tells both; its own exit code is not ours to choose
     process.communicate(timeout=600)
     assert process.returncode != 0
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["status"] == "stopped"
+    whole, summary = (
+        json.loads((tmp_path / run / "summary.json").read_text()) for run in ("whole", "run")
+    )
+    assert (whole["status"], summary["status"]) == ("finished", "stopped")
+    logged = [line["step"] for line in lines(tmp_path / "whole") if "train_loss" in line]
+    assert logged == [1, 2, 3, 4, 5]  # one process writes
     (saved,) = (tmp_path / "run/checkpoints").iterdir()
     assert saved.name == f"step-{summary['step']:08d}" and len(list(saved.glob("shard-*"))) == 2
     read = [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)]
-    assert read == [summary["step"] * 8 // 2] * 2
+    assert read == [(5 + summary["step"]) * 8 // 2] * 2
 
 
 def test_the_config_files_are_understood_whole():
