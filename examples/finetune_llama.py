@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, ".")  # the repository's root, which is not installed
 from param_groups import Everett, guard, plan, rules_for, schedule
 
-WIDTH, STEPS = 64, 150
+WIDTH, STEPS = 64, 100
 MANUAL = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 64, 64)  # passages
 SOURCE = torch.tensor(list(Path(argparse.__file__).read_bytes())).unfold(0, 64, 64)
 

@@ -1,32 +1,49 @@
 """The examples: short, offline, they train; the coordinate check passes them, and no wrong rate."""
 
+import contextlib
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import finished
+from param_groups.__main__ import main
 
+# Importing Hugging Face's library takes seconds: one process has all tests that need it.
+pytestmark = pytest.mark.xdist_group("huggingface")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ("huggingface_gpt2.py", "nanogpt.py")
 WIDTHS = ("64", "128", "256")
 
 
-def check(path, out):
-    return finished(
-        "-m",
-        "param_groups",
-        "check",
-        path,
-        "--seeds",
-        2,
-        "--widths",
-        *WIDTHS,
-        "--out",
-        out,
-        cwd=ROOT,
-    )
+@pytest.fixture
+def ran(monkeypatch, capsys):
+    """Runs a program as `python PATH` does, but where its libraries are loaded already."""
+
+    def run(path, *arguments, cwd=ROOT):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def checked(monkeypatch, tmp_path, capsys):
+    """The check of a file; test_command looks at its picture, which takes longer than the rest."""
+    monkeypatch.setitem(sys.modules, "param_groups.check.figure", None)
+
+    def check(path, code=0):
+        words = ["--seeds", "2", "--widths", *WIDTHS, "--out", str(tmp_path)]
+        with pytest.raises(SystemExit, match="^1$") if code else contextlib.nullcontext():
+            main(["check", str(path), *words])
+        return capsys.readouterr().out
+
+    return check
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
@@ -35,61 +52,53 @@ def test_examples_stay_short(name):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_learn(name):
+def test_examples_learn(name, ran):
     """A byte costs 5.5 nats at first and 3.3 by its frequency; below that, context helps."""
-    result = finished(f"examples/{name}", cwd=ROOT)
-    assert result.returncode == 0, result.err
-    losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", result.out)]
+    out = ran(ROOT / "examples" / name)
+    losses = [float(loss) for loss in re.findall(r"step \d+: ([\d.]+) nats", out)]
     assert losses[0] == pytest.approx(5.5, abs=0.3)
     assert len(losses) == 4 and min(losses[-2:]) < 2.9
 
 
-def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another():
-    result = finished("examples/tune_then_grow.py", "--quick", cwd=ROOT)
-    assert result.returncode == 0, result.err
-    best = re.findall(r"^(\d+) .* best ([\d.]+)$", result.out, re.M)
-    assert [width for width, _ in best] == ["32", "64"] * 2, result.out
+def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another(ran):
+    out = ran(ROOT / "examples/tune_then_grow.py", "--quick")
+    best = re.findall(r"^(\d+) .* best ([\d.]+)$", out, re.M)
+    assert [width for width, _ in best] == ["32", "64"] * 2, out
 
 
-def test_a_llama_is_fine_tuned_from_weights_that_nothing_has_touched():
-    result = finished("examples/finetune_llama.py", cwd=ROOT)
-    assert result.returncode == 0, result.err
-    assert "\n20 of 20 tensors are the checkpoint's, bit for bit\n" in result.out
-    (_, learnt), (first, last) = re.findall(r"^from ([\d.]+) to ([\d.]+) nats", result.out, re.M)
+def test_a_llama_is_fine_tuned_from_weights_that_nothing_has_touched(ran):
+    out = ran(ROOT / "examples/finetune_llama.py")
+    assert "\n20 of 20 tensors are the checkpoint's, bit for bit\n" in out
+    (_, learnt), (first, last) = re.findall(r"^from ([\d.]+) to ([\d.]+) nats", out, re.M)
     assert float(learnt) < 3.3 and float(last) < float(first) - 0.2 < 3.3
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_prints_what_is_stored_in_it(tmp_path):
+def test_the_notebook_runs_from_top_to_bottom_and_prints_what_is_stored_in_it(ran, tmp_path):
     """Its code as one program; of what it prints the digits may be another machine's."""
     cells = json.loads((ROOT / "examples/first_plan.ipynb").read_text())["cells"]
     cells = [cell for cell in cells if cell["cell_type"] == "code"]
     program = tmp_path / "notebook.py"
     program.write_text("\n".join("".join(cell["source"]) for cell in cells))
-    result = finished(program, cwd=ROOT / "examples", MPLBACKEND="agg")
-    assert result.returncode == 0, result.err
+    out = ran(program, cwd=ROOT / "examples")
     outputs = [output for cell in cells for output in cell["outputs"]]
     stored = "".join("".join(output.get("text", ())) for output in outputs)
     words = lambda text: re.sub(r"[-+]?[\d.]+(?:e-\d+)?", "0", text).split()
-    assert words(result.out) == words(stored) and "passed: 26 ok" in result.out
+    assert words(out) == words(stored) and "passed: 26 ok" in out
     assert [len(o["data"]["image/png"]) < 60_000 for o in outputs if "data" in o] == [True]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_pass_the_coordinate_check(name, tmp_path):
-    result = check(f"examples/{name}", tmp_path)
-    assert result.returncode == 0, result.out + result.err
-    assert re.search(r"^passed: \d+ ok$", result.out, re.M)
-    assert "never called" not in result.out
+def test_examples_pass_the_coordinate_check(name, checked, tmp_path):
+    out = checked(ROOT / "examples" / name)
+    assert re.search(r"^passed: \d+ ok$", out, re.M) and "never called" not in out
     assert (tmp_path / "coordinate_check.csv").exists()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_one_rate_for_all_tensors_does_not_pass(name, tmp_path):
+def test_one_rate_for_all_tensors_does_not_pass(name, checked, tmp_path):
     text = (ROOT / "examples" / name).read_text()
     rule = "base_width=64"
     assert text.count(rule) == 1
     wrong = tmp_path / name
     wrong.write_text(text.replace(rule, 'base_width=64, alignment="global"'))
-    result = check(wrong, tmp_path)
-    assert result.returncode == 1, result.out + result.err
-    assert re.search(r"^FAILED: \d+ grows", result.out, re.M)
+    assert re.search(r"^FAILED: \d+ grows", checked(wrong, code=1), re.M)

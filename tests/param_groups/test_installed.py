@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -13,18 +14,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("installed")  # one wheel, one environment, one program
 
-USE = """
-import sys, param_groups
-assert "torch" not in sys.modules, "importing the package imports torch"
-import torch
-from param_groups import Everett, Role, Rule, plan
+# Imports take longer than the models: one process trains them all, and runs the command as a shell
+# would, each check with what its environment says. The last ends the process with its exit code.
+PROGRAM = """
+import os, runpy, sys
+import param_groups
 assert "site-packages" in param_groups.__file__, param_groups.__file__
-model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 3, bias=False))
-rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
-numbers = plan(model, rules, Everett("mup", 16, 8), lr=0.1, absorb_multipliers=True)
-numbers.initialise(model, seed=0)
-print(len(torch.optim.AdamW(numbers.groups(model)).param_groups))
+models, command = sys.argv[1:]
+def call(path, *arguments, **settings):
+    sys.argv = [path, *arguments]
+    os.environ.update(settings)
+    print("--", *settings.values(), flush=True)
+    runpy.run_path(path, run_name="__main__")
+for model in ("nanogpt", "llama", "vit"):
+    call(models, MODEL=model)
+check = ["check", models, "--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
+sys.modules["param_groups.check.figure"] = None  # one picture is enough
+for model in ("nanogpt", "llama", "vit"):
+    try:
+        call(command, *check, MODEL=model, ONE_RATE="")
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+del sys.modules["param_groups.check.figure"]
+call(command, *check, MODEL="nanogpt", ONE_RATE="1")
 """
 
 
@@ -67,39 +81,34 @@ def test_the_wheel_holds_the_package_alone_and_is_typed(installed):
     assert installed[0].stat().st_size < 140_000
 
 
-def test_a_plan_is_made_outside_the_repository(installed, tmp_path):
-    assert run(installed[1] / "python", "-c", USE, cwd=tmp_path) == "2\n"
-
-
 def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     (packages,) = installed[1].parent.glob("lib/python*/site-packages")
     elsewhere = packages / "torch_of_the_tests.pth"
     hidden = elsewhere.rename(tmp_path / "hidden")
     try:
         text = run(installed[1] / "param-groups", "exponents", "--json", cwd=tmp_path)
+        run(installed[1] / "python", "-c", "from param_groups import Everett, Rule", cwd=tmp_path)
     finally:
         hidden.rename(elsewhere)
     assert json.loads(text)["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def printed(installed, tmp_path_factory):
+    """What the program printed, by the values of its settings."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), folder)
+    words = ("-c", PROGRAM, file, installed[1] / "param-groups")
+    text = run(installed[1] / "python", *words, cwd=folder, code=1)  # what the last check ends with
+    parts = re.split(r"^-- (.*)\n", text, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 @pytest.mark.parametrize("model", ["nanogpt", "llama", "vit"])
-def test_models_that_people_have_are_planned_and_trained(model, installed, tmp_path):
-    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
-    assert run(installed[1] / "python", file, cwd=tmp_path, MODEL=model) == "learned\n"
+def test_models_that_people_have_are_planned_trained_and_pass_the_check(model, printed):
+    assert printed[model] == "learned\n"
+    assert re.search(r"^passed:", printed[f"{model} "], re.M)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "one_rate", "code", "word"),
-    [
-        *((model, "", 0, "passed:") for model in ("nanogpt", "llama", "vit")),
-        ("nanogpt", "1", 1, "FAILED:"),  # of stock models test_stock_check has the same
-    ],
-)
-def test_the_checks_verdict_is_its_exit_code(model, one_rate, code, word, installed, tmp_path):
-    """muP passes, one rate for all tensors does not."""
-    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
-    sizes = ["--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
-    check = [installed[1] / "param-groups", "check", file, *sizes]
-    assert word in run(*check, cwd=tmp_path, code=code, MODEL=model, ONE_RATE=one_rate)
+def test_one_rate_for_all_tensors_fails_the_check(printed):  # of stock models: test_stock_check
+    assert re.search(r"^FAILED: \d+ grows(.*\n)*figure: ", printed["nanogpt 1"], re.M)
