@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 # Tests run in parallel processes; more threads than cores would only slow them down. It is torch's
@@ -32,6 +33,12 @@ SLOW = """
     training/test_resume.py training/test_several_processes.py training/test_sharding.py
     training/test_token_cache.py training/test_trackers.py
 """.split()
+
+
+@pytest.fixture
+def no_picture(monkeypatch):
+    """A coordinate check without its picture, which takes longer: test_command looks at one."""
+    monkeypatch.setitem(sys.modules, "param_groups.check.figure", None)
 
 
 @functools.cache

@@ -33,10 +33,7 @@ def ran(monkeypatch, capsys):
 
 
 @pytest.fixture
-def checked(monkeypatch, tmp_path, capsys):
-    """The check of a file; test_command looks at its picture, which takes longer than the rest."""
-    monkeypatch.setitem(sys.modules, "param_groups.check.figure", None)
-
+def checked(no_picture, tmp_path, capsys):
     def check(path, code=0):
         words = ["--seeds", "2", "--widths", *WIDTHS, "--out", str(tmp_path)]
         with pytest.raises(SystemExit, match="^1$") if code else contextlib.nullcontext():

@@ -228,7 +228,7 @@ def command(*words_):
     return cc.main(["nanolm_c4", str(LAPTOP), *words_])
 
 
-def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys):
+def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys, no_picture):
     sizes = ["--widths", "32", "64", "128", "--out", str(tmp_path)]
     mup = ["prescription.parameterization=mup", "prescription.alignment=full", "--steps", "2"]
     command(*data, *mup, *sizes)

@@ -57,7 +57,7 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
         ([], True),
     ],
 )
-def test_the_coordinate_check_over_depth(words, grows, tmp_path):
+def test_the_coordinate_check_over_depth(words, grows, tmp_path, no_picture):
     """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth."""
     texts = as_txt(tmp_path / "texts", numbers())
     argv = [
@@ -78,9 +78,9 @@ def test_the_coordinate_check_over_depth(words, grows, tmp_path):
         "--scan",
         "model.layers",
         "--widths",
-        "4",
+        "8",
         "16",
-        "64",
+        "32",
         "--steps",
         "1",
         "--seeds",

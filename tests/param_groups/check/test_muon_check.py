@@ -9,7 +9,7 @@ from param_groups.check import slopes, theory
 from param_groups.check.measuring import Check, measure
 from tests.param_groups.test_muon import RULES, Block
 
-WIDTHS = (64, 128, 256, 512)
+WIDTHS = (64, 128, 256)
 
 
 class Own(Prescription):

@@ -1,5 +1,6 @@
 """Stock models by name: shipped rules give them the theory's powers, and the check takes them."""
 
+import functools
 import math
 import sys
 
@@ -13,6 +14,7 @@ from param_groups.check import command, judge, stock
 from param_groups.stock import rules as shipped
 from param_groups.stock.rules import TORCH_DECODER_RULES
 
+pytestmark = pytest.mark.xdist_group("huggingface")  # whose import takes seconds
 STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
 # Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the
 # initial std and the rate.
@@ -32,6 +34,7 @@ HIDDEN = {
 }
 
 
+@functools.cache
 def planned(name, rule, width):
     with torch.device("cpu" if "convnext" in name else "meta"):  # its LayerScale is read
         return stock.planned(name, rule, width)
@@ -77,7 +80,8 @@ def test_a_tied_model_has_its_rules_and_one_rate_or_is_refused_with_both_numbers
 
 @pytest.mark.parametrize("name", stock.MODELS)
 def test_every_stock_model_can_be_named_on_the_command_line(name, capsys):
-    assert command.stock_target(name, "mup").settings["rule"] == "mup"
+    with torch.device("cpu" if "convnext" in name else "meta"):
+        assert command.stock_target(name, "mup").settings["rule"] == "mup"
     assert f"{name} under mup" in capsys.readouterr().out
 
 
@@ -180,7 +184,7 @@ def test_an_unknown_stock_model_is_one_line(name, message, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_a_stock_model_is_checked_by_name(tmp_path, capsys):
+def test_a_stock_model_is_checked_by_name(tmp_path, capsys, no_picture):
     """Two lines say which rule passed, and each has a folder of its results."""
     small = ["--widths", "64", "128", "256", "--seeds", "1", "--steps", "1", "--tolerance", "9"]
     main(["check", "hf:llama", *small, "--out", str(tmp_path)])
