@@ -9,38 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from param_groups.__main__ import main
-
 # Importing Hugging Face's library takes seconds: one process has all tests that need it.
 pytestmark = pytest.mark.xdist_group("huggingface")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ("huggingface_gpt2.py", "nanogpt.py")
-WIDTHS = ("64", "128", "256")
+CHECK = (ROOT / "param_groups/__main__.py", *"check --seeds 2 --widths 64 128 256 --out".split())
 
 
 @pytest.fixture
 def ran(monkeypatch, capsys):
     """Runs a program as `python PATH` does, but where its libraries are loaded already."""
 
-    def run(path, *arguments, cwd=ROOT):
+    def run(path, *arguments, cwd=ROOT, code=0):
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
-        monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-        runpy.run_path(str(path), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", list(map(str, (path, *arguments))))
+        with pytest.raises(SystemExit, match="^1$") if code else contextlib.nullcontext():
+            runpy.run_path(str(path), run_name="__main__")
         return capsys.readouterr().out
 
     return run
-
-
-@pytest.fixture
-def checked(no_picture, tmp_path, capsys):
-    def check(path, code=0):
-        words = ["--seeds", "2", "--widths", *WIDTHS, "--out", str(tmp_path)]
-        with pytest.raises(SystemExit, match="^1$") if code else contextlib.nullcontext():
-            main(["check", str(path), *words])
-        return capsys.readouterr().out
-
-    return check
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
@@ -85,17 +73,17 @@ def test_the_notebook_runs_from_top_to_bottom_and_prints_what_is_stored_in_it(ra
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_pass_the_coordinate_check(name, checked, tmp_path):
-    out = checked(ROOT / "examples" / name)
+def test_examples_pass_the_coordinate_check(name, ran, no_picture, tmp_path):
+    out = ran(*CHECK, tmp_path, "--", ROOT / "examples" / name)
     assert re.search(r"^passed: \d+ ok$", out, re.M) and "never called" not in out
     assert (tmp_path / "coordinate_check.csv").exists()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_one_rate_for_all_tensors_does_not_pass(name, checked, tmp_path):
+def test_one_rate_for_all_tensors_does_not_pass(name, ran, no_picture, tmp_path):
     text = (ROOT / "examples" / name).read_text()
     rule = "base_width=64"
     assert text.count(rule) == 1
     wrong = tmp_path / name
     wrong.write_text(text.replace(rule, 'base_width=64, alignment="global"'))
-    assert re.search(r"^FAILED: \d+ grows", checked(wrong, code=1), re.M)
+    assert re.search(r"^FAILED: \d+ grows", ran(*CHECK, tmp_path, "--", wrong, code=1), re.M)

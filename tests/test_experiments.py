@@ -48,7 +48,7 @@ class Small:
 
     def trace(self, folder, *overrides):
         """All of what a run leaves behind that is the same every time."""
-        summary = self.experiment.run(self.config(*overrides), folder)
+        summary = self.experiment.run(self.config("checkpoint.minutes=null", *overrides), folder)
         logs = [text(folder / f"{name}.jsonl") for name in ("metrics", "probes", "observations")]
         return logs, summary["status"], summary["parameters"]
 

@@ -2,6 +2,7 @@
 that are not too long to be read, and rooms that stay within their budget."""
 
 import ast
+import functools
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.conftest import SLOW, is_slow
 
+pytestmark = pytest.mark.xdist_group("imports")  # every file is read once
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ("vit_imagenet", "bart_span_denoise", "nanolm_c4", "vit_cifar5m")
 # A folder, and the folders or files that its files may import beside their own.
@@ -51,6 +53,7 @@ def modules():
     return files
 
 
+@functools.cache
 def imports(path):
     """Names of modules that a file imports anywhere, in functions and for type checking, too."""
     found = set()
@@ -63,12 +66,16 @@ def imports(path):
 
 
 MODULES = modules()
-EDGES = sorted(
-    (importer, imported)
-    for importer, path in MODULES.items()
-    for imported in imports(path) & MODULES.keys()
-    if imported != importer and not importer.startswith(f"{imported}.")
-)
+
+
+@functools.cache
+def edges():
+    return sorted(
+        (importer, imported)
+        for importer, path in MODULES.items()
+        for imported in imports(path) & MODULES.keys()
+        if imported != importer and not importer.startswith(f"{imported}.")
+    )
 
 
 def is_allowed(importer, imported):
@@ -88,22 +95,22 @@ def is_allowed(importer, imported):
 
 def circles():
     """Pairs of modules in one folder or several that import each other, directly or not."""
-    reach = {module: {b for a, b in EDGES if a == module} for module in MODULES}
+    reach = {module: {b for a, b in edges() if a == module} for module in MODULES}
     for _ in MODULES:
         wider = {a: bs | {c for b in bs for c in reach[b]} for a, bs in reach.items()}
         if wider == reach:
             break
         reach = wider
-    return sorted((a, b) for a, b in EDGES if a in reach[b])
+    return sorted((a, b) for a, b in edges() if a in reach[b])
 
 
 def test_the_rooms_are_read():
-    assert ("training.loop", "training.task") in EDGES
+    assert ("training.loop", "training.task") in edges()
     assert len(MODULES) > 100 and all(any(m.startswith(f) for m in MODULES) for f in STANDS_ON)
 
 
 def test_files_import_only_what_their_folder_stands_on():
-    broken = [edge for edge in EDGES if not is_allowed(*edge)]
+    broken = [edge for edge in edges() if not is_allowed(*edge)]
     assert not broken, broken
 
 
@@ -121,7 +128,7 @@ def test_figures_need_no_torch():
 def test_the_core_of_param_groups_knows_neither_stock_models_nor_the_check():
     doors = ("param_groups", "param_groups.__main__")
     rooms = ("param_groups.stock", "param_groups.check")
-    for importer, imported in EDGES:
+    for importer, imported in edges():
         inside = importer.startswith("param_groups") and not importer.startswith(rooms)
         if inside and importer not in doors:
             assert not imported.startswith(rooms), f"{importer} imports {imported}"

@@ -55,34 +55,22 @@ def test_plain_torch():
     assert rates_over_plan(optimizer, numbers) == {0.1}
 
 
+@pytest.mark.xdist_group("huggingface")
 @pytest.mark.parametrize("train", [integrations.hugging_face, integrations.hugging_face_later])
 def test_hugging_face(train, tmp_path):
     """Four steps under its linear schedule: the groups are the plan's, and every rate ends at 0."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=16,
-        n_positions=8,
-        n_embd=32,
-        n_head=2,
-        n_layer=1,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    model = transformers.GPT2LMHeadModel(config)
+    sizes = {"vocab_size": 16, "n_positions": 8, "n_embd": 32, "n_head": 2, "n_layer": 1}
+    ends = {"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends))
     rule = Everett("mup", 32, 16, qk_exponent=-0.5)
     numbers = plan(model, rules_for(model), rule, lr=0.01, absorb_multipliers=True)
     numbers.initialise(model, seed=0)
     before = model.lm_head.weight.clone()
     ids = torch.arange(8)
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     arguments = transformers.TrainingArguments(
-        tmp_path,
-        max_steps=4,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        tmp_path, max_steps=4, per_device_train_batch_size=2, use_cpu=True, **quiet
     )
     optimizer = train(model, numbers, arguments, [{"input_ids": ids, "labels": ids}] * 8)
     assert type(getattr(optimizer, "optimizer", optimizer)) is torch.optim.AdamW

@@ -75,17 +75,7 @@ def test_the_coordinate_check_over_depth(words, grows, tmp_path, no_picture):
         "prescription.alignment=full",
         "prescription.base_width=32",
         *words,
-        "--scan",
-        "model.layers",
-        "--widths",
-        "8",
-        "16",
-        "32",
-        "--steps",
-        "1",
-        "--seeds",
-        "2",
-        "--out",
+        *"--scan model.layers --widths 8 16 32 --steps 1 --seeds 2 --out".split(),
         str(tmp_path / "out"),
     ]
     try:

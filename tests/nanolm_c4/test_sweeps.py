@@ -11,6 +11,7 @@ from tests.experiment_cases import write_texts
 from tests.tracked import tracked
 from training.config import set_keys, validate
 
+pytestmark = pytest.mark.xdist_group("drafts")  # every sweep is expanded once
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "nanolm_c4" / "sweeps"
 OTHERS = {"figure_7_12"}  # of Bordelon et al., tested with their other figures
@@ -129,6 +130,7 @@ def two_steps(config, texts, **more):
         "training.compile": False,
         "training.precision": "fp32",
         "schedule.warmup_steps": 1,
+        "checkpoint.minutes": None,
         "data.source": "local",
         "data.path": str(texts / "one"),
         "data.tokenizer": None,

@@ -207,6 +207,7 @@ def test_gamma0_is_how_much_features_move_for_a_change_of_the_output(optimizer, 
 # All layers after several steps: the attention logits move further than W_Q and W_K alone move them
 
 HEAD_DIMS, DRAWS, STEPS = (32, 256), 5, 20
+fitted_once = pytest.mark.xdist_group("powers of n")  # two tests have the same
 
 
 def fitted_to_images(rule, seed, cut):
@@ -253,6 +254,7 @@ def powers_of_n(alpha, cut=False):
     return found.mean(0).tolist(), (found.std(0) / math.sqrt(DRAWS)).tolist()
 
 
+@fitted_once
 @pytest.mark.parametrize(("alpha", "exponent"), [(0.5, 0.5), (1.0, -0.5)])
 def test_the_total_change_of_logits_grows_with_n_at_alpha_one_half_only(alpha, exponent):
     """(15) and Table 3, dA of order one at every alpha_A, count what W_Q and W_K change.
@@ -272,6 +274,7 @@ def test_the_total_change_of_logits_grows_with_n_at_alpha_one_half_only(alpha, e
     assert induced < -0.1
 
 
+@fitted_once
 def test_logits_grow_by_the_gradient_that_comes_through_them():
     """Without it the stream moves at random to q and k: dA ~ N^(1/2 - alpha_A), N^0 here.
 

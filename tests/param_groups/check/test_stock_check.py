@@ -10,7 +10,7 @@ from torch import nn
 
 from param_groups import Everett, PlanError, Role, assign, plan, present, rules_for
 from param_groups.__main__ import main
-from param_groups.check import command, judge, stock
+from param_groups.check import judge, stock
 from param_groups.stock import rules as shipped
 from param_groups.stock.rules import TORCH_DECODER_RULES
 
@@ -76,13 +76,6 @@ def test_a_tied_model_has_its_rules_and_one_rate_or_is_refused_with_both_numbers
     decay = {"weight_decay": 0.1, "decay_mode": "independent"}
     with pytest.raises(PlanError, match="decay 1 x .* decay 0.25 x"):
         plan(model, rules, falls, lr=0.1, **decay)
-
-
-@pytest.mark.parametrize("name", stock.MODELS)
-def test_every_stock_model_can_be_named_on_the_command_line(name, capsys):
-    with torch.device("cpu" if "convnext" in name else "meta"):
-        assert command.stock_target(name, "mup").settings["rule"] == "mup"
-    assert f"{name} under mup" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", stock.MODELS)
