@@ -103,25 +103,41 @@ Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweep
 # From a table to sweeps
 
 
+def _cells(rows: pd.DataFrame, *keys: str) -> dict[tuple, tuple[float, BySeed, BySeed]]:
+    """Values of the columns `keys` -> parameters, runs that choose and fresh runs."""
+    rows = rows.dropna(subset=[*keys, RATE])
+    sizes = rows.get(tables.PARAMETERS, math.nan)
+    rows = rows.assign(**{tables.PARAMETERS: sizes, tables.FRESH: tables.is_fresh(rows)})
+    found: dict[tuple, tuple[float, dict, dict]] = {}
+    columns = (*keys, tables.PARAMETERS, tables.FRESH, RATE)
+    for *place, size, fresh, rate, seed, loss in tables.runs(
+        rows.sort_values(RATE, kind="stable"), *columns
+    ):
+        cell = found.setdefault(tuple(place), (float(size), {}, {}))
+        cell[1 + fresh].setdefault(rate, {})[seed] = loss
+    return found
+
+
 def rate_sweeps(
     rows: pd.DataFrame, noise: float = math.nan, window: float | None = fits.WINDOW
 ) -> dict[int, RateSweep]:
     """Width -> sweep, of one line; widths where every rate has a run that diverged are left out.
     The parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
-    found = {}
-    for width, cell in rows.groupby(WIDTH):
-        fresh = tables.is_fresh(cell)
-        runs = {rate: dict(of) for rate, of in tables.losses_by(cell[~fresh], RATE).items()}
-        losses = {rate: fmean(of.values()) for rate, of in runs.items()}
-        if not any(map(math.isfinite, losses.values())):
-            continue
-        best = fits.optimum(losses, window, noise / math.sqrt(min(map(len, runs.values()))))
-        size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
-        others = {rate: dict(of) for rate, of in tables.losses_by(cell[fresh], RATE).items()}
-        judges, judging = _judged(runs, others, best.grid_value)
-        tried = others if judges == "fresh" else runs
-        found[int(width)] = RateSweep(int(width), size, runs, best, judges, judging, tried, noise)
-    return found
+    cells = sorted(_cells(rows, WIDTH).items())
+    found = {int(width): _sweep(int(width), *cell, noise, window) for (width,), cell in cells}
+    return {width: sweep for width, sweep in found.items() if sweep}
+
+
+def _sweep(
+    width: int, size: float, runs: BySeed, fresh: BySeed, noise: float, window: float | None
+) -> RateSweep | None:
+    losses = {rate: fmean(of.values()) for rate, of in runs.items()}
+    if not any(map(math.isfinite, losses.values())):
+        return None
+    best = fits.optimum(losses, window, noise / math.sqrt(min(map(len, runs.values()))))
+    judges, judging = _judged(runs, fresh, best.grid_value)
+    tried = fresh if judges == "fresh" else runs
+    return RateSweep(width, size, runs, best, judges, judging, tried, noise)
 
 
 def _judged(runs: BySeed, fresh: BySeed, best: float) -> tuple[str, dict[int, float]]:
@@ -154,10 +170,12 @@ def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[in
     """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
     seeds at the same width (`width_noise`), all curves of the rows together."""
     found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
+    cells = _cells(rows, CURVE, WIDTH)
     for width, (noise, freedom, of) in width_noise(rows).items():
         for curve, sweeps in found.items():
-            own = rows[(rows[WIDTH] == width) & (rows[CURVE] == curve)]
-            for sweep in rate_sweeps(own, noise).values():
+            cell = cells.get((curve, width))
+            sweep = cell and _sweep(width, *cell, noise, fits.WINDOW)
+            if sweep:
                 sweeps[width] = replace(sweep, freedom=freedom, spread_of=of)
     return found
 
@@ -182,29 +200,34 @@ def lines_of(
 # Noise
 
 
-def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
-    """The points that errors rest on, with the variance of their losses: they have two finished
-    seeds or more, none of them diverged, and a mean loss at most NEAR above the lowest of their
-    sweep. A point of runs that several curves share counts once."""
-    keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
-    known = [key for key in keys if key in rows]
-    sweep = [key for key in known if key == WIDTH or rows[key].nunique(dropna=False) > 1]
-    kept = rows[rows[STATUS] != "failed"]
-    groups = kept.groupby([*sweep, RATE], dropna=False)[LOSS]
-    points = pd.DataFrame({key: getattr(groups, key)() for key in ("mean", "var", "count", "size")})
-    points = points[points["count"] == points["size"]]
-    lowest = points.groupby(level=list(range(len(sweep))), dropna=False)["mean"].transform("min")
-    points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)].reset_index()
-    return points.drop_duplicates(points.columns.difference([CURVE]))
+def seeded_points(rows: pd.DataFrame) -> list[tuple[int, float, int]]:
+    """(width, variance of the losses, its degrees of freedom) of the points that errors rest on:
+    they have two finished seeds or more, none of them diverged, and a mean loss at most NEAR above
+    the lowest of their sweep. A point of runs that several curves share counts once."""
+    rows = rows.dropna(subset=[WIDTH])
+    keys = [key for key in (PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, CURVE) if key in rows]
+    groups = {f"{key} group": rows[key].factorize()[0] for key in keys}  # NaN is one, too
+    sweeps: dict[tuple, dict[float, list[float]]] = {}
+    for *sweep, rate, _, loss in tables.runs(rows.assign(**groups), WIDTH, *groups, RATE):
+        sweeps.setdefault(tuple(sweep), {}).setdefault(rate, []).append(loss)
+    points = {}
+    for (width, *place, _), losses in sorted(sweeps.items()):
+        means = {rate: fmean(of) for rate, of in losses.items()}
+        for rate, of in losses.items():
+            middle, free = means[rate], len(of) - 1
+            if free and math.isfinite(middle) and middle <= (1 + NEAR) * min(means.values()):
+                squares = math.fsum((loss - middle) ** 2 for loss in of)
+                points[width, *place, rate, middle, squares] = int(width), squares / free, free
+    return list(points.values())
 
 
-def seed_noise(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
+def seed_noise(points: Sequence[tuple[int, float, int]], least: int = 1) -> tuple[float, int]:
     """(standard deviation of one run's loss over seeds, its degrees of freedom), pooled over
-    `seeded_points`; (NaN, 0) below `free` of these."""
-    known = points["count"] - 1
-    if known.sum() < free:
+    `seeded_points`; (NaN, 0) below `least` of these."""
+    known = sum(free for _, _, free in points)
+    if known < least:
         return math.nan, 0
-    return math.sqrt((points["var"] * known).sum() / known.sum()), int(known.sum())
+    return math.sqrt(sum(variance * free for _, variance, free in points) / known), known
 
 
 def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ...]]]:
@@ -212,8 +235,8 @@ def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ..
     whose seeds it comes from): its own, as widths differ several-fold in it, or where it has fewer
     than FREE degrees of freedom that of all widths with seeds."""
     points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
-    every = *seed_noise(points), tuple(sorted(map(int, points[WIDTH].unique())))
-    own = {width: seed_noise(points[points[WIDTH] == width], FREE) for width in widths}
+    every = *seed_noise(points), tuple(dict.fromkeys(width for width, _, _ in points))
+    own = {n: seed_noise([point for point in points if point[0] == n], FREE) for n in widths}
     return {n: (noise, free, (n,)) if free else every for n, (noise, free) in own.items()}
 
 

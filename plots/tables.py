@@ -314,17 +314,21 @@ def is_fresh(rows: pd.DataFrame) -> pd.Series:
     return rows.get(FRESH, pd.Series(False, rows.index)).astype(str) == "True"
 
 
-def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, float]]]:
-    """Value of `column` -> (seed, final loss) of the runs that have it, in the order of values; a
-    loss is infinite where the run diverged, and runs that failed are left out. Tables are cut into
-    hundreds of cells, too small for pandas."""
-    found: dict[float, list[tuple[int, float]]] = {}
-    for value, seed, status, loss in zip(
-        *(rows[key].tolist() for key in (column, SEED, STATUS, LOSS)), strict=True
-    ):
-        if status != "failed" and not math.isnan(value):
+def runs(rows: pd.DataFrame, *columns: str) -> Iterator[tuple]:
+    """(values of `columns`, seed, final loss) of every run but those that failed; a loss is
+    infinite where the run diverged. Tables are cut into hundreds of cells, too small for pandas."""
+    lists = (rows[key].tolist() for key in (*columns, SEED, STATUS, LOSS))
+    for *values, seed, status, loss in zip(*lists, strict=True):
+        if status != "failed":
             ended = status != "diverged" and not math.isnan(loss)
-            found.setdefault(value, []).append((int(seed), loss if ended else math.inf))
+            yield *values, int(seed), loss if ended else math.inf
+
+
+def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, float]]]:
+    """Value of `column` -> (seed, final loss) of its `runs`, in the order of values."""
+    found: dict[float, list[tuple[int, float]]] = {}
+    for value, seed, loss in runs(rows.dropna(subset=[column]), column):
+        found.setdefault(value, []).append((seed, loss))
     return dict(sorted(found.items()))
 
 

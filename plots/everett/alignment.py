@@ -10,7 +10,7 @@ at another width. Where widths are compared, A is that of the measured f at the 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,9 +66,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     at_paper = 1 + log_f / np.log(table[FAN_IN] * ALIGNMENT_WIDTH / table[WIDTH])
     kinds = table[LAYER].astype(str).str.rpartition(".")[2]
     table = table.assign(**{KIND: kinds, AT_PAPER: at_paper})
-    return table.astype(
-        dict.fromkeys((CURVE, PARAMETERIZATION, KIND), "category")
-    )  # fast to compare
+    words = (CURVE, PARAMETERIZATION, LAYER, KIND)
+    return table.astype(dict.fromkeys(words, "category"))  # fast to compare
 
 
 def of(table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str]) -> pd.DataFrame:
@@ -86,12 +85,23 @@ def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
     """(mean over seeds of one layer at one step where it is highest, that step). Each seed is read
     where the mean of the others is highest: read where its own mean takes part, noise would count
     as height. A single seed has only its own highest value."""
-    values = rows.set_index([STEP, LAYER, SEED])[value].unstack()
+    layers = rows[LAYER].astype("category").cat.codes
+    places, place = np.unique([rows[STEP], layers], axis=1, return_inverse=True)
+    seeds, seed = np.unique(rows[SEED], return_inverse=True)
+    values = np.full((len(seeds), places.shape[1]), math.nan)
+    values[seed, place] = rows[value]
     heights = {}
-    for seed, own in values.items():
-        others = values.drop(columns=seed)[own.notna()].mean(axis="columns")
-        heights[seed] = own[(own if others.isna().all() else others).idxmax()]
-    return mean(heights), values.mean(axis="columns").idxmax()[0]
+    for index, own in enumerate(values):
+        others = np.where(np.isnan(own), math.nan, _mean(np.delete(values, index, axis=0)))
+        heights[seeds[index]] = own[np.nanargmax(own if np.isnan(others).all() else others)]
+    return mean(heights), float(places[0, np.nanargmax(_mean(values))])
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Means over rows of what is not NaN."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
 
 
 def peaks(rows: pd.DataFrame) -> Estimate:
@@ -110,22 +120,22 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     ]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-            name = f"{curve}, {label}: "
-            kinds = [kind for kind in KINDS if not of(table, curve, rule, [kind]).empty]
-            if kinds:
-                result.append(_start(largest(of(table, curve, rule, kinds)), name))
-            below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-            readout, mlp = of(table, curve, rule, ["readout"]), of(table, curve, rule, MLP)
-            for rows, ends, what in (
-                (readout, READOUT_PEAK.get(rule), "peak of the readout"),
-                (mlp, below, "highest peak of MLP layers"),
-            ):
-                if not rows.empty:
-                    result.append(_peak(rows, curve, ends, rule, name + what))
-            if readout[WIDTH].nunique() > 1:
-                result.append(_change(readout, curve in FIGURES and rule in READOUT_PEAK, name))
-            if curve != "sgd" and not readout.empty:
-                result.append(_highest(table, curve, rule, kinds, name))
+            name, rows = f"{curve}, {label}: ", of(table, curve, rule, list(KINDS))
+            layers = dict(iter(rows.groupby(KIND)))
+            found = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
+            if found:
+                result.append(_start(largest(rows), name))
+            if "readout" in found:
+                what, ends = f"{name}peak of the readout", READOUT_PEAK.get(rule)
+                result.append(_peak(layers["readout"], found["readout"], curve, ends, rule, what))
+            if found.keys() & MLP:
+                what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
+                below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
+                result.append(_peak(own, peaks(own), curve, below, rule, what))
+            if "readout" in found:
+                claimed = curve in FIGURES and rule in READOUT_PEAK
+                result += _change(found["readout"].by_size, claimed, name)
+                result += [_highest(found, name)] if curve != "sgd" else []
     return result
 
 
@@ -143,11 +153,16 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
 
 
 def _peak(
-    rows: pd.DataFrame, curve: str, ends: tuple[float, float] | None, rule: str, name: str
+    rows: pd.DataFrame,
+    found: Estimate,
+    curve: str,
+    ends: tuple[float, float] | None,
+    rule: str,
+    name: str,
 ) -> Finding:
     """The highest peak of some layers beside the range that the paper reads off for Adam and
     Adafactor, or what it says of SGD."""
-    found, (measured, step) = peaks(rows), peak(largest(rows), ALIGNMENT)
+    measured, step = peak(largest(rows), ALIGNMENT)
     text = f"{found.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:
@@ -169,24 +184,21 @@ def _inside(found: Estimate, low: float, high: float) -> str:
     return "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
 
 
-def _change(rows: pd.DataFrame, claimed: bool, name: str) -> Finding:
+def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> list[Finding]:
     """The readout's peak at the largest width minus that at the smallest."""
-    by_width = peaks(rows).by_size
+    if len(by_width) < 2:
+        return []
     small, large = min(by_width), max(by_width)
     gap = by_width[large] - by_width[small]
     name = f"{name}readout's peak from D = {small} to {large}"
-    if not claimed:
-        return Finding(name, gap.text(), "no claim", "", gap)
     verdict = gap.few or _inside(gap, -SIMILAR, SIMILAR)
-    return Finding(name, gap.text(), f"{-SIMILAR} to {SIMILAR}", verdict, gap)
+    claim = (f"{-SIMILAR} to {SIMILAR}", verdict) if claimed else ("no claim", "")
+    return [Finding(name, gap.text(), *claim, gap)]
 
 
-def _highest(
-    table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name: str
-) -> Finding:
+def _highest(found: Mapping[str, Estimate], name: str) -> Finding:
     """The readout's peak minus the highest of the other kinds of layers."""
-    found = {kind: peaks(of(table, curve, rule, [kind])) for kind in kinds}
-    top = found.pop("readout")
+    top, found = found["readout"], {kind: found[kind] for kind in found if kind != "readout"}
     name += "readout's peak minus the highest of other layers"
     if not found:
         return Finding(name, "not measured", "above 0")
