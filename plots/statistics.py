@@ -90,7 +90,7 @@ def power(
 def exponent(rows: pd.DataFrame, group: str, size: str, value: str, of: str = "mean") -> Power:
     """The power of `size` in the mean of `value` over groups, or in their spread (`of`="std"), over
     the groups that have a finite value at every size; it rests on that many groups."""
-    rows = complete(rows[np.isfinite(rows[value])], group, size)
+    rows = complete(rows.loc[np.isfinite(rows[value]), [group, size, value]], group, size)
     return exponent_in(rows, group, lambda part: part.groupby(size)[value].agg(of))
 
 

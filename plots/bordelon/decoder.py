@@ -143,13 +143,16 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
     much it exceeds that of different seeds at one alpha_A."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
-    one, half = (observed.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
+    one, half = (
+        {place: observed.centred(final) for place, (_, final) in of.items()}
+        for of in (observed.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
+    )
     across: dict[int, SeedPairs] = {}
     excess: dict[int, SeedPairs] = {}
     for (size, seed), (same, other) in itertools.permutations(sorted(one.keys() & half.keys()), 2):
         if size == same:
             value, *within = (
-                observed.alignment(first[size, seed][1], second[size, other][1])
+                observed.product(first[size, seed], second[size, other])
                 for first, second in ((one, half), (one, one), (half, half))
             )
             across.setdefault(size, {})[seed, other] = value

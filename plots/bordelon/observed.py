@@ -45,32 +45,45 @@ def read_kernels(path: Path, kinds: Sequence[str]) -> pd.DataFrame:
 
 def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
     """The kernels of a scan, by rising size and seed; runs that stopped at once are left out."""
-    own = scan(rows[rows[KIND] == kind], by, alpha)[[by, SEED, STEP, ROW, COLUMN, VALUE]]
+    own = scan(rows[rows[KIND] == kind], by, alpha).sort_values([by, SEED, STEP], kind="stable")
+    places = own[[by, SEED, STEP]].to_numpy()
+    ends = np.flatnonzero((places[1:] != places[:-1]).any(axis=1)) + 1
     found: dict[tuple[int, int], list[Kernel]] = {}
-    for (size, seed, _), entries in own.groupby([by, SEED, STEP]):
-        found.setdefault((int(size), int(seed)), []).append(matrix(entries))
+    for entries in np.split(own[[by, SEED, ROW, COLUMN, VALUE]].to_numpy(), ends):
+        for size, seed in entries[:1, :2]:  # none where there is no row at all
+            found.setdefault((int(size), int(seed)), []).append(matrix(entries[:, 2:]))
     return {place: (of[0], of[1]) for place, of in found.items() if len(of) == 2}
 
 
-def matrix(rows: pd.DataFrame) -> Kernel:
-    """The symmetric matrix of which a table has one half; NaN where it has no entry."""
-    places, at = np.unique(rows[[ROW, COLUMN]].to_numpy(), return_inverse=True)
+def matrix(entries: np.ndarray) -> Kernel:
+    """The symmetric matrix of which rows of (row, column, value) have one half; NaN where there is
+    no entry."""
+    places, at = np.unique(entries[:, :2], return_inverse=True)
     row, column = at.reshape(-1, 2).T
     kernel = np.full((len(places), len(places)), math.nan)
-    kernel[row, column] = kernel[column, row] = rows[VALUE]
+    kernel[row, column] = kernel[column, row] = entries[:, 2]
     return kernel
 
 
 def alignment(first: Kernel, second: Kernel) -> float:
     """Centred kernel alignment (Cortes et al., 2012): 1 if equal up to scale and a constant."""
+    return product(centred(first), centred(second))
+
+
+def centred(kernel: Kernel) -> Kernel:
+    """A kernel without the means of rows and columns, of norm 1; NaN for a constant."""
+    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdims=True) + kernel.mean()
+    return centred / (np.linalg.norm(centred) or math.nan)
+
+
+def product(first: Kernel, second: Kernel) -> float:
+    """The alignment of two `centred` kernels."""
     if first.shape != second.shape:
         raise TableError(
             f"kernels of {len(first)} and {len(second)} rows cannot be compared; expected the same "
             "samples in all runs"
         )
-    a, b = (k - k.mean(0) - k.mean(1, keepdims=True) + k.mean() for k in (first, second))
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float((a * b).sum()) / norms if norms else math.nan
+    return float(np.vdot(first, second))
 
 
 def scale(kernel: Kernel) -> float:
@@ -84,11 +97,12 @@ def to_largest(found: Pairs, state: int) -> dict[int, SeedPairs]:
     Runs of one seed share initial random numbers across sizes, which would make kernels alike.
     """
     largest = max((size for size, _ in found), default=0)
+    own = {place: centred(kernels[state]) for place, kernels in found.items()}
     result: dict[int, SeedPairs] = {}
-    for (size, seed), kernels in found.items():
-        for other in (own for n, own in found if n == largest and own != seed):
+    for (size, seed), kernel in own.items():
+        for other in (one for n, one in own if n == largest and one != seed):
             if size != largest:
-                value = alignment(kernels[state], found[largest, other][state])
+                value = product(kernel, own[largest, other])
                 result.setdefault(size, {})[seed, other] = value
     return result
 

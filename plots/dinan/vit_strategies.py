@@ -49,12 +49,15 @@ def judging(runs: pd.DataFrame) -> pd.DataFrame:
     return runs if runs["chose"].all() else runs[~runs["chose"]]
 
 
-def spike_counts(searched: Searched, best: pd.DataFrame, kind: str, where: str) -> list[int]:
-    """Spikes of a kind in every run of a strategy, or in those at its optimum."""
-    rows = best
-    if where != "optimum":
-        rows = searched.rows[searched.rows[CURVE] == best[CURVE].iloc[0]]
-    return [len(spikes.of_run(searched.log(run))[kind != "accuracy"]) for run in rows[RUN]]
+def spike_counts(searched: Searched, best: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
+    """Spikes of every kind in all runs of a strategy, and in those at its optimum."""
+    rows = searched.rows[searched.rows[CURVE] == best[CURVE].iloc[0]]
+    begins = {run: spikes.of_run(searched.log(run)) for run in rows[RUN]}
+    runs = {"all runs": rows[RUN], "optimum": best[RUN]}
+    return {
+        (kind, where): [len(begins[run][kind != "accuracy"]) for run in runs[where]]
+        for kind, where in SPIKES
+    }
 
 
 def findings(searched: Searched) -> list[Printed]:
@@ -87,8 +90,9 @@ def findings(searched: Searched) -> list[Printed]:
         gain = means.get(better, UNKNOWN) - means.get(worse, UNKNOWN)
         name = f"{STRATEGIES[better]} - {STRATEGIES[worse]}: best top-1 (points)"
         text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
+    spiked = {strategy: spike_counts(searched, runs) for strategy, runs in found.items()}
     for kind, where in SPIKES:
-        counts = {s: spike_counts(searched, runs, kind, where) for s, runs in found.items()}
+        counts = {strategy: of[kind, where] for strategy, of in spiked.items()}
         for strategy, own in counts.items():
             name = f"{STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
             measured = f"{average(own).text(2, '')} (n = {len(own)})"
@@ -174,11 +178,11 @@ def _draw_accuracies(axis, found: dict[str, pd.DataFrame]) -> None:
 def _draw_spikes(axis, searched: Searched, found: dict[str, pd.DataFrame]) -> None:
     """Mean spikes per run: both kinds, of all runs and of those at the optimum."""
     for place, (strategy, color) in enumerate(STRATEGY_COLORS.items()):
-        for index, ((kind, where), look) in enumerate(SPIKES.items()):
-            if strategy in found:
-                mean = average(spike_counts(searched, found[strategy], kind, where))
-                beside, bar = place + 0.17 * (index - 1.5), {"capsize": 2, "lw": 1}
-                axis.errorbar(beside, mean.value, mean.bar, color=color, **bar, **look)
+        counts = spike_counts(searched, found[strategy]) if strategy in found else {}
+        for index, (of, own) in enumerate(counts.items()):
+            mean, beside = average(own), place + 0.17 * (index - 1.5)
+            look = {"capsize": 2, "lw": 1, **SPIKES[of]}
+            axis.errorbar(beside, mean.value, mean.bar, color=color, **look)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0) - 0.02 * high, 1.45 * max(high, 1))  # room for the legend
     axis.set_ylabel("spikes per run")
