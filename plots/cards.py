@@ -78,7 +78,7 @@ def _shown(path: Path) -> str:
 
 def provenance(path: Path) -> dict[str, str]:
     """A row of the list of tables: file, sweep, runs and seeds, commit, machine and checksum."""
-    table, origin = pd.read_csv(path, low_memory=False), tables.origin(path)
+    table, origin = tables.read(path, ()), tables.origin(path)
     environment = origin.get("environment", {})
     commits = {str(environment["commit"])} if "commit" in environment else set()
     if "commit" in table and not commits:

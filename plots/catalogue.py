@@ -101,12 +101,12 @@ def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, 
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
     preset, once = preset_of(name), getattr(module, "ONCE", ())
-    made = []
+    made, facts = [], functools.cache(tables.facts)
     for stem, item, *indices in module.draw(data):
         if preset and stem in once:
             continue
         if paper and not isinstance(item, pd.DataFrame):
             own = [paths[index] for index in indices[0]] if indices else paths
-            style.credit(item, paper, stem, tables.facts(own))
+            style.credit(item, paper, stem, facts(tuple(own)))
         made.append((stem.removesuffix(preset) + preset, item))
     return made

@@ -204,30 +204,39 @@ def seeded_points(rows: pd.DataFrame) -> list[tuple[int, float, int]]:
     """(width, variance of the losses, its degrees of freedom) of the points that errors rest on:
     they have two finished seeds or more, none of them diverged, and a mean loss at most NEAR above
     the lowest of their sweep. A point of runs that several curves share counts once."""
-    rows = rows.dropna(subset=[WIDTH])
-    keys = [key for key in (PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, CURVE) if key in rows]
-    groups = {f"{key} group": rows[key].factorize()[0] for key in keys}  # NaN is one, too
+    keys = [key for key in (PARAMETERIZATION, tables.OPTIMIZER, tables.EPS) if key in rows]
+    groups = {f"{key} group": rows[key].factorize(sort=True)[0] for key in (CURVE, *keys)}
+    rows = rows.assign(**groups).dropna(subset=[WIDTH]).sort_values(RATE, kind="stable")
     sweeps: dict[tuple, dict[float, list[float]]] = {}
-    for *sweep, rate, _, loss in tables.runs(rows.assign(**groups), WIDTH, *groups, RATE):
+    for *sweep, rate, _, loss in tables.runs(rows, *groups, WIDTH, RATE):
         sweeps.setdefault(tuple(sweep), {}).setdefault(rate, []).append(loss)
     points = {}
-    for (width, *place, _), losses in sorted(sweeps.items()):
+    for (_, *place), losses in sorted(sweeps.items()):
         means = {rate: fmean(of) for rate, of in losses.items()}
+        lowest = min(means.values())
         for rate, of in losses.items():
-            middle, free = means[rate], len(of) - 1
-            if free and math.isfinite(middle) and middle <= (1 + NEAR) * min(means.values()):
-                squares = math.fsum((loss - middle) ** 2 for loss in of)
-                points[width, *place, rate, middle, squares] = int(width), squares / free, free
+            free = len(of) - 1
+            if free and means[rate] <= (1 + NEAR) * lowest < math.inf:
+                point = int(place[-1]), _squares(of) / free, free
+                points[*place, rate, means[rate], *point] = point
     return list(points.values())
+
+
+def _squares(losses: Iterable[float]) -> float:
+    """The sum of squared distances from the mean, as Welford (1962) and pandas add them up."""
+    middle = total = 0.0
+    for count, loss in enumerate(losses, 1):
+        before, middle = middle, middle + (loss - middle) / count
+        total += (loss - middle) * (loss - before)
+    return total
 
 
 def seed_noise(points: Sequence[tuple[int, float, int]], least: int = 1) -> tuple[float, int]:
     """(standard deviation of one run's loss over seeds, its degrees of freedom), pooled over
     `seeded_points`; (NaN, 0) below `least` of these."""
-    known = sum(free for _, _, free in points)
-    if known < least:
-        return math.nan, 0
-    return math.sqrt(sum(variance * free for _, variance, free in points) / known), known
+    _, variances, free = np.reshape(points, (-1, 3)).T
+    known = int(free.sum())
+    return (math.sqrt((variances * free).sum() / known), known) if known >= least else (math.nan, 0)
 
 
 def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ...]]]:

@@ -235,7 +235,7 @@ def lay_out(figure, dpi: float) -> None:
     """Gives panels their places once and for all; savefig would draw a figure for it each time."""
     figure.set_dpi(dpi)
     figure.get_layout_engine().execute(figure)
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
 
 
 def files(item, name: str) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 import gzip
 import html
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
         assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(preset_of(name)), ""))
         assert not re.search(r"Figure \w+$", item.get_suptitle())  # but what it shows
         assert all("\n" not in text.get_text() for text in item.texts)
+        for spine in itertools.chain(*(axis.spines.values() for axis in item.axes)):
+            spine.set_in_layout(False)  # the panels' edges, which take half of the time
         style.lay_out(item, DPI)
         item.canvas.draw()
         for axis in () if stem.startswith(CUT) else item.axes:
@@ -63,8 +66,9 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
             assert all(low <= end <= high for end in ends), f"{axis.get_title()}: data are cut off"
         new, old = map(np.asarray, (item.canvas.buffer_rgba(), Image.open(home / f"{stem}.png")))
         assert new.shape == old.shape
-        apart = (np.maximum(new, old) - np.minimum(new, old)).max(axis=-1) > 51
-        assert apart.mean() < 0.01, stem
+        other = new.view(np.uint32) != old.view(np.uint32)  # few pixels, if any
+        apart = np.abs(new[other[..., 0]].astype(int) - old[other[..., 0]]).max(axis=-1) > 51
+        assert apart.sum() < 0.01 * other.size, stem
     said = " ".join(html.unescape(re.sub("<[^>]*>", "|", card.html)).split())
     found = [line for line in lines if isinstance(line, Finding)]
     assert sum(card.counts.values()) == len(found) == card.html.count("<tr data-kind=")
