@@ -70,12 +70,6 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     return table.astype(dict.fromkeys(words, "category"))  # fast to compare
 
 
-def of(table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str]) -> pd.DataFrame:
-    """The rows of some kinds of layers."""
-    rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
-    return rows[rows[KIND].isin(kinds)]
-
-
 def largest(rows: pd.DataFrame) -> pd.DataFrame:
     """Those of the largest width that there is."""
     return rows[rows[WIDTH] == rows[WIDTH].max()]
@@ -120,7 +114,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     ]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-            name, rows = f"{curve}, {label}: ", of(table, curve, rule, list(KINDS))
+            name, line = f"{curve}, {label}: ", table[CURVE] == curve
+            line &= table[PARAMETERIZATION] == rule
+            rows = table[line & table[KIND].isin(list(KINDS))]
             layers = dict(iter(rows.groupby(KIND)))
             found = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
             if found:
@@ -231,10 +227,11 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
         axis.autoscale(False)  # each band would ask for the limits of all panels again
+    traces = _traces(table)
     for row, (kind, label) in zip(axes, kinds.items(), strict=True):
         for axis, rule in zip(row, rules, strict=True):
-            rows = of(table, curve, rule, [kind])
-            _draw_traces(axis, [(rows[rows[WIDTH] == width], c) for width, c in colors.items()])
+            of = traces.get((rule, kind), {})
+            _draw_traces(axis, [(trace, colors[width]) for width, trace in of.items()])
         row[0].set_ylabel(label, fontsize=8)
     for axis in axes.flat:
         axis.autoscale()
@@ -257,9 +254,10 @@ def _figure_1(table: pd.DataFrame):
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
     colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
+    traces = _traces(table)
     for axis, rule in zip(axes[0], rules, strict=True):
-        lines = [(largest(of(table, "adam", rule, [k])), color) for k, color in colors.items()]
-        _draw_traces(axis, lines)
+        lines = [(traces[rule, k], color) for k, color in colors.items() if (rule, k) in traces]
+        _draw_traces(axis, [(of[max(of)], color) for of, color in lines])
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
@@ -267,14 +265,23 @@ def _figure_1(table: pd.DataFrame):
     return figure
 
 
+def _traces(table: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
+    """(parameterisation, kind) -> width -> by step the mean over blocks of the mean over seeds, as
+    measured, and the blocks' range."""
+    line = [PARAMETERIZATION, KIND, WIDTH]
+    layers = table.groupby([*line, STEP, LAYER])[ALIGNMENT].mean()
+    steps = layers.groupby(level=[*line, STEP]).agg(["mean", "min", "max"])
+    found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
+    for (rule, kind, width), trace in steps.groupby(level=line):
+        found.setdefault((rule, kind), {})[int(width)] = trace.droplevel(line)
+    return found
+
+
 def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:
-    """The mean over blocks of the mean over seeds, as measured, and the blocks' range."""
+    """Lines of `_traces` and their ranges."""
     axis.axhline(ALIGNMENT_START, **HALF)
-    for rows, color in lines:
-        if not rows.empty:
-            layers = rows.groupby([STEP, LAYER])[ALIGNMENT].mean()
-            line = layers.groupby(level=STEP).agg(["mean", "min", "max"])
-            axis.plot(line.index, line["mean"], lw=1.2, color=color)
-            axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)
-    if all(rows.empty for rows, _ in lines):
+    for line, color in lines:
+        axis.plot(line.index, line["mean"], lw=1.2, color=color)
+        axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)
+    if not lines:
         style.empty(axis, "not measured")
