@@ -4,6 +4,8 @@
 # Without arguments also the checks of style (ruff) and of types (mypy).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
+# What one process has compiled, with the asserts rewritten, the others need not: six seconds for each.
+unset PYTHONDONTWRITEBYTECODE
 
 if [ "${1:-}" = quick ]; then
   set -- -m "not slow" tests "${@:2}"
