@@ -217,18 +217,9 @@ def seeded_points(rows: pd.DataFrame) -> list[tuple[int, float, int]]:
         for rate, of in losses.items():
             free = len(of) - 1
             if free and means[rate] <= (1 + NEAR) * lowest < math.inf:
-                point = int(place[-1]), _squares(of) / free, free
+                point = int(place[-1]), float(np.var(of, ddof=1)), free
                 points[*place, rate, means[rate], *point] = point
     return list(points.values())
-
-
-def _squares(losses: Iterable[float]) -> float:
-    """The sum of squared distances from the mean, as Welford (1962) and pandas add them up."""
-    middle = total = 0.0
-    for count, loss in enumerate(losses, 1):
-        before, middle = middle, middle + (loss - middle) / count
-        total += (loss - middle) * (loss - before)
-    return total
 
 
 def seed_noise(points: Sequence[tuple[int, float, int]], least: int = 1) -> tuple[float, int]:

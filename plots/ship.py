@@ -1,11 +1,10 @@
 """Keeps a sweep's table with the figures it draws.
 
-    python -m plots ship results.csv PAPER/NAME [--where curve=adam]
+    python -m plots ship results.csv PAPER/NAME
 
 Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: sweep, data, commit, versions,
-device and number of runs, read from the runs' configs and summaries. Of a sweep that has not
-ended, --where keeps the part that has; the JSON and the figures' captions say so. Tables above
-1.5 MB, such as those of kernels, are kept compressed, as NAME.csv.gz.
+device and number of runs, read from the runs' configs and summaries. Tables above 1.5 MB, such as
+those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
 import argparse
@@ -16,11 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
 import yaml
 
 from plots.catalogue import PAPERS
-from plots.tables import DATA, TableError, rows_where
+from plots.tables import DATA, TableError
 
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
@@ -30,23 +28,6 @@ EMBEDDED = {
     "vit_imagenet": "1,797 digits of scikit-learn",
     "vit_cifar5m": "drawn images of blobs",
 }
-
-
-def part(table: Path, where: Sequence[str]) -> bytes:
-    """A table's text, with the rows alone that meet all conditions."""
-    try:
-        written = table.read_bytes()
-    except OSError as error:
-        why = f"cannot read the table: {error.strerror}"
-        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
-        raise TableError(f"{table}: {why}; {how}") from None
-    if not where:
-        return written
-    rows = pd.read_csv(table)
-    for text in where:
-        rows = rows_where(rows, text, table)
-    header, *lines = written.splitlines(keepends=True)
-    return header + b"".join(lines[index] for index in rows.index)
 
 
 def provenance(table: Path, written: bytes) -> dict[str, object]:
@@ -111,26 +92,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
-    parser.add_argument(
-        "--where",
-        metavar="COLUMN<=VALUE",
-        action="append",
-        default=[],
-        help="keep these rows alone, of a sweep that has not ended",
-    )
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
     try:
         paper, _, name = args.name.partition("/")
         if paper not in PAPERS or not name or "/" in name:
             raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
-        written = part(args.table, args.where)
-        origin = provenance(args.table, written) | ({"only": args.where} if args.where else {})
+        written = args.table.read_bytes()
+        origin = provenance(args.table, written)
         if args.data.is_file():
             raise TableError(f"{args.data} is a file, not a folder; give --data a folder")
         folder = args.data / paper
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, TableError) as error:
+    except OSError as error:
+        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv, and a folder"
+        print(f"error: {error.filename}: {error.strerror}; {how}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except TableError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     keep(written, folder / f"{name}.csv")

@@ -11,7 +11,6 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -217,10 +216,9 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     sweeps = [_named(one["sweep"]) for one in origins if "sweep" in one]
     data = [str(one["data"]) for one in origins if "data" in one]
     counts = [_replicas(path) for path in paths if counted]
-    only_rows = [condition for one in origins for condition in one.get("only", ())]
     return [
         *(fact for fact in (" and ".join(dict.fromkeys(sweeps)),) if fact),
-        *(f"only {condition}" for condition in (*only_rows, *_conditions)),
+        *(f"only {condition}" for condition in _conditions),
         *(fact for fact in (" and ".join(dict.fromkeys(data)),) if fact),
         *[count for count in counts if count][:1],
     ]
@@ -322,16 +320,3 @@ def runs(rows: pd.DataFrame, *columns: str) -> Iterator[tuple]:
         if status != "failed":
             ended = status != "diverged" and not math.isnan(loss)
             yield *values, int(seed), loss if ended else math.inf
-
-
-def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, float]]]:
-    """Value of `column` -> (seed, final loss) of its `runs`, in the order of values."""
-    found: dict[float, list[tuple[int, float]]] = {}
-    for value, seed, loss in runs(rows.dropna(subset=[column]), column):
-        found.setdefault(value, []).append((seed, loss))
-    return dict(sorted(found.items()))
-
-
-def mean_losses(found: Mapping[float, Sequence[tuple[int, float]]]) -> dict[float, float]:
-    """Value -> mean loss of `losses_by`, infinite where a run diverged."""
-    return {value: fmean(loss for _, loss in runs) for value, runs in found.items()}

@@ -65,11 +65,6 @@ def matrix(entries: np.ndarray) -> Kernel:
     return kernel
 
 
-def alignment(first: Kernel, second: Kernel) -> float:
-    """Centred kernel alignment (Cortes et al., 2012): 1 if equal up to scale and a constant."""
-    return product(centred(first), centred(second))
-
-
 def centred(kernel: Kernel) -> Kernel:
     """A kernel without the means of rows and columns, of norm 1; NaN for a constant."""
     centred = kernel - kernel.mean(0) - kernel.mean(1, keepdims=True) + kernel.mean()
@@ -77,7 +72,8 @@ def centred(kernel: Kernel) -> Kernel:
 
 
 def product(first: Kernel, second: Kernel) -> float:
-    """The alignment of two `centred` kernels."""
+    """The alignment (Cortes et al., 2012) of two `centred` kernels: 1 if they were equal up to
+    scale and a constant."""
     if first.shape != second.shape:
         raise TableError(
             f"kernels of {len(first)} and {len(second)} rows cannot be compared; expected the same "

@@ -86,16 +86,14 @@ def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
     values[seed, place] = rows[value]
     heights = {}
     for index, own in enumerate(values):
-        others = np.where(np.isnan(own), math.nan, _mean(np.delete(values, index, axis=0)))
+        others = np.where(np.isnan(own), math.nan, _mean(np.delete(values, index, 0)))
         heights[seeds[index]] = own[np.nanargmax(own if np.isnan(others).all() else others)]
     return mean(heights), float(places[0, np.nanargmax(_mean(values))])
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
     """Means over rows of what is not NaN."""
-    known = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, values, 0.0).sum(axis=0) / known.sum(axis=0)
+    return pd.DataFrame(values).mean().to_numpy()
 
 
 def peaks(rows: pd.DataFrame) -> Estimate:

@@ -12,6 +12,7 @@ sink to the usual one, and the figures say so.
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -63,8 +64,10 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
     found: dict[int, dict[float, float]] = {}
     for (width, eps), cell in rows.groupby([WIDTH, EPS]):
         column = tables.RATE if tables.RATE in cell and cell[tables.RATE].notna().all() else EPS
-        losses = tables.mean_losses(tables.losses_by(cell, column))
-        found.setdefault(int(width), {})[eps] = min(losses.values(), default=math.nan)
+        losses: dict[float, list[float]] = {}
+        for value, _, loss in tables.runs(cell, column):
+            losses.setdefault(value, []).append(loss)
+        found.setdefault(int(width), {})[eps] = min(map(fmean, losses.values()), default=math.nan)
     grid = pd.DataFrame(found).T.sort_index().sort_index(axis=1)
     lowest = grid.replace(math.inf, math.nan).min(axis=1)
     return grid.sub(lowest, axis=0)

@@ -34,20 +34,6 @@ def test_a_table_is_copied_with_its_environment(tmp_path):
     }
 
 
-def test_a_part_of_a_sweep_is_shipped_as_such(tmp_path, monkeypatch):
-    table = sweep(tmp_path / "sweep", [{"commit": "abc"}] * 3)
-    words = ["ship", str(table), "dinan/figure", "--data", str(tmp_path / "data")]
-    main([*words, "--where", "run!=run-1"])
-    path = tmp_path / "data/dinan/figure.csv"
-    assert path.read_text() == "curve,run\na,run-0\na,run-2\n"
-    origin = json.loads(path.with_suffix(".json").read_text())
-    assert (origin["runs"], origin["only"]) == (2, ["run!=run-1"])
-    monkeypatch.setattr(tables, "DATA", tmp_path / "data")
-    assert "only run!=run-1" in tables.facts([path])
-    with pytest.raises(SystemExit, match="2"):
-        main([*words, "--where", "run=none"])
-
-
 def test_a_shipped_table_says_which_sweep_and_data_it_is_of(tmp_path):
     table = sweep(tmp_path / "nanolm_c4" / "figure_12_adam_laptop", [{"commit": "abc"}])
     config = table.parent / "run-0" / "config.yaml"

@@ -68,6 +68,10 @@ def kernel(kind, matrix, **where):
     ]
 
 
+def alignment(first, second):
+    return observed.product(observed.centred(first), observed.centred(second))
+
+
 def symmetric(seed, side=6):
     """A random kernel."""
     features = np.random.default_rng(seed).normal(size=(side, 2 * side))
@@ -112,12 +116,12 @@ def data(kernel_table, attention_table):
 
 def test_alignment_knows_neither_scale_nor_a_constant():
     first, second = symmetric(1), symmetric(2)
-    assert observed.alignment(first, 3 * first + 7) == pytest.approx(1)
+    assert alignment(first, 3 * first + 7) == pytest.approx(1)
     centring = np.eye(6) - 1 / 6
     a, b = (centring @ k @ centring for k in (first, second))
     expected = np.trace(a @ b) / math.sqrt(np.trace(a @ a) * np.trace(b @ b))
-    assert observed.alignment(first, second) == pytest.approx(expected)
-    assert math.isnan(observed.alignment(np.ones((6, 6)), first))
+    assert alignment(first, second) == pytest.approx(expected)
+    assert math.isnan(alignment(np.ones((6, 6)), first))
 
 
 def test_kernels_are_symmetric_again_and_each_scan_has_the_base_and_its_own_sizes():
@@ -155,7 +159,7 @@ def test_kernels_are_aligned_with_those_of_other_seeds_alone():
     found = observed.pairs(kernel_rows(seeds=(0, 1, 2)), "pooled", HEADS, 1.0)
     values = observed.to_largest(found, 1)
     own = {
-        (s, t): observed.alignment(
+        (s, t): alignment(
             symmetric(1) + symmetric(120 + s) / 2, symmetric(1) + symmetric(260 + t) / 16
         )
         for s, t in itertools.permutations(range(3), 2)
@@ -362,7 +366,7 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
     line, excess = (line.removeprefix(name) for line in shown.splitlines() if line.startswith(name))
     value = np.mean(
         [
-            observed.alignment(*(symmetric(1) + symmetric(120 + s) / 2 for s in pair))
+            alignment(*(symmetric(1) + symmetric(120 + s) / 2 for s in pair))
             for pair in ((0, 1), (0, 2), (1, 2))
         ]
     )
@@ -389,4 +393,4 @@ def test_results_without_finished_runs_are_refused(tmp_path):
 
 def test_kernels_of_different_samples_are_not_compared():
     with pytest.raises(TableError, match="kernels of 6 and 5 rows cannot be compared"):
-        observed.alignment(symmetric(1), symmetric(1, 5))
+        alignment(symmetric(1), symmetric(1, 5))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from plots import panels, rates, style, tables
+from plots import panels, rates, style
 from tests.plots.everett.constructed import sweep
 from tests.plots.made import rows
 
@@ -15,8 +15,8 @@ def test_means_are_over_seeds_and_one_diverged_seed_makes_the_point_diverge():
     rows = pd.DataFrame(sweep("global", "mup", widths=(64,), powers=(-8, -7, -6)))
     rows.loc[(rows["optimizer.lr"] == 2**-6) & (rows.seed == 1), "status"] = "diverged"
     rows.loc[(rows["optimizer.lr"] == 2**-8) & (rows.seed == 1), "status"] = "failed"
-    runs = tables.losses_by(rows, "optimizer.lr")
-    losses, seeds = tables.mean_losses(runs), {rate: len(own) for rate, own in runs.items()}
+    (found,) = rates.rate_sweeps(rows).values()
+    losses, seeds = found.losses, {rate: len(of) for rate, of in found.chosen_from.items()}
     assert losses[2**-7] == pytest.approx(5.01)
     assert losses[2**-6] == math.inf
     assert losses[2**-8] == pytest.approx(5.05)
