@@ -103,41 +103,33 @@ Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweep
 # From a table to sweeps
 
 
-def _cells(rows: pd.DataFrame, *keys: str) -> dict[tuple, tuple[float, BySeed, BySeed]]:
-    """Values of the columns `keys` -> parameters, runs that choose and fresh runs."""
-    rows = rows.dropna(subset=[*keys, RATE])
+def rate_sweeps(
+    rows: pd.DataFrame,
+    noise: float | Mapping[int, float] = math.nan,
+    window: float | None = fits.WINDOW,
+) -> dict[int, RateSweep]:
+    """Width -> sweep, of one line, with one noise or that of each width; widths where every rate
+    has a run that diverged are left out. The parabola of the optimum reaches `window` octaves, or
+    to the neighbours of the best rate."""
+    rows = rows.dropna(subset=[WIDTH, RATE]).sort_values([WIDTH, RATE], kind="stable")
     sizes = rows.get(tables.PARAMETERS, math.nan)
     rows = rows.assign(**{tables.PARAMETERS: sizes, tables.FRESH: tables.is_fresh(rows)})
-    found: dict[tuple, tuple[float, dict, dict]] = {}
-    columns = (*keys, tables.PARAMETERS, tables.FRESH, RATE)
-    for *place, size, fresh, rate, seed, loss in tables.runs(
-        rows.sort_values(RATE, kind="stable"), *columns
-    ):
-        cell = found.setdefault(tuple(place), (float(size), {}, {}))
+    cells: dict[int, tuple[float, dict, dict]] = {}  # parameters, runs that choose, fresh runs
+    columns = (WIDTH, tables.PARAMETERS, tables.FRESH, RATE)
+    for width, size, fresh, rate, seed, loss in tables.runs(rows, *columns):
+        cell = cells.setdefault(int(width), (float(size), {}, {}))
         cell[1 + fresh].setdefault(rate, {})[seed] = loss
+    found = {}
+    for width, (size, runs, others) in cells.items():
+        losses = {rate: fmean(of.values()) for rate, of in runs.items()}
+        if not any(map(math.isfinite, losses.values())):
+            continue
+        own = noise[width] if isinstance(noise, Mapping) else noise
+        best = fits.optimum(losses, window, own / math.sqrt(min(map(len, runs.values()))))
+        judges, judging = _judged(runs, others, best.grid_value)
+        tried = others if judges == "fresh" else runs
+        found[width] = RateSweep(width, size, runs, best, judges, judging, tried, own)
     return found
-
-
-def rate_sweeps(
-    rows: pd.DataFrame, noise: float = math.nan, window: float | None = fits.WINDOW
-) -> dict[int, RateSweep]:
-    """Width -> sweep, of one line; widths where every rate has a run that diverged are left out.
-    The parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
-    cells = sorted(_cells(rows, WIDTH).items())
-    found = {int(width): _sweep(int(width), *cell, noise, window) for (width,), cell in cells}
-    return {width: sweep for width, sweep in found.items() if sweep}
-
-
-def _sweep(
-    width: int, size: float, runs: BySeed, fresh: BySeed, noise: float, window: float | None
-) -> RateSweep | None:
-    losses = {rate: fmean(of.values()) for rate, of in runs.items()}
-    if not any(map(math.isfinite, losses.values())):
-        return None
-    best = fits.optimum(losses, window, noise / math.sqrt(min(map(len, runs.values()))))
-    judges, judging = _judged(runs, fresh, best.grid_value)
-    tried = fresh if judges == "fresh" else runs
-    return RateSweep(width, size, runs, best, judges, judging, tried, noise)
 
 
 def _judged(runs: BySeed, fresh: BySeed, best: float) -> tuple[str, dict[int, float]]:
@@ -169,15 +161,15 @@ def chosen_by_others(runs: BySeed) -> dict[int, float]:
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
     """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
     seeds at the same width (`width_noise`), all curves of the rows together."""
-    found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
-    cells = _cells(rows, CURVE, WIDTH)
-    for width, (noise, freedom, of) in width_noise(rows).items():
-        for curve, sweeps in found.items():
-            cell = cells.get((curve, width))
-            sweep = cell and _sweep(width, *cell, noise, fits.WINDOW)
-            if sweep:
-                sweeps[width] = replace(sweep, freedom=freedom, spread_of=of)
-    return found
+    known = width_noise(rows)
+    noise = {width: one for width, (one, _, _) in known.items()}
+    return {
+        curve: {
+            width: replace(sweep, freedom=known[width][1], spread_of=known[width][2])
+            for width, sweep in rate_sweeps(rows[rows[CURVE] == curve], noise).items()
+        }
+        for curve in curves
+    }
 
 
 def lines_of(
@@ -235,7 +227,7 @@ def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ..
     whose seeds it comes from): its own, as widths differ several-fold in it, or where it has fewer
     than FREE degrees of freedom that of all widths with seeds."""
     points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
-    every = *seed_noise(points), tuple(dict.fromkeys(width for width, _, _ in points))
+    every = *seed_noise(points), tuple(sorted({width for width, _, _ in points}))
     own = {n: seed_noise([point for point in points if point[0] == n], FREE) for n in widths}
     return {n: (noise, free, (n,)) if free else every for n, (noise, free) in own.items()}
 

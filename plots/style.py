@@ -11,6 +11,7 @@ import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
+FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}  # and metadata
 # Above all panels: a line of title and a line of caption; inches, and points of the caption.
 TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.18, 7.0
 # Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
@@ -247,7 +248,7 @@ def files(item, name: str) -> dict[str, bytes]:
         return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
     found = {}
     lay_out(item, DPI)
-    for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+    for ending, metadata in FORMATS.items():
         file = io.BytesIO()
         item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
         found[f"{name}.{ending}"] = file.getvalue()

@@ -84,16 +84,14 @@ def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
     seeds, seed = np.unique(rows[SEED], return_inverse=True)
     values = np.full((len(seeds), places.shape[1]), math.nan)
     values[seed, place] = rows[value]
-    heights = {}
-    for index, own in enumerate(values):
-        others = np.where(np.isnan(own), math.nan, _mean(np.delete(values, index, 0)))
-        heights[seeds[index]] = own[np.nanargmax(own if np.isnan(others).all() else others)]
-    return mean(heights), float(places[0, np.nanargmax(_mean(values))])
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Means over rows of what is not NaN."""
-    return pd.DataFrame(values).mean().to_numpy()
+    total, count = np.nansum(values, axis=0), (~np.isnan(values)).sum(axis=0)
+    with np.errstate(invalid="ignore"):  # a single seed has no others: 0 / 0
+        others = (total - values) / (count - 1)
+    heights = {
+        name: own[np.nanargmax(own if np.isnan(other).all() else other)]
+        for name, own, other in zip(seeds, values, others, strict=True)
+    }
+    return mean(heights), float(places[0, np.argmax(total / count)])
 
 
 def peaks(rows: pd.DataFrame) -> Estimate:
@@ -112,20 +110,20 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     ]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-            name, line = f"{curve}, {label}: ", table[CURVE] == curve
-            line &= table[PARAMETERIZATION] == rule
-            rows = table[line & table[KIND].isin(list(KINDS))]
+            name, line = f"{curve}, {label}: ", (curve, rule)
+            rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
+            rows = rows[rows[KIND].isin(list(KINDS))]
             layers = dict(iter(rows.groupby(KIND)))
             found = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
             if found:
                 result.append(_start(largest(rows), name))
             if "readout" in found:
                 what, ends = f"{name}peak of the readout", READOUT_PEAK.get(rule)
-                result.append(_peak(layers["readout"], found["readout"], curve, ends, rule, what))
+                result.append(_peak(layers["readout"], found["readout"], line, ends, what))
             if found.keys() & MLP:
                 what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
                 below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-                result.append(_peak(own, peaks(own), curve, below, rule, what))
+                result.append(_peak(own, peaks(own), line, below, what))
             if "readout" in found:
                 claimed = curve in FIGURES and rule in READOUT_PEAK
                 result += _change(found["readout"].by_size, claimed, name)
@@ -147,16 +145,11 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
 
 
 def _peak(
-    rows: pd.DataFrame,
-    found: Estimate,
-    curve: str,
-    ends: tuple[float, float] | None,
-    rule: str,
-    name: str,
+    rows: pd.DataFrame, found: Estimate, line: tuple, ends: tuple[float, float] | None, name: str
 ) -> Finding:
     """The highest peak of some layers beside the range that the paper reads off for Adam and
     Adafactor, or what it says of SGD."""
-    measured, step = peak(largest(rows), ALIGNMENT)
+    (curve, rule), (measured, step) = line, peak(largest(rows), ALIGNMENT)
     text = f"{found.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:

@@ -11,10 +11,11 @@ from tests.plots.made import unjudged
 
 @pytest.fixture(autouse=True)
 def coarse(request, monkeypatch):
-    """Few pixels and, but for tests with `laid_out`, panels where they are first put: what is drawn
-    is the same."""
+    """Few pixels and, but for tests with `laid_out`, panels where they are first put and no PDF:
+    what is drawn is the same."""
     monkeypatch.setattr(style, "DPI", 30)
     if "laid_out" not in request.fixturenames:
+        monkeypatch.delitem(style.FORMATS, "pdf")
         monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     yield
     plt.close("all")  # figures of tests that save none
@@ -31,7 +32,7 @@ def claimed(monkeypatch):
 
 @pytest.fixture
 def laid_out():
-    """For tests of what a user sees: panels have their places."""
+    """For tests of what a user sees: panels have their places, and every file is written."""
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_too_many_tables_are_refused(name, refused):
     assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
 
-def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
+def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys, laid_out):
     table = tmp_path / "results.csv"
     table.write_bytes(tables.shipped("theory/kernels").read_bytes())
     main(["shares", str(table)])

@@ -95,7 +95,7 @@ def test_the_spread_over_seeds_is_a_pooled_standard_deviation():
 def test_curves_with_divergence_and_one_seed_can_be_drawn(tmp_path):
     table(seeds=(0,), diverged_above=2**-6).to_csv(tmp_path / "t.csv", index=False)
     _, files = make("everett/quickstart", [tmp_path / "t.csv"], tmp_path / "out")
-    assert [file.name for file in files] == ["quickstart.png", "quickstart.pdf"]
+    assert [file.name for file in files] == ["quickstart.png"]
 
 
 def test_a_sweep_without_one_of_the_two_widths_is_one_line(tmp_path, refused):
