@@ -163,17 +163,11 @@ def findings(data: Data) -> list[Printed]:
                 f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}; "
                 f"weighted by the errors of the optima {weighted}"
             )
-        if entry.levels_off and entry.floored:
-            law = entry.floored
+        if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
-            floor = f"rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
-            text.append(f"{entry.name}: with an irreducible rate {power}, {floor}")
-    bound = [entry.name for entry in table_4 if entry.floored and not entry.levels_off]
-    if bound:
-        text.append(
-            "an irreducible rate is not determined, as the fit ends at a bound (no rate left over, "
-            f"or an optimum that does not fall): {'; '.join(bound)}"
-        )
+            found = f"{power}, rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
+            found = found if entry.levels_off else "not determined, the fit ends at a bound"
+            text.append(f"{entry.name}: with an irreducible rate {found}")
     text += _of_horizons(table_4)
     for optimizer, table in data.items():
         lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
