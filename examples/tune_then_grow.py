@@ -1,7 +1,7 @@
 """Tune nanoGPT's recipe at a small width, then train four times as wide with the same rate.
 
     python examples/tune_then_grow.py              # three seeds, about ten minutes on two cores
-    python examples/tune_then_grow.py --quick      # one seed, two widths, 10 steps
+    python examples/tune_then_grow.py --quick      # one seed, two widths, 30 steps
 
 `Recipe` leaves the base width as it is: AdamW with nanoGPT's betas, decay and initial values.
 Next to it stands the same recipe with one rate for all widths, as everybody trains. The model is
@@ -61,9 +61,9 @@ def train(width, lr, seed, steps, recipe):
 def main():
     """A table of losses for each of the two, rates across and widths down."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, two widths, 10 steps")
+    parser.add_argument("--quick", action="store_true", help="one seed, two widths, 30 steps")
     quick = parser.parse_args().quick
-    seeds, steps, widths = (range(1), 10, WIDTHS[:2]) if quick else (range(3), 200, WIDTHS)
+    seeds, steps, widths = (range(1), 30, WIDTHS[:2]) if quick else (range(3), 200, WIDTHS)
     for title, recipe in (("one rate at all widths", False), ("muP's Recipe", True)):
         print(f"{title}\nwidth  " + "  ".join(f"lr {lr:.4f}" for lr in RATES))
         for width in widths:

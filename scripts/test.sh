@@ -4,7 +4,7 @@
 # Without arguments also the checks of style (ruff) and of types (mypy).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
-# What one process has compiled, with the asserts rewritten, the others need not: six seconds for each.
+# What one test process has compiled the next ones need not: up to six seconds for each.
 unset PYTHONDONTWRITEBYTECODE
 
 if [ "${1:-}" = quick ]; then

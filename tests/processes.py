@@ -42,7 +42,7 @@ _context.set_forkserver_preload(
 def _share_server():
     """Has the processes of one test run use the server of the first that needs one: what it imports
     takes four seconds. It ends when nobody holds its pipe any more."""
-    note = Path(tempfile.gettempdir(), f"forkserver-{os.environ.get('PYTEST_XDIST_TESTRUNUID')}")
+    note = Path(tempfile.gettempdir(), f"forkserver-{os.environ['PYTEST_XDIST_TESTRUNUID']}")
     with open(note, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)

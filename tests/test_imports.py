@@ -36,7 +36,7 @@ BUDGET = {
     "sweeps": 4_369,  # 3,600: searches 717, values from other sweeps 300, cost 264, Ray 240
     " ".join(EXPERIMENTS): 5_898,  # 5,500: fairseq's weights 287, CIFAR-10, two kinds of noise
     "effective_theory": 3_500,
-    "plots": 8_568,  # 6,500: docstrings 1,007, report 424, claims 250, shipping 138, own curves
+    "plots": 8_568,  # 6,500: docstrings 1,007, report 424, claims 250, shipping 109, own curves
     "benchmarks scripts examples": 1_600,
     "tests": 37_104,  # 26,000: refusals 3,850, the check 1,600, kills and lost processes 1,500
 }

@@ -165,9 +165,9 @@ def findings(data: Data) -> list[Printed]:
             )
         if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
-            found = f"{power}, rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
-            found = found if entry.levels_off else "not determined, the fit ends at a bound"
-            text.append(f"{entry.name}: with an irreducible rate {found}")
+            floor = f"rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
+            known = f"{power}, {floor}" if entry.levels_off else "not determined, at a bound"
+            text.append(f"{entry.name}: with an irreducible rate {known}")
     text += _of_horizons(table_4)
     for optimizer, table in data.items():
         lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
