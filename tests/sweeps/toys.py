@@ -147,7 +147,8 @@ class FakePool:
         self.perform = perform or perform_toy
         self.waiting, self.submitted, self.stops, self.open = [], [], 0, True
         self.changed = threading.Condition()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self.server = threading.Thread(target=self._serve, daemon=True)
+        self.server.start()
 
     def submit(self, job, needs):
         future = Future()
@@ -165,6 +166,7 @@ class FakePool:
         with self.changed:
             self.open = False
             self.changed.notify()
+        self.server.join()  # no run of it goes on beside those of the next command
 
     def _serve(self):
         while True:
