@@ -20,7 +20,7 @@ class Costed:
 
     name: str
     base: dict
-    keys: tuple[str, ...]
+    keys: list[str]
     """What a shape has a number for."""
     shapes: tuple[tuple, ...]
     paper: tuple
@@ -96,14 +96,9 @@ BART = Costed(
         "data": {},
     },
     keys=(
-        "model.width",
-        "model.layers",
-        "model.head_dim",
-        "model.mlp_ratio",
-        "model.vocab_size",
-        "data.tokens_per_sample",
-        "training.batch_size",
-    ),
+        "model.width model.layers model.head_dim model.mlp_ratio model.vocab_size "
+        "data.tokens_per_sample training.batch_size"
+    ).split(),
     shapes=((64, 1, 16, 4, 100, 30, 4), (48, 3, 8, 2, 211, 38, 2), (32, 2, 32, 1, 64, 14, 5)),
     paper=(1024, 12, 64, 4, 50_265, 512, 512),
     stem=lambda name: "_blocks." not in name,
@@ -142,14 +137,9 @@ NANO = Costed(
         "data": {},
     },
     keys=(
-        "model.width",
-        "model.layers",
-        "model.head_dim",
-        "model.mlp_ratio",
-        "model.context",
-        "model.vocab_size",
-        "training.batch_size",
-    ),
+        "model.width model.layers model.head_dim model.mlp_ratio model.context "
+        "model.vocab_size training.batch_size"
+    ).split(),
     # The second is large enough for Adafactor's factored state.
     shapes=((48, 3, 8, 2, 40, 211, 2), (128, 1, 64, 2, 130, 200, 2), (32, 2, 32, 1, 16, 64, 5)),
     paper=(1024, 8, 128, 4, 512, 32_101, 256),
@@ -215,15 +205,9 @@ VIT = Costed(
         "data": {"source": "embedded", "augmentation": {"mixup": 0, "cutmix": 0}},
     },
     keys=(
-        "model.width",
-        "model.layers",
-        "model.head_dim",
-        "model.mlp_ratio",
-        "model.patch_size",
-        "model.image_size",
-        "model.classes",
-        "training.batch_size",
-    ),
+        "model.width model.layers model.head_dim model.mlp_ratio model.patch_size "
+        "model.image_size model.classes training.batch_size"
+    ).split(),
     shapes=(
         (64, 1, 16, 4, 4, 16, 10, 4),
         (48, 3, 8, 2, 5, 20, 21, 2),
@@ -243,13 +227,7 @@ CIFAR = Costed(
         "model": {},
         "data": {"source": "embedded"},
     },
-    keys=(
-        "model.head_dim",
-        "model.heads",
-        "model.layers",
-        "model.patch_size",
-        "training.batch_size",
-    ),
+    keys="model.head_dim model.heads model.layers model.patch_size training.batch_size".split(),
     shapes=((8, 2, 1, 4, 4), (4, 6, 3, 8, 4), (16, 4, 2, 16, 4)),
     paper=(16, 16, 4, 4, 256),
     stem=lambda name: name in ("patch_embedding.weight", "position_embedding.weight"),

@@ -5,9 +5,12 @@ shipped table, byte for byte.
 """
 
 import csv
+import gzip
 import itertools
+import json
 import math
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -323,16 +326,27 @@ def replayed():
         yield pytest.param(table, *rest, id=name, marks=awaited)
 
 
+def text_beside(notes):
+    """A shipped table, by the file that says where it comes from."""
+    (table,) = notes.parent.glob(f"{notes.stem}.csv*")
+    with (gzip.open if table.suffix == ".gz" else open)(table, "rt", newline="") as file:
+        return file.read()
+
+
+ORIGINS = {notes: json.loads(notes.read_text()).get("sweep") for notes in DATA.glob("*/*.json")}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """A results folder in which sweeps find what they take from each other."""
     folder = tmp_path_factory.mktemp("results")
-    for table, file, preset in SHIPPED:
-        own = folder / file.parts[-3] / (f"{file.stem}_{preset}" if preset else file.stem)
-        own.mkdir(parents=True)
-        shutil.copy(table, own / "results.csv")
-    (folder / "nanolm_c4/constants_laptop").mkdir()
-    shutil.copy(DATA / "everett/constants.yaml", folder / "nanolm_c4/constants_laptop")
+    for notes, sweep in ORIGINS.items():
+        if sweep and "status" in (text := text_beside(notes)).partition("\n")[0].split(","):
+            (folder / sweep).mkdir(parents=True)
+            (folder / sweep / "results.csv").write_text(text, newline="")
+    for name, preset in (("constants", "laptop"), ("constants_desktop", "desktop")):
+        (own := folder / f"nanolm_c4/constants_{preset}").mkdir()
+        shutil.copy(DATA / f"everett/{name}.yaml", own / "constants.yaml")
     return folder
 
 
@@ -378,9 +392,18 @@ def test_recorded_results_give_the_shipped_points_and_table(results, tmp_path, t
     for point in points:  # some tables were made before runs had their present names
         text = text.replace(row_of(point)["run"], point.run)
     written = (tmp_path / "results.csv").read_text()
-    if table.stem == "quickstart":  # from before some of the columns
-        written, text = (sorted(row.split(",")[-1] for row in t.split()) for t in (written, text))
     assert written == text
+
+
+def test_numbers_of_former_settings_are_called_so(results):
+    """The names of runs come from their settings: a table of the present ones has all of these."""
+    for file in sorted(ROOT.glob("*/sweeps/*.yaml")):
+        head, _, _ = file.read_text().partition("experiment:")
+        if shown := re.search(r"^# (?:preset (\w+), )?[\d,]+ runs, ", head, re.MULTILINE):
+            sweep = f"{file.parts[-3]}/{file.stem}" + (f"_{shown[1]}" if shown[1] else "")
+            text = "".join(text_beside(notes) for notes, of in ORIGINS.items() if of == sweep)
+            present = all(p.run in text for p in load_sweep(file, results, shown[1]).points)
+            assert present == ("from former settings" not in head), file
 
 
 def test_the_shipped_constants_come_from_the_trials_that_the_sampler_gives():
