@@ -315,7 +315,6 @@ AWAITED = {
     "everett/figure_8_mitigations",
     "everett/figure_9_weight_decay",
     "everett/figure_10_adafactor",
-    "dinan/figure_5",
 }
 
 
