@@ -308,11 +308,8 @@ SHIPPED = list(shipped())
 # Their sweeps have new settings (constants of effective rates, BART's epsilon), their tables are
 # of the former ones. A table that is made anew fails its xfail here: take it off then.
 AWAITED = {
-    "everett/figure_2_adam",
     "everett/figure_3_param_scaling",
     "everett/figure_3_sgd",
-    "everett/figure_4_epsilon",
-    "everett/figure_8_mitigations",
     "everett/figure_9_weight_decay",
     "everett/figure_10_adafactor",
 }
