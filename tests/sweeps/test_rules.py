@@ -310,7 +310,6 @@ SHIPPED = list(shipped())
 AWAITED = {
     "everett/figure_3_param_scaling",
     "everett/figure_3_sgd",
-    "everett/figure_9_weight_decay",
     "everett/figure_10_adafactor",
 }
 
