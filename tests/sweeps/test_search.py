@@ -276,9 +276,10 @@ def test_a_search_that_is_killed_twenty_times_ends_with_its_number_of_trials(toy
             left.pop()
             SearchWork.record(work, point, summary)
 
-        work.record = record
+        work.record, pool = record, FakePool(3, kills.random())
         with pytest.raises(KeyboardInterrupt):
-            drive(work, FakePool(3, kills.random()))
+            drive(work, pool)
+        pool.server.join()  # a run under way would go on beside those of the next command
         text = work.journal.path.read_bytes()
         work.journal.path.write_bytes(text[: len(text) - kills.randrange(200)])
     work, rows, constants = run(toy, path, 3)

@@ -166,7 +166,6 @@ class FakePool:
         with self.changed:
             self.open = False
             self.changed.notify()
-        self.server.join()  # no run of it goes on beside those of the next command
 
     def _serve(self):
         while True:
