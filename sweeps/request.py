@@ -211,13 +211,15 @@ class Sources:
             )
         return chosen
 
-    def constants(self, search: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def constants(
+        self, search: str, config: Mapping[str, Any], preset: str | None = None
+    ) -> dict[str, Any]:
         """The config keys and values that a search found for runs like `config` (dotted keys).
 
-        `search` is the search file relative to this one. Raises Missing when the search has not got
-        there yet.
+        `search` is the search file relative to this one, `preset` its preset if it is not this
+        sweep's. Raises Missing when the search has not got there yet.
         """
-        path, command = self._place("constants.yaml", search, "search")
+        path, command = self._place("constants.yaml", search, "search", preset)
         if not path.exists():
             raise Missing(f"{path} does not exist; first run {command}")
         entries = read_file(path).get("constants") or []

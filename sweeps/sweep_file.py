@@ -146,6 +146,8 @@ class SweepConfig(FileConfig):
     """Keys to cross in every curve."""
     constants: str | None = None
     """Search file, relative to the sweep file, whose constants curves may take."""
+    constants_preset: str | None = None
+    """Preset of that search; by default this sweep's own."""
     curves: Annotated[dict[str, Curve], Field(min_length=1)]
     """Curves by name."""
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
@@ -300,12 +302,13 @@ class Sweep(LoadedFile):
         if rule.constants:
             try:
                 like = self.keys({**settings, **rule.constants_of})
-                constants = self.sources.constants(str(self.config.constants), like)
-                self.refuse_overrides(constants, f"the constants of {self.config.constants}")
+                search, preset = str(self.config.constants), self.config.constants_preset
+                constants = self.sources.constants(search, like, preset)
+                self.refuse_overrides(constants, f"the constants of {search}")
                 if crossed := sorted(constants.keys() & values.keys()):
                     raise UserError(
                         f"{self.path}, {name}: {crossed[0]} is a key of its grid and of the "
-                        f"constants of {self.config.constants}; take it out of the grid"
+                        f"constants of {search}; take it out of the grid"
                     )
                 settings |= constants
             except Missing as missing:
