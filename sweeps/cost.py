@@ -94,7 +94,7 @@ def totals(runs: Sequence[Counted]) -> dict[str, Any]:
         return run.flops / (getattr(card, run.config.training.precision) * UTILISATION) / 3600
 
     to_do = [run for run in runs if not run.done]
-    counts: dict[str, Any] = {
+    return {
         name: {
             "runs": len(some),
             "tokens": sum(run.tokens for run in some),
@@ -103,12 +103,6 @@ def totals(runs: Sequence[Counted]) -> dict[str, Any]:
         }
         for name, some in (("all", runs), ("to_do", to_do))
     }
-    # Twice the GPUs take half the time.
-    counts["longest_run_hours"] = {
-        card.name: max((hours(run, card) / run.gpus for run in to_do), default=0.0)
-        for card in CARDS
-    }
-    return counts
 
 
 def kind_of(run: Counted) -> dict[str, Any]:
@@ -200,11 +194,9 @@ def text(counts: Mapping[str, Any], card: str) -> str:
         lines.append(f"results may ask for up to {more['runs']} more runs, {flops} FLOPs")
     if counts["to_do"]["runs"]:
         hours = counts["to_do"]["gpu_hours"].items()
-        longest = duration(3600 * counts["longest_run_hours"][card])
-        lines += [
-            "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours),
-            f"the longest run to do: {longest} on {card}, on its GPUs",
-        ]
+        lines.append(
+            "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours)
+        )
     if steps[1:]:
         lines += ["", "simulated:", columns(steps)]
     return "\n".join(lines)

@@ -65,10 +65,8 @@ class RayPool(Pool):
                     f"--engine ray: {token}: others may read it, and run code as you with it; "
                     f"chmod 600 {token}"
                 )
-        try:
-            import ray
-        except ImportError:
-            raise UserError("--engine ray: Ray is missing; pip install 'ray==2.60.0'") from None
+        import ray  # seconds
+
         self.ray, self.held = ray, list[_Held]()
         errors = ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.

@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sweeps import tables
 from sweeps.pool import Needs
@@ -61,6 +62,7 @@ class Work(ABC):
         self.results: dict[str, Summary] = {}
         self.reasons: dict[str, str] = {}  # of what was given up
         self.notes: dict[str, str] = {}
+        self.data: dict[str, tuple[Any, str]] = {}  # by a config's data: checksum and first run
         self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
         self._waiting: list[tuple[float, int, str]] = []
 
@@ -157,6 +159,14 @@ class Work(ABC):
             return FAILED
 
     def _take(self, point: Point, summary: Summary) -> None:
+        """UserError for a run on other data than those before it: their losses say other things."""
+        if found := summary.get("data_checksum"):
+            first, run = self.data.setdefault(repr(point.config.data), (found, point.run))
+            if found != first:
+                raise UserError(
+                    f"{self.folder}: {run} and {point.run} were trained on other data: a file has "
+                    "changed, or the version of sentencepiece; delete the folders of one kind"
+                )
         self._count(point, -1)
         self.results[point.key] = summary
 

@@ -188,10 +188,3 @@ def test_a_token_that_others_may_read_is_refused(tmp_path, monkeypatch):
 def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
     with pytest.raises(UserError, match="--engine ray: no Ray at 127.0.0.1:1: "):
         open_pool("ray", PoolOptions(address="127.0.0.1:1"))
-
-
-def test_without_ray_the_way_to_get_it_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match="Ray is missing; pip install 'ray==2.60.0'"):
-        open_pool("ray", PoolOptions())
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
