@@ -48,8 +48,6 @@ FIRST_LINE = (
     "words speak of small models, short runs and other data than the papers'."
 )
 NUMBER = r"[+-]?\d+(?:\.\d+)?(?:/\d+)?"
-ZERO = r"no gain|equal|same|similar|about 0|about the same"
-BELOW = r"below 0|loses|lowest"
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,9 @@ class Claim:
 def claimed(published: str) -> tuple[str, float, float]:
     """(kind, low, high) of what a finding is compared with: a number, a range, a side of zero."""
     numbers = [float(Fraction(one)) for one in re.findall(NUMBER, published)]
-    if re.match(ZERO, published):
+    if re.match("no gain|equal|same|similar|about 0|about the same", published):
         return "number", 0.0, 0.0
-    if re.match(BELOW, published):
+    if re.match("below 0|loses|lowest", published):
         return "side", -math.inf, 0.0
     if re.match(rf"{NUMBER} to", published):
         return "range", numbers[0], numbers[1]
@@ -137,8 +135,8 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
     """What one of `count` findings says of a claim; without a number only its own verdict."""
     estimate = finding.estimate
     if estimate is None:
-        words = {"agrees": YES, "disagrees": NO}
-        return Judged(finding, sign=words.get(kind(finding.verdict), UNKNOWN))
+        sign = {"agrees": YES, "disagrees": NO}.get(kind(finding.verdict), UNKNOWN)
+        return Judged(finding, sign=sign)
     what, low, high = claimed(published)
     room = float(str(effect).rstrip("%")) * (abs(low) / 100 if str(effect).endswith("%") else 1)
     value, error = estimate.value, max(estimate.error, 1e-12)
@@ -174,10 +172,13 @@ def _drift(estimate: Estimate, low: float, high: float) -> tuple[str, float]:
 
 
 def matching(figure: str, pattern: str) -> list[Finding]:
-    """The findings of a figure's shipped tables whose names match: of two of one name that of
-    preset desktop; of a pattern with a group, that of the largest size in it."""
-    lines = [*catalogue.of_shipped(figure), *catalogue.of_shipped(figure + tables.DESKTOP)]
-    named = {line.name: line for line in lines if isinstance(line, Finding)}
+    """The findings of a figure's shipped tables whose names match: of those of one name that of the
+    last preset, beside the earlier ones' sizes; of a pattern with a group that of the largest."""
+    named: dict[str, Finding] = {}
+    for preset in ("", tables.DESKTOP, tables.WIDE):
+        for line in catalogue.of_shipped(figure + preset):
+            if isinstance(line, Finding):
+                named[line.name] = line.after(named.get(line.name))
     matches = [(match, named[name]) for name in named if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
         return [max(matches, key=lambda one: float(one[0][1]))[1]]

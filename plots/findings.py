@@ -20,6 +20,13 @@ class Finding:
     verdict: str = ""
     estimate: Estimate | None = None
 
+    def after(self, before: Finding | None) -> Finding:
+        """With the sizes of another one's number before its own."""
+        if before is None or before.estimate is None or self.estimate is None:
+            return self
+        sizes = {**before.estimate.by_size, **self.estimate.by_size}
+        return replace(self, estimate=replace(self.estimate, by_size=sizes))
+
     def __str__(self) -> str:
         """The finding in one line."""
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()

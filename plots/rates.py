@@ -14,7 +14,7 @@ import pandas as pd
 from measure import fits
 from plots import statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
-from plots.statistics import differences, mean, slope
+from plots.statistics import differences, mean
 from plots.style import LABELS, present
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 
@@ -431,11 +431,6 @@ def gains(before: Sweeps, after: Sweeps) -> dict[int, Estimate]:
         else UNKNOWN
         for width in sorted(before.keys() & after.keys())
     }
-
-
-def gain_by_width(before: Sweeps, after: Sweeps) -> Estimate:
-    """What a doubling of the width adds to the gain, in nats, over all common widths."""
-    return slope({w: difference(before[w], after[w]) for w in sorted(before.keys() & after.keys())})
 
 
 def compared(

@@ -26,7 +26,8 @@ RUN, STEP, HORIZON = "run", "step", "horizon"
 FRESH = "fresh"  # whether a run's seed had no say in the choice of its rate
 RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset
-PRESETS = (DESKTOP, "_longer")  # ends of tables' names; laptop's have none
+WIDE = "_wide"  # the same with wider models
+PRESETS = (DESKTOP, "_longer", WIDE)  # ends of tables' names; laptop's have none
 # Columns of words; all others hold numbers.
 WORDS = {
     *(CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy"),

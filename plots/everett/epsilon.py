@@ -20,6 +20,7 @@ import pandas as pd
 from plots import panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
 from plots.findings import HEADER, Finding, Printed
+from plots.statistics import slope
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_4_epsilon", "everett/figure_8_mitigations")
@@ -140,7 +141,8 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
             published = "no gain" if claim == "equal" else None
             name = f"{label}: gain of {curve} over {start}"
             result.append(rates.compared(name, *pair, claim, published))
-            growth = rates.gain_by_width(*pair)
+            both = pair[0].keys() & pair[1].keys()
+            growth = slope({w: rates.difference(*(one[w] for one in pair)) for w in sorted(both)})
             verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
             words = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
             name = f"{label}: {curve} over {start}, per doubling of D"

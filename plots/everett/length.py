@@ -43,7 +43,8 @@ def read(paths: Sequence[Path]) -> Data:
     """The longer runs, with those of Figures 12 and 2 at the longer ones' widths."""
     sources = dict.fromkeys(("length.csv", "length_constants.csv", "figure_12.csv", "figure_2.csv"))
     long, constants, short, fair = tables.read_each(paths, dict.fromkeys(sources, COLUMNS))
-    short = short[[horizon == "fixed" for horizon in _horizons(short)]]
+    where = horizons.places(short)
+    short = short[[where[curve][1] == "fixed" for curve in short[CURVE]]]
     fair = fair[fair[CURVE] == FAIR]
 
     def joined(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.DataFrame:
@@ -51,11 +52,6 @@ def read(paths: Sequence[Path]) -> Data:
         return both.assign(**{CURVE: both[LENGTH].map("{:.0f}".format)})
 
     return Data(joined(long, short), joined(constants, fair))
-
-
-def _horizons(table: pd.DataFrame) -> list[str]:
-    where = horizons.places(table)
-    return [where[curve][1] for curve in table[CURVE]]
 
 
 def exponents(table: pd.DataFrame) -> dict[str, dict[int, Exponent]]:

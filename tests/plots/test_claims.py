@@ -10,7 +10,7 @@ import yaml
 from plots import catalogue, claims, tables
 from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judged
 from plots.findings import Estimate, Finding
-from plots.tables import DESKTOP
+from plots.tables import DESKTOP, WIDE
 
 # Every figure's findings take most of a minute: one process has the tests that need them.
 pytestmark = pytest.mark.xdist_group("claims")
@@ -119,10 +119,10 @@ def test_columns_are_of_all_findings():
 
 @pytest.fixture
 def figure(monkeypatch):
-    """A figure whose findings are those given, and those of preset desktop."""
+    """A figure whose findings are those given, and those of presets desktop and wide."""
 
-    def run(laptop, desktop=()):
-        of = {"paper/figure": laptop, f"paper/figure{DESKTOP}": desktop}
+    def run(laptop, desktop=(), wide=()):
+        of = {f"paper/figure{p}": v for p, v in (("", laptop), (DESKTOP, desktop), (WIDE, wide))}
         monkeypatch.setattr(catalogue, "of_shipped", lambda name: of[name])
         return {"claim": "c", "where": "w", "figure": "paper/figure", "effect": 0.05}
 
@@ -140,6 +140,14 @@ def test_a_claim_about_large_models_is_judged_at_the_widest(figure):
 def test_tables_of_preset_desktop_decide(figure):
     entry = figure([finding(-0.2, 0.01, "gains")], [finding(0.2, 0.01, "gains")])
     assert claims.judge("paper", {**entry, "findings": "power"}).word == "reproduced"
+
+
+def test_wider_models_decide_and_drift_from_the_narrow_ones(figure):
+    narrow = finding(-0.11, 0.003, "gains", sizes={32: -0.18, 128: -0.11})
+    wide = finding(-0.048, 0.003, "gains", sizes={1024: -0.048})
+    entry = {**figure([], [narrow], [wide]), "findings": "power"}
+    claim = claims.judge("paper", entry)
+    assert (claim.number[:6], claim.drift, claim.word) == ("-0.048", "toward", "approaching")
 
 
 def test_a_cause_is_known_if_a_run_without_it_does_not_contradict(figure):
