@@ -10,7 +10,7 @@
     python -m plots fill                              writes findings into READMEs and configs
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
-NAME_desktop is the same of the shipped tables of preset desktop, where there are some.
+NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
 Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
 the first table.
 """

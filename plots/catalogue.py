@@ -18,8 +18,8 @@ PAPERS = ("everett", "dinan", "bordelon", "theory")
 
 
 def names() -> list[str]:
-    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop and
-    NAME_longer of others."""
+    """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop,
+    NAME_longer and NAME_wide of others."""
     return [
         name
         for figure in figures()

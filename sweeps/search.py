@@ -35,7 +35,8 @@ from training import environment, runs
 from training.files import write_text
 from training.runs import Summary
 
-_NOTED = ("status", "step", "wall_seconds", "final_eval_loss")  # of a trial's summary
+# Of a trial's summary
+_NOTED = ("status", "step", "wall_seconds", "final_eval_loss", "data_checksum")
 
 
 @dataclass(frozen=True, kw_only=True)

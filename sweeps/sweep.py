@@ -161,11 +161,13 @@ class Work(ABC):
     def _take(self, point: Point, summary: Summary) -> None:
         """UserError for a run on other data than those before it: their losses say other things."""
         if found := summary.get("data_checksum"):
-            first, run = self.data.setdefault(repr(point.config.data), (found, point.run))
+            of = repr((point.config.data, getattr(point.config.model, "positions", None)))  # BART's
+            first, run = self.data.setdefault(of, (found, point.run))
             if found != first:
                 raise UserError(
                     f"{self.folder}: {run} and {point.run} were trained on other data: a file has "
-                    "changed, or the version of sentencepiece; delete the folders of one kind"
+                    f"changed, or the version of sentencepiece; delete the folders with {first} or "
+                    f"with {found} in summary.json"
                 )
         self._count(point, -1)
         self.results[point.key] = summary
