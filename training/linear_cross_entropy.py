@@ -149,13 +149,12 @@ def _to_gradients(logits: Tensor, vocabulary: int, ids: Tensor, losses: Tensor) 
         size = max(1, _PIECE // logits.shape[1])
     parts = zip(logits.split(size), ids.split(size), losses.split(size), strict=True)
     for piece, target, loss in parts:
-        largest = piece.amax(1).to(loss.dtype)
-        own = piece[:, :vocabulary].gather(1, target)[:, 0]
-        # In place, where the logits have the losses' type.
-        here = {"out": piece} if piece.dtype == loss.dtype else {}
-        p = torch.softmax(piece, 1, loss.dtype, **here)
+        p = piece.to(losses.dtype)
+        inside = p[:, :vocabulary]
+        largest, own = p.amax(1), inside.gather(1, target)[:, 0]
+        torch.softmax(p, 1, out=p)
         torch.sub(largest - p.amax(1).log(), own, out=loss)
-        p[:, :vocabulary].scatter_add_(1, target, p.new_full(target.shape, -1.0))
+        inside.scatter_add_(1, target, p.new_full(target.shape, -1.0))
         if p is not piece:
             piece.copy_(p)
 
