@@ -31,8 +31,7 @@ from plots.findings import Estimate, Finding, kind
 from plots.statistics import slope
 
 CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "md"))
-YES, NO, UNKNOWN, NONE = "yes", "no", "unknown", "–"
-TOWARD, AWAY, STILL = "toward", "away", "none"
+YES, NO, UNKNOWN, NONE, TOWARD, AWAY, STILL = "yes", "no", "unknown", "–", "toward", "away", "none"
 ORDER = (UNKNOWN, STILL, AWAY, TOWARD).index  # of several drifts the first stands
 WORDS = {
     "reproduced": "the claimed side of zero, or within the effect of the claimed number",
@@ -179,7 +178,7 @@ def matching(figure: str, pattern: str) -> list[Finding]:
         for line in catalogue.of_shipped(figure + preset):
             if isinstance(line, Finding):
                 named[line.name] = line.after(named.get(line.name))
-    matches = [(match, named[name]) for name in named if (match := re.match(pattern, name))]
+    matches = [(match, one) for name, one in named.items() if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
         return [max(matches, key=lambda one: float(one[0][1]))[1]]
     return [line for _, line in matches]
@@ -202,8 +201,8 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
     if "cause" in entry and claim.word == "not reproduced":
         without = Claim(paper, entry, found(entry["cause"], claim.found[0].finding.published))
         if without.found and not without.against:
-            words = f"cause: {entry['cause']['words']}; without it {without.number}"
-            return replace(claim, cause=words)
+            number = without.number.partition(";")[0]
+            return replace(claim, cause=f"cause: {entry['cause']['words']}; without it {number}")
     return claim
 
 

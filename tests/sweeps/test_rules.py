@@ -339,8 +339,8 @@ def results(tmp_path_factory):
         if sweep and "status" in (text := text_beside(notes)).partition("\n")[0].split(","):
             (folder / sweep).mkdir(parents=True)
             (folder / sweep / "results.csv").write_text(text, newline="")
-    for name, preset in (("constants", "laptop"), ("constants_desktop", "desktop")):
-        (own := folder / f"nanolm_c4/constants_{preset}").mkdir()
+    for name in ("constants", "constants_desktop", "constants_embedding_1_desktop"):
+        (own := folder / "nanolm_c4" / (name if "_" in name else f"{name}_laptop")).mkdir()
         shutil.copy(DATA / f"everett/{name}.yaml", own / "constants.yaml")
     return folder
 
@@ -404,7 +404,7 @@ def test_numbers_of_former_settings_are_called_so(results):
 def test_the_shipped_constants_come_from_the_trials_that_the_sampler_gives():
     """The first trials of a study do not depend on losses; shipped best ones are such."""
     early = 0
-    for table in ("constants", "constants_desktop"):
+    for table in ("constants", "constants_desktop", "constants_embedding_1_desktop"):
         for entry in read_file(DATA / f"everett/{table}.yaml")["constants"]:
             number, run = entry["best"]["trial"], entry["best"]["run"]
             if number < 10 and entry["rounds"] == 1:
