@@ -161,13 +161,13 @@ class Work(ABC):
     def _take(self, point: Point, summary: Summary) -> None:
         """UserError for a run on other data than those before it: their losses say other things."""
         if found := summary.get("data_checksum"):
-            of = repr((point.config.data, getattr(point.config.model, "positions", None)))  # BART's
+            config: Any = point.config
+            of = repr((config.data, getattr(config.model, "positions", None)))  # BART's rows
             first, run = self.data.setdefault(of, (found, point.run))
             if found != first:
                 raise UserError(
-                    f"{self.folder}: {run} and {point.run} were trained on other data: a file has "
-                    f"changed, or the version of sentencepiece; delete the folders with {first} or "
-                    f"with {found} in summary.json"
+                    f"{self.folder}: {run} and {point.run} were trained on other data, as another "
+                    f"sentencepiece makes; delete folders with {first} or {found} in summary.json"
                 )
         self._count(point, -1)
         self.results[point.key] = summary
