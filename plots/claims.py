@@ -171,8 +171,8 @@ def _drift(estimate: Estimate, low: float, high: float) -> tuple[str, float]:
 
 
 def matching(figure: str, pattern: str) -> list[Finding]:
-    """The findings of a figure's shipped tables whose names match: of those of one name that of the
-    last preset, beside the earlier ones' sizes; of a pattern with a group that of the largest."""
+    """The findings of a figure's shipped tables whose names match. Of one name the last preset
+    counts, with the sizes of all presets; of a pattern with a group the largest size counts."""
     named: dict[str, Finding] = {}
     for preset in ("", tables.DESKTOP, tables.WIDE):
         for line in catalogue.of_shipped(figure + preset):

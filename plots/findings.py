@@ -21,7 +21,7 @@ class Finding:
     estimate: Estimate | None = None
 
     def after(self, before: Finding | None) -> Finding:
-        """With the sizes of another one's number before its own."""
+        """This finding, with the sizes that `before` has and this one has not."""
         if before is None or before.estimate is None or self.estimate is None:
             return self
         sizes = {**before.estimate.by_size, **self.estimate.by_size}

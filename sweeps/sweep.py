@@ -159,15 +159,15 @@ class Work(ABC):
             return FAILED
 
     def _take(self, point: Point, summary: Summary) -> None:
-        """UserError for a run on other data than those before it: their losses say other things."""
+        """UserError for a run on other data than the ones before: losses would not compare."""
         if found := summary.get("data_checksum"):
             config: Any = point.config
             of = repr((config.data, getattr(config.model, "positions", None)))  # BART's rows
             first, run = self.data.setdefault(of, (found, point.run))
             if found != first:
                 raise UserError(
-                    f"{self.folder}: {run} and {point.run} were trained on other data, as another "
-                    f"sentencepiece makes; delete folders with {first} or {found} in summary.json"
+                    f"{self.folder}: {run} and {point.run} were trained on other data: another "
+                    f"file or sentencepiece; delete folders with {first} or {found} in summary.json"
                 )
         self._count(point, -1)
         self.results[point.key] = summary
