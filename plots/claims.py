@@ -209,7 +209,7 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
 def _edges(name: str, optimizer: str) -> str:
     """Why constants whose search ends near an edge of its box decide nothing; or ""."""
     text = (tables.DATA / "everett" / f"{name}.yaml").read_text(encoding="utf-8")
-    found = yaml.safe_load(text)["constants"]
+    found = yaml.load(text, yaml.CSafeLoader)["constants"]
     own = [one for one in found if one["where"]["optimizer.name"] == optimizer]
     edge = [one["where"]["prescription.parameterization"] for one in own if one.get("near_edge")]
     return f"the search of constants ends at an edge ({', '.join(edge)})" if edge else ""
@@ -218,7 +218,7 @@ def _edges(name: str, optimizer: str) -> str:
 @functools.cache
 def claims() -> Sequence[Claim]:
     """All claims of the file, judged by the shipped tables."""
-    entries = yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
+    entries = yaml.load(CLAIMS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     return [judge(paper, entry) for paper, listed in entries.items() for entry in listed]
 
 

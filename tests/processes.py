@@ -25,16 +25,8 @@ LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
 _context = multiprocessing.get_context("forkserver")
 # A run of two processes needs torch's compiler, which takes as long to import as torch itself does.
 _context.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "accelerate",
-        "pytest",
-        "training.loop",
-        "measure.probes",
-        "sweeps.driver",
-        "vit_imagenet.data",
-    ]
+    "torch torch._dynamo accelerate pytest training.loop measure.probes sweeps.driver "
+    "vit_imagenet.data".split()
 )
 
 
@@ -75,12 +67,7 @@ class Program:
             _share_server()
         for rank in range(ranks):
             mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
-            told = (
-                list(map(str, arguments)),
-                {**given, **mine},
-                str(cwd or os.getcwd()),
-                self.files,
-            )
+            told = [*map(str, arguments)], {**given, **mine}, str(cwd or os.getcwd()), self.files
             process = _context.Process(target=_run, args=told)
             process.start()
             self.processes.append(process)

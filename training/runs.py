@@ -43,12 +43,12 @@ def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     kept = set_keys(data, getattr(kind, "constants", {}))
     for key in getattr(kind, "without_effect", ("checkpoint",)):
         section, _, name = key.rpartition(".")
-        inside = kept.get(section) if section else kept
-        if isinstance(inside, dict):
-            inside.pop(name, None)
+        kept.pop(key, None)
+        if isinstance(kept.get(section), dict):
+            kept[section] = {k: v for k, v in kept[section].items() if k != name}
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, dict) and optimizer.get("eps", 0) is None:
-        optimizer["eps"] = default_epsilon(optimizer.get("name", "adam"))
+        kept["optimizer"] = optimizer | {"eps": default_epsilon(optimizer.get("name", "adam"))}
     return kept
 
 

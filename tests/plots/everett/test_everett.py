@@ -110,7 +110,6 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
 
     def keep(item, *_):
         if not isinstance(item, pd.DataFrame):
-            item.draw_without_rendering()
             texts.update(text.get_text() for text in item.findobj(Text))
         return {}
 
