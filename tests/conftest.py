@@ -40,7 +40,7 @@ SLOW = """
 
 # Tests that take long beside what they add to others: `bash scripts/test.sh all` has them.
 THOROUGH = (
-    r"_ray\.py|\[ray\]|article\[(?!.*/(quickstart|rate_transfer|shares)\])|carried_to|two_processes_m"
+    r"_ray\.py|\[ray\]|article\[(?!.*/(quickstart|rate_transfer|shares)\])|carried_to"
     "|models_that_people|test_download"
 )
 
