@@ -13,12 +13,12 @@ if [ "${1:-}" = quick ]; then
 fi
 if [ "$#" -eq 0 ] || [ "$1" = all ]; then
   part="not thorough"
-  [ "$#" -eq 0 ] || part=
+  [ "$#" -eq 0 ] || { part= && shift; }
   ruff format --check .
   ruff check .
   mypy & types=$!  # which alone would leave the other cores idle
   # Tests wait for processes that they have started: with three in turn two cores are always busy.
-  python -m pytest --numprocesses 3 -m "$part" tests || failed=$?
+  python -m pytest --numprocesses 3 -m "$part" "$@" || failed=$?
   wait "$types" || { echo "mypy has found mistakes; they stand above" >&2; exit 1; }
   exit "${failed:-0}"
 fi

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -38,12 +37,6 @@ SLOW = """
     training/test_token_cache.py training/test_trackers.py
 """.split()
 
-# Tests that take long beside what they add to others: `bash scripts/test.sh all` has them.
-THOROUGH = (
-    r"_ray\.py|\[ray\]|article\[(?!.*/(quickstart|rate_transfer|shares)\])|carried_to"
-    "|models_that_people|test_download"
-)
-
 
 @pytest.fixture
 def no_picture(monkeypatch):
@@ -63,11 +56,9 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_itemcollected(item):
-    """Marks tests, before -m chooses."""
+    """Marks the tests of slow files, before -m chooses."""
     if is_slow(item.path):
         item.add_marker(pytest.mark.slow)
-    if re.search(THOROUGH, item.nodeid):
-        item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(trylast=True)  # after xdist's own

@@ -25,6 +25,7 @@ from tests.text_files import as_txt, error_line
 from training.config import load
 from training.text import C4_REVISION, embedded_file, read_embedded, split_sentences
 
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).resolve().parents[1]
 HUB = f"datasets/allenai/c4/resolve/{C4_REVISION}/"
 CIFAR10 = "www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

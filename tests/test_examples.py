@@ -45,6 +45,7 @@ def test_examples_learn(name, ran):
     assert len(losses) == 4 and min(losses[-2:]) < 2.9
 
 
+@pytest.mark.thorough
 def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another(ran):
     out = ran(ROOT / "examples/tune_then_grow.py", "--quick")
     best = re.findall(r"^(\d+) .* best ([\d.]+)$", out, re.M)

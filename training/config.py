@@ -45,9 +45,7 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=Section)
 
 
-# Of a text. The largest that is written is constants.yaml: 1.1 kB for a study of three constants,
-# and a search has 10,000 studies at most.
-_CHARACTERS = 20_000_000
+_CHARACTERS = 20_000_000  # of a text; constants.yaml has 1.1 kB for each of 10,000 studies at most
 
 
 class _Loader(yaml.CSafeLoader):  # libyaml's, five times as fast
@@ -86,10 +84,12 @@ def parse_yaml(text: str, where: str) -> Any:
         json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
         return value
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
+        problem = (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200]
+        if mark := getattr(error, "problem_mark", None):
+            lines = text.rstrip().split("\n")
+            number = min(mark.line + 1, len(lines))  # what is left open is found behind the end
+            where, problem = f"{where}, line {number}", f"{problem}: {lines[number - 1][:60]!r}"
+        raise UserError(f"{where}: not valid YAML: {problem}") from None
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UserError(f"{where}: cannot be read: {reason(error)}") from None
 

@@ -128,7 +128,7 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, dict):
             found += flat(value, f"{prefix}{key}.")
         else:
-            found.append((prefix + key, value))
+            found.append((f"{prefix}{key}", value))
     return found
 
 

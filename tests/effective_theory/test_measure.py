@@ -8,14 +8,7 @@ import torch
 
 from effective_theory.config import ALPHABET, Config, block_names
 from effective_theory.inputs import inputs
-from effective_theory.measure import (
-    combine,
-    extrapolate,
-    limit,
-    measure,
-    measure_widths,
-    network,
-)
+from effective_theory.measure import combine, extrapolate, limit, measure, measure_widths, network
 from effective_theory.network import Encoder
 from effective_theory.observation import observe, rate, tangent_kernels
 

@@ -91,6 +91,7 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     assert json.loads(text)["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
 
 
+@pytest.mark.thorough
 def test_models_that_people_have_train_and_pass_the_check_and_one_rate_does_not(
     installed, tmp_path
 ):

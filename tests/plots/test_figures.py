@@ -31,11 +31,14 @@ TITLES = {
     "dinan/vit_strategies": "Dinan et al., Part II, Figure 2",
     "bordelon/rate_transfer": "Bordelon et al., Figure 2a",
 }
+FEW = ("everett/quickstart", "bordelon/rate_transfer", "dinan/rate_transfer", "theory/shares")
 CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part on purpose
 
 
 @pytest.mark.xdist_group("claims")  # which take the findings of every figure, too
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.thorough) for n in NAMES]
+)
 def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
     name, monkeypatch, laid_out, claimed
 ):

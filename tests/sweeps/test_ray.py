@@ -18,7 +18,7 @@ from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is an extra", allow_module_level=True)
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.thorough]
 
 # Starts one process of a run on every node, which meet where Ray says.
 START = ("env", "RANK={rank}", "NODES={nodes}", "PAIR={address}:{port}", sys.executable)

@@ -37,7 +37,8 @@ parallel: 2
 rounds: 1
 """
 WITHOUT_RAY = importlib.util.find_spec("ray") is None
-RAY = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")]
+RAY = [pytest.mark.xdist_group("ray"), pytest.mark.thorough]
+RAY += [pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")]
 
 
 class Engine:

@@ -12,6 +12,7 @@ from nanolm_c4.config import Config
 from training import config
 from training.config import load, parse_overrides, parse_yaml, set_keys, validate
 from training.errors import UserError
+from training.runs import flat
 from training.settings import OptimizerConfig
 
 LAPTOP = "nanolm_c4/configs/laptop.yaml"
@@ -57,7 +58,7 @@ def test_exponents_without_a_dot_are_numbers_and_other_words_stay_words(text, va
     ("text", "words"),
     [
         ("a: 1\na: 2\n", "line 2: not valid YAML: key 'a' occurs twice"),
-        ("a: [1,\nb: 2\n", "line 3: not valid YAML"),
+        ("a: [1,\nb: 2\n", "line 2: not valid YAML: did not find expected ',' or ']': 'b: 2'"),
         ("x: &x 1", "line 1: not valid YAML: an anchor or alias; write the value out"),
         ("x: [*x]", "line 1: not valid YAML: an anchor or alias; write the value out"),
         ("seed: !!int foo", "cannot be read: ValueError: invalid literal for int()"),
@@ -123,9 +124,10 @@ def test_a_mapping_is_merged_over_the_section_there():
 
 
 def test_set_keys_leaves_its_argument_alone():
-    data = {"a": {"b": 1}}
-    set_keys(data, {"a.b": 2})
-    assert data == {"a": {"b": 1}}
+    data, values = {"a": {"b": {"c": 1}}, 1: 2}, {"a.b.c": 2, "m": {"x": 1}, "m.x": 2}
+    assert set_keys(data, values) == {"a": {"b": {"c": 2}}, 1: 2, "m": {"x": 2}}
+    assert data == {"a": {"b": {"c": 1}}, 1: 2} and values["m"] == {"x": 1}
+    assert flat(data) == [("a.b.c", 1), ("1", 2)]
 
 
 @pytest.mark.parametrize(

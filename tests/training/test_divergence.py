@@ -46,18 +46,31 @@ def test_the_divergence_bound_is_a_multiple_of_the_first_loss(tmp_path, bound, s
     assert train(run, tmp_path)["status"] == status
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"training__precision": "bf16"}, {"training__precision": "fp16", "training__compile": True}],
+COMPILED = {"training__precision": "fp16", "training__compile": True}
+
+
+@pytest.mark.parametrize(  # inductor takes half a minute to compile what aot_eager traces
+    ("changes", "backend"),
+    [
+        ({"training__precision": "bf16"}, None),
+        (COMPILED, "aot_eager"),
+        pytest.param(COMPILED, "inductor", marks=pytest.mark.thorough),
+    ],
 )
-def test_half_precision_and_compile_train_to_about_the_same_loss(tmp_path, changes, monkeypatch):
-    """Compiled up to the code that torch writes from its graphs, which takes half a minute."""
-    real = torch.compile
-    traced = lambda model, **settings: real(model, **{**settings, "backend": "aot_eager"})
-    monkeypatch.setattr(torch, "compile", traced)
+def test_half_precision_and_compile_train_to_about_the_same_loss(
+    tmp_path, monkeypatch, changes, backend
+):
+    real, given = torch.compile, []
+
+    def compiled(model, **settings):
+        given.append(settings["backend"])
+        return real(model, **{**settings, "backend": backend})
+
+    monkeypatch.setattr(torch, "compile", compiled)
     plain = train(task(), tmp_path / "plain")
     other = train(task(**changes), tmp_path / "other")
     assert other["final_eval_loss"] == pytest.approx(plain["final_eval_loss"], rel=0.03)
+    assert set(given) == ({"inductor"} if backend else set())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -12,16 +12,7 @@ from torch import nn
 import examples.coordinate_check_mlp as example
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups import (
-    Bordelon,
-    Dinan,
-    Everett,
-    Numbers,
-    Prescription,
-    Role,
-    Rule,
-    plan,
-)
+from param_groups import Bordelon, Dinan, Everett, Numbers, Prescription, Role, Rule, plan
 from param_groups.check import judge, stock, theory
 from param_groups.check.measuring import pooled
 from param_groups.check.slopes import BAD
