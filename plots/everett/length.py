@@ -119,13 +119,14 @@ def draw(data: Data) -> Iterator[tuple]:
             left.plot(STEPS, TABLE_4["fixed"]["adam"][rule], mfc="white", ls="", **looks[rule])
     left.set(xscale="log", xlabel="steps", ylabel="exponent of the best rate in the width")
     by_steps = gains(data.compared)
-    values = [gain.value for _, gain in by_steps.values()]
-    errors = [gain.bar or 0.0 for _, gain in by_steps.values()]
+    points = [(steps, gain.value, gain.bar or 0.0) for steps, (_, gain) in by_steps.items()]
     if by_steps:
-        right.errorbar(list(by_steps), values, errors, color="black", marker="o", capsize=2)
+        right.errorbar(*zip(*points, strict=True), color="black", marker="o", capsize=2)
         right.axhline(0, color="0.45", ls=":")
-        width = max(by_steps.values())[0]
+        width = max(width for width, _ in by_steps.values())
         right.set(xscale="log", ylabel=f"standard minus muP, D = {width} (nats)")
+        right.set_xticks([*by_steps], map(str, by_steps))
+        right.minorticks_off()
     else:
         style.empty(right, "no finished run")
     right.set_xlabel("steps")

@@ -146,7 +146,9 @@ def test_results_of_a_sweep_give_the_figure_the_sweeps_name():
 
 def test_exponents_and_the_gap_of_two_parameterisations_are_followed_as_runs_get_longer(tmp_path):
     named = longer({200: -0.5, 800: -0.7, 3200: -0.9}, GAINS, seeds=(0, 1, 2))
-    found = lines(length.findings(length.read(written(tmp_path, **named))))
+    data = length.read(written(tmp_path, **named))
+    found = lines(length.findings(data))
+    assert [name for name, _ in length.draw(data)] == ["length"]
     for steps, power in ((200, -0.5), (800, -0.7), (3200, -0.9)):
         one = found[f"muP, {steps} steps: exponent of the best rate"]
         assert one.estimate.value == pytest.approx(power) and one.published == "-0.99"
