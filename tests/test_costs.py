@@ -157,6 +157,7 @@ WORDY = (128, 1, 32, 1, 4000, 14, 2)
 IMAGES = (64, 2, 16, 4, 4, 32, 10, 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("case", "shape", "changes"),
     [

@@ -442,7 +442,7 @@ def test_constants_of_hundreds_of_studies_are_read(toy):
     sources = Sources(toy / "another.yaml", toy.parent / "results", None)
     assert sources.constants("s.yaml", {"kind": "299"}) == {"gamma.a": 2.0}
     table.write_text("constants: [{\n")
-    with pytest.raises(UserError, match="constants.yaml, line 2: not valid YAML"):
+    with pytest.raises(UserError, match="constants.yaml, line 1: not valid YAML"):
         sources.constants("s.yaml", {"kind": "299"})
 
 
