@@ -75,11 +75,11 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: more than {_CHARACTERS:,} characters")
     try:
         depth, opens, ends = 0, yaml.CollectionStartEvent, yaml.CollectionEndEvent
-        for one in yaml.parse(text, _Loader):
-            depth += isinstance(one, opens) - isinstance(one, ends)
-            if (anchor := getattr(one, "anchor", None)) or depth > 100:  # far more end the process
+        for event in yaml.parse(text, _Loader):  # to load too many levels would end the process
+            depth += isinstance(event, opens) - isinstance(event, ends)
+            if (anchor := getattr(event, "anchor", None)) or depth > 100:
                 problem = "an anchor or alias; write the value out" if anchor else "over 100 levels"
-                raise yaml.constructor.ConstructorError(None, None, problem, one.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
         value = yaml.load(text, _Loader)
         json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
         return value
@@ -87,7 +87,7 @@ def parse_yaml(text: str, where: str) -> Any:
         problem = (getattr(error, "problem", None) or str(error).partition("\n")[0])[:200]
         if mark := getattr(error, "problem_mark", None):
             lines = text.rstrip().split("\n")
-            number = min(mark.line + 1, len(lines))  # what is left open is found behind the end
+            number = min(mark.line + 1, len(lines))  # an open bracket is found after it
             where, problem = f"{where}, line {number}", f"{problem}: {lines[number - 1][:60]!r}"
         raise UserError(f"{where}: not valid YAML: {problem}") from None
     except (ValueError, TypeError, LookupError, AttributeError) as error:
