@@ -62,7 +62,7 @@ class Work(ABC):
         self.results: dict[str, Summary] = {}
         self.reasons: dict[str, str] = {}  # of what was given up
         self.notes: dict[str, str] = {}
-        self.data: dict[str, tuple[Any, str]] = {}  # by a config's data: checksum and first run
+        self.data: dict[str, tuple[str, str]] = {}  # by a config's data: checksum and first run
         self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
         self._waiting: list[tuple[float, int, str]] = []
 

@@ -77,11 +77,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, torch.Tensor],
-    meta: Mapping[str, Any],
-    keep: int,
+    folder: Path, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any], keep: int
 ) -> Path:
     """Writes the checkpoint of a step into `folder`, then removes all but the newest `keep`.
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from param_groups import Plan
-    from training.task import Batch, Loss, Progress, Task
-
+    from training.runs import Summary
+    from training.task import Loss, Progress, Task
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -38,8 +38,8 @@ class Experiment(Generic[C]):
 
     - `config`: the class of its configs.
     - `build_task(config)`: model, plan, data and loss, for the loop and the coordinate check.
-    - `build_plan(config, model=None)`: every tensor's numbers, by default of a model on the meta
-      device and no data.
+    - `build_plan(config, model)`: every tensor's numbers; without a model, None, of one on the meta
+      device, and without data.
     - `build_blank(config, rows)`: a model, its summed loss as in `Task`, and a batch of so many
       samples without content, on torch's default device, for `training.simulate`; no data are read.
     - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
@@ -57,29 +57,29 @@ class Experiment(Generic[C]):
     description: str
     config: type[C]
     build_task: Callable[[C], Task]
-    build_plan: Callable[..., Plan]
+    build_plan: Callable[[C, nn.Module | None], Plan]
     parameters: Callable[[C], dict[str, int]]
     flops: Callable[[C], float]
     tokens_per_step: Callable[[C], int]
-    result: Callable[[dict[str, Any]], str]
-    build_blank: Callable[[C, int], tuple[nn.Module, Loss, Batch]] | None = None
+    result: Callable[[Summary], str]
+    build_blank: Callable[[C, int], tuple[nn.Module, Loss, object]] | None = None
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task], list[str]] = lambda task: []
 
     def check_data(self, config: C) -> None:
         """Raises UserError if data that the config names are not on this machine; reads none."""
         for key in self.reads:
-            named: Any = config
+            named: object = config
             for word in key.split("."):
                 named = getattr(named, word, None)
-            if named is None or Path(named).expanduser().exists():
+            if named is None or Path(str(named)).expanduser().exists():
                 continue
             raise UserError(
                 f"{key}: {named} does not exist on this machine; put the data there, or set "
                 f"{key}; `bash scripts/download.sh` says how to get the papers' data"
             )
 
-    def run(self, config: C, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
+    def run(self, config: C, run_dir: Path, progress: Progress | None = None) -> Summary:
         """Trains one config into `run_dir`, unless it is done; returns its summary.
 
         `progress(step, steps, loss)` is called after every step, see `training.task.Progress`.
@@ -134,7 +134,7 @@ class Experiment(Generic[C]):
             if args.plan:
                 from param_groups.plan import dumps
 
-                plan = self.build_plan(config)
+                plan = self.build_plan(config, None)
                 print(dumps(plan) if args.json else plan.table())
             else:
                 self._train(config, args.config, args.run_dir)

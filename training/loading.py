@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 
 
 def loader(
-    task: Task,
+    task: Task[Batch],
     accelerator: Accelerator,
     data: Samples,
     collate: Callable[[list[Any]], Batch] | None,
@@ -41,7 +41,7 @@ def loader(
 
 
 def train_batches(
-    task: Task, accelerator: Accelerator, first_step: int
+    task: Task[Batch], accelerator: Accelerator, first_step: int
 ) -> tuple[Iterator[Batch], int]:
     """This process's micro-batches of every step after the first `first_step`; their number in a
     step."""

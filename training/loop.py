@@ -40,7 +40,7 @@ from training.task import (
 SKIPS = 100  # steps in a row without a finite gradient are divergence
 
 
-def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
+def train(task: Task, run_dir: Path, progress: Progress | None = None) -> runs.Summary:
     """Runs a task into `run_dir` and returns its summary; see `training.runs` for the folder."""
     loop = Loop(task, run_dir, progress)
     try:
@@ -103,7 +103,7 @@ class Loop:
             self.precision,
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> runs.Summary:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
         taken = self.checkpoints.resume()
         if self.settings.trackers:

@@ -136,9 +136,9 @@ def train_once(
     run_dir: Path,
     config: RunConfig,
     plan: Plan,
-    train: Callable[[], dict[str, Any]],
+    train: Callable[[], Summary],
     data: str | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """The summary of the run in `run_dir`, trained now unless it is done already.
 
     Prints the plan and writes it, with the config, before the first step. The main process reads
@@ -154,12 +154,12 @@ def train_once(
 
 def _enter(
     run_dir: Path, config: RunConfig, plan: Plan, data: str | None, held: ExitStack
-) -> dict[str, Any] | None:
+) -> Summary | None:
     """The summary of a run that is done, or None with the folder held and ready for training."""
     from param_groups.plan import dumps
     from training import checkpoint
 
-    def finished() -> dict[str, Any] | None:
+    def finished() -> Summary | None:
         refuse_other(run_dir, config, plan)
         value = done(run_dir)
         if value is not None and value.get("data_checksum") != data:

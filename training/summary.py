@@ -10,6 +10,7 @@ import torch
 
 from training import environment
 from training.log import History, finite
+from training.runs import Summary
 from training.task import Losses, Task
 
 
@@ -20,7 +21,7 @@ def of(
     history: History,
     precision: str,
     device: torch.device,
-) -> dict[str, Any]:
+) -> Summary:
     """The summary of a run that ends with this status and step."""
     wall = history.seconds()
     training = wall - history.eval_seconds - history.observe_seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -20,21 +20,22 @@ from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
 
-Batch = Any  # a tensor, or nested tuples of them, as the experiment's `collate` makes it
+Batch = TypeVar("Batch")
+"""A tensor, or nested tuples of them, as the experiment's `collate` makes it."""
 Loss = Callable[[nn.Module, Batch], Tensor]
 Progress = Callable[[int, int, float | None], None]
 """Called after every step, with all steps of the run and, at logged ones, the training loss."""
 
 
 class Samples(Protocol):
-    """A map-style data set, by number or by `training.sampling.Place`."""
+    """A map-style data set, by number or by `sampling.Place`, of samples that `collate` knows."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, place: Any, /) -> Any: ...
 
 
 @dataclass
-class Task:
+class Task(Generic[Batch]):
     """What an experiment gives the loop.
 
     The loop gives the model its values, so that its parameters may be on meta: a model that is to
@@ -64,10 +65,10 @@ class Task:
     plan: Plan
     train_data: Samples
     eval_data: Samples
-    loss: Loss
+    loss: Loss[Batch]
     count: Callable[[Batch], Tensor]
     collate: Callable[[list[Any]], Batch] | None = None
-    forward: Loss | None = None
+    forward: Loss[Batch] | None = None
     by_epoch: bool = False
     after_init: Callable[[nn.Module], None] | None = None
     eval_collate: Callable[[list[Any]], Batch] | None = None
@@ -205,7 +206,7 @@ def initialise(task: Task) -> None:
         task.after_init(task.model)
 
 
-def first_batches(task: Task, steps: int) -> Iterator[Batch]:
+def first_batches(task: Task[Batch], steps: int) -> Iterator[Batch]:
     """The first batches of a run, whole, as one process would see them."""
     size, data = task.config.training.batch_size, task.train_data
     order = EpochPlaces if task.by_epoch else BatchIds
