@@ -72,10 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         ("status", "where a sweep or search stands"),
         ("cost", "runs, FLOPs and GPU-hours of sweep files"),
     ):
-        words = ["search"] if name == "run" else []
-        about = cost.__doc__ if name == "cost" else line
+        about, alias = cost.__doc__ if name == "cost" else line, ["search"] * (name == "run")
         command = commands.add_parser(
-            name, aliases=words, help=line, description=about, formatter_class=raw
+            name, aliases=alias, help=line, description=about, formatter_class=raw
         )
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
@@ -91,8 +90,7 @@ def _parser() -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar="CONDITION",
-            help="only the runs whose config has this, such as 'model.width<=256' (< <= > >= == "
-            "!=); may be repeated",
+            help="only runs whose config has this, such as 'model.width<=256'; may be repeated",
         )
         add("--preset", help="another size of the sweep that its file holds")
         add("--curves", nargs="+", metavar="NAME", help="only these curves")

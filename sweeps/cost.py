@@ -66,10 +66,11 @@ def report(work: Work, runs: Sequence[Counted], simulates: bool) -> dict[str, An
     for run in runs:
         groups.setdefault(run.config.model.model_dump_json(), []).append(run)
     models = [group[0].config.model.model_dump() for group in groups.values()]
-    varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
+    keys = dict.fromkeys(key for model in models for key in model)  # a default may be left out
+    varying = [key for key in keys if len({str(model.get(key)) for model in models}) > 1]
     sizes = [
         {
-            "model": {key: model[key] for key in varying or list(model)[:1]},
+            "model": {key: model.get(key) for key in varying or list(model)[:1]},
             "parameters": work.experiment.parameters(group[0].config),
             "gpus": max(run.gpus for run in group),
             **totals(group),
@@ -193,10 +194,8 @@ def text(counts: Mapping[str, Any], card: str) -> str:
         flops = short(more["flops"])
         lines.append(f"results may ask for up to {more['runs']} more runs, {flops} FLOPs")
     if counts["to_do"]["runs"]:
-        hours = counts["to_do"]["gpu_hours"].items()
-        lines.append(
-            "GPU-hours to do: " + ", ".join(f"{number:.3g} {name}" for name, number in hours)
-        )
+        hours = (f"{number:.3g} {name}" for name, number in counts["to_do"]["gpu_hours"].items())
+        lines.append(f"GPU-hours to do: {', '.join(hours)}")
     if steps[1:]:
         lines += ["", "simulated:", columns(steps)]
     return "\n".join(lines)

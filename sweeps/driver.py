@@ -58,9 +58,8 @@ class Driver:
     def run(self) -> bool:
         """Runs what is left; whether it came to its end, and was not stopped.
 
-        The first SIGTERM or Ctrl-C has every run save and end, the second Ctrl-C ends them at once
-        (KeyboardInterrupt). Raises UserError for a mistake that a run has found, after the other
-        runs have saved.
+        The first SIGTERM or Ctrl-C lets every run save and end; a second Ctrl-C ends them at once
+        (KeyboardInterrupt). Raises UserError for a user's mistake, after the other runs have saved.
         """
         try:
             with StopRequest() as stop:

@@ -214,8 +214,7 @@ def stop_seconds() -> float:
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; torch is not loaded.
 
-    Without that variable, every GPU that nvidia-smi lists; parts of a GPU (MIG) must be named in
-    the variable.
+    Without that variable, every GPU that nvidia-smi lists; it alone can name parts of one (MIG).
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:

@@ -43,8 +43,7 @@ class Board:
     def ended(self, point: Point, seconds: float, trained: bool, at_work: int) -> None:
         """A run has ended; `trained` in this command from its start to its end.
 
-        The first run of each worker also started its process and read the data: what it took says
-        nothing of the others.
+        The first run of each worker does not count: it also started a process and read the data.
         """
         self.first += 1
         if trained and self.first > at_work:
@@ -62,8 +61,7 @@ class Board:
 
 
 class Pace:
-    """Seconds of a worker: those planned for a core, times what runs that have ended took of their
-    own plan."""
+    """Seconds of a worker: those planned for a core, times how much longer past runs took."""
 
     def __init__(self) -> None:
         self.planned = self.taken = 0.0
@@ -131,9 +129,8 @@ def status(work: Work) -> str:
     for point in at_work:
         line = last_line(work.folder / point.run)
         loss = line.get("train_loss", line.get("eval_loss", ""))
-        rows.append(
-            (point.run, str(line.get("step", 0)), str(point.config.training.steps), str(loss))
-        )
+        step, steps = line.get("step", 0), point.config.training.steps
+        rows.append((point.run, str(step), str(steps), str(loss)))
     lines += [columns(rows)] if at_work else []
     lines += [f"failed: {run}, see {work.folder / run / 'log.txt'}" for run in sorted(failed)]
     pace = Pace()

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
@@ -173,11 +174,6 @@ class Sources:
             raise Missing(f"{table} has no runs yet; first run {command}")
         matched = {k: around.at.get(k, settings.get(k)) for k in (*around.match, *around.at)}
         wanted = {**around.where, **matched}
-        for name, value in matched.items():
-            if value is None:
-                raise UserError(
-                    f"{self.file}: around.match: {name!r} has no value in this sweep; set it"
-                )
         for column in (key, *wanted):
             if column not in rows[0]:
                 raise UserError(f"{self.file}: around: {table} has no column {column!r}")
@@ -198,12 +194,15 @@ class Sources:
                 f"{table}: not complete, {len(to_come)} of the runs that this sweep starts around "
                 f"are to come ({to_come[0]}); finish {command}"
             )
-        losses: dict[float, list[float]] = {}
+        losses: dict[float, dict[tuple[str, ...], float]] = {}
         for row in fitting:
             if row["status"] != "failed" and row.get(FRESH) != "True":
                 loss = float(row["final_eval_loss"] or math.inf)
-                losses.setdefault(float(row[key]), []).append(loss)
-        means = {value: sum(seeds) / len(seeds) for value, seeds in losses.items()}
+                seed = tuple(v for k, v in row.items() if k.rpartition(".")[2] == "seed")
+                losses.setdefault(float(row[key]), {})[seed] = loss
+        # Means over the seeds that all values have: further ones may stand beside an optimum alone.
+        shared = set.intersection(*map(set, losses.values())) if losses else set()
+        means = {v: fmean(of[one] for one in shared or of) for v, of in losses.items()}
         chosen = min(means, key=lambda value: (means[value], value), default=None)
         if chosen is None or math.isinf(means[chosen]):
             raise Missing(
@@ -292,6 +291,11 @@ class Where:
                 "'model.width<=256'"
             )
         return cls(parts[1], parts[2], parse_yaml(parts[3], f"--where {text}"), text)
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of a table, with all its keys, is of a run that is meant."""
+        value, other = plain(row.get(self.key)), plain(self.value)
+        return SIGNS[self.sign](value, other) if type(value) is type(other) else self.sign == "!="
 
     def holds(self, config: Section) -> bool:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""

@@ -155,8 +155,7 @@ class Transfer(Section):
 
 
 def mean_losses(cell: Cell) -> dict[float, float]:
-    """Searched value -> final evaluation loss over the cell's own seeds, infinite where a run
-    diverged.
+    """Searched value -> mean final loss over the cell's own seeds, infinite where a run diverged.
 
     Runs that failed are left out.
     """

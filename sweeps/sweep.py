@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
     if summary and summary["status"] == "finished" and not (path / "metrics.jsonl").exists():
         if not looks:
             (path / "summary.json").unlink()
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # they need the log
         return None
     return kept(summary) if summary else None
 

@@ -298,7 +298,9 @@ class Sweep(LoadedFile):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        settings = {**self.settings(curve, values), "seed": seed}
+        # Powers of two and multiples are floats, and a number of layers is none.
+        whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and v.is_integer()}
+        settings = {**self.settings(curve, values), **whole, "seed": seed}
         if rule.constants:
             try:
                 like = self.keys({**settings, **rule.constants_of})
@@ -346,11 +348,11 @@ class Sweep(LoadedFile):
     def _multiples(
         self, curve: str, values: Mapping[str, Any], key: str, axis: Multiples
     ) -> list[float]:
-        settings = {**self.config.set, **self.config.curves[curve].set, **values}
+        settings = self.keys(self.settings(curve, values))
         try:
             centre = self.sources.best(axis.around, settings, key)
         except Missing as missing:
-            centre = self.keys(settings).get(key) or 1.0  # not in its file, or no key at all
+            centre = settings.get(key) or 1.0  # not in its file, or no key at all
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
 

@@ -75,9 +75,8 @@ def write_table(
         summary = results.get(point.run)
         if summary and summary["status"] in table.statuses:
             curve = config.curves[point.curve]
-            values = sweep.settings(point.curve, dict(point.values))
+            values = dict(point.values)
             which = {
-                # What other curves alone set has its value here from the config.
                 **{k: values[k] if k in values else _at(point.config, k) for k in keys},
                 "curve": point.curve,
                 "horizon": curve.horizon.describe() if curve.horizon else "fixed",
@@ -127,12 +126,16 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Cells]) -> None:
 
 
 def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[Any]:
-    """Rows of an earlier table, or of an earlier manifest, that this command does not replace."""
-    curves = set(sweep.config.curves)
-    if not sweep.where:
-        curves -= {point.curve for point in points}
-    ours = {point.run for point in points}
-    return [e for e in old if e.get("curve") in curves and e.get("run") not in ours]
+    """Rows of an earlier table or manifest that this command does not replace: those of other
+    curves, and of runs that --where leaves out."""
+    ours, curves = {point.run for point in points}, {point.curve for point in points}
+    fixed = {name: sweep.keys(sweep.settings(name, {})) for name in sweep.config.curves}
+
+    def stays(entry: Mapping[str, Any]) -> bool:
+        settings = {**fixed[entry["curve"]], **entry, **entry.get("values", {})}
+        return entry["curve"] not in curves or not all(w.fits(settings) for w in sweep.where)
+
+    return [e for e in old if e.get("curve") in fixed and e.get("run") not in ours and stays(e)]
 
 
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:

@@ -111,8 +111,7 @@ def perform(job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Nod
             if command:
                 return _launched(command, job, log, answers=node.rank == 0)
             outcome = train(job)
-            # Compiled code makes an error of its own of an interruption: pydantic's does, when a
-            # config's class is made.
+            # Compiled code turns an interruption into an error: pydantic's, when it makes a class.
             return STOPPED if interrupted and "error" in outcome else outcome
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
@@ -205,8 +204,7 @@ def only_several(launch: Sequence[str]) -> bool:
 
 
 def processes_of_all(launch: Sequence[str]) -> int:
-    """Processes of every run where a launch command starts all runs on one machine and says how
-    many; else 1."""
+    """Processes of every run where a launch command starts all on one machine; else 1."""
     words = " ".join(launch)
     count = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
     return int(count[1]) if count else 1

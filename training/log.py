@@ -122,8 +122,8 @@ class History:
 
 
 def lower_is_better(measure: str) -> bool:
-    """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
-    return measure in ("loss", "bits")
+    """Whether a measure of an evaluation is better low: a loss, in nats or bits, or part of it."""
+    return measure in ("loss", "bits", "infilling")
 
 
 def _finite_in(value: Any) -> Any:

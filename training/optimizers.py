@@ -167,7 +167,7 @@ OPTIMIZERS = {  # by the names of param_groups.contract.OPTIMIZER_FAMILY
     "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda")),
     "adafactor": Kind(Adafactor, ("min_dim_factored",)),
     "adam_param_scaling": Kind(AdamParamScaling, ("betas",), ("cpu",)),
-    "muon": Kind(Muon, ("betas", "momentum"), ("cpu", "cuda")),
+    "muon": Kind(Muon, ("betas", "momentum"), ("cpu",)),
 }
 
 

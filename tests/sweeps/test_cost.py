@@ -89,6 +89,11 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
 
 
+def test_models_that_leave_a_default_out_are_counted_apart(write, planned):
+    (counts,) = planned(write("grid: {model.norms: [false, true]}\ncurves: {a: {}}\n"))["files"]
+    assert {size["model"]["norms"] for size in counts["sizes"]} == {False, None}
+
+
 def test_what_is_done_or_unreadable_is_told_apart(write, planned, tmp_path):
     path = write()
     grid = load_sweep(path, tmp_path / "results")

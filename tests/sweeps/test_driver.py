@@ -228,7 +228,9 @@ def test_a_finished_run_that_has_lost_its_log_is_named_and_trained_again(toy):
     assert (work.folder / "metrics.csv").read_text().count("\n") == 1 + 1
     run = next(point.run for point in work.points.values() if point.config.width == 2)
     (work.folder / run / "metrics.jsonl").unlink()  # its summary says finished
+    (work.folder / run / "checkpoints").mkdir()  # no new log has the lines of what was saved
     assert len(work_of(toy, path).left) == 4
+    assert not (work.folder / run / "checkpoints").exists()
     assert not drive(work_of(toy, path), FakePool(1, perform=Ends())).reasons
 
 

@@ -121,12 +121,13 @@ def test_the_optimum_taken_is_the_lowest_mean_over_seeds_that_choose(tmp_path):
     table = tmp_path / "results" / "e" / "s" / "results.csv"
     table.parent.mkdir(parents=True)
     table.write_text(
-        "curve,lr,horizon,status,final_eval_loss,fresh\n"
-        "a,0.5,fixed,finished,3.0,False\na,0.5,fixed,finished,3.4,False\n"  # mean 3.2
-        "a,0.25,fixed,finished,3.1,False\na,0.25,fixed,finished,3.2,False\n"  # mean 3.15
-        "a,0.25,fixed,finished,9.0,True\na,0.25,fixed,diverged,,True\n"  # judges, and has no say
-        "a,1.0,fixed,finished,2.0,False\na,1.0,fixed,diverged,,False\n"
-        "a,2.0,fixed,failed,,False\na,4.0,long,finished,1.0,False\n"
+        "curve,lr,horizon,status,final_eval_loss,fresh,seed\n"
+        "a,0.5,fixed,finished,3.0,False,0\na,0.5,fixed,finished,3.4,False,1\n"  # mean 3.2
+        "a,0.25,fixed,finished,3.1,False,0\na,0.25,fixed,finished,3.2,False,1\n"  # mean 3.15
+        "a,0.25,fixed,finished,3.5,False,2\n"  # a further seed of the optimum alone: mean 3.27
+        "a,0.25,fixed,finished,9.0,True,3\na,0.25,fixed,diverged,,True,4\n"  # judges
+        "a,1.0,fixed,finished,2.0,False,0\na,1.0,fixed,diverged,,False,1\n"
+        "a,2.0,fixed,failed,,False,0\na,4.0,long,finished,1.0,False,0\n"
     )
     around = Around(sweep="s.yaml", match=["horizon"])
     sources = Sources(tmp_path / "t.yaml", tmp_path / "results", None)
@@ -244,7 +245,7 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
 def test_bad_sources_are_one_line(toy):
     run(toy, write(toy, "source.yaml", SOURCE))
     wrong = USER.replace("match: [inner.kind, width]", "match: [inner.kind, colour]")
-    with pytest.raises(UserError, match="'colour' has no value in this sweep"):
+    with pytest.raises(UserError, match="has no column 'colour'"):
         load(toy, write(toy, "s.yaml", wrong))
     wrong = USER.replace("at: {width: 1}", "where: {colour: red}")
     with pytest.raises(UserError, match="has no column 'colour'"):
@@ -328,8 +329,9 @@ def test_a_horizon_sets_steps_and_warmup_from_the_model(toy):
         ("long", 4): (200, 20),
         ("long", 16): (3200, 320),
     }
-    rows = run(toy, toy / "s.yaml")
+    rows = run(toy, write(toy, "s.yaml", HORIZON + "set: {training.steps: 7}\n"))
     assert {row["horizon"] for row in rows} == {"fixed", "20 tokens per parameter"}
+    assert {row["training.steps"] for row in rows} == {"7", "200", "3200"}  # what the runs had
 
 
 def test_adjusted_settings_apply_where_the_grid_says(toy):
@@ -385,6 +387,32 @@ def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
     assert {entry["curve"] for entry in json.loads(manifest.read_text())} == {"fixed", "long"}
     with pytest.raises(UserError, match="no curve 'lang'; it has fixed, long"):
         load(toy, path, curves=("lang",))
+
+
+def test_rows_of_a_former_config_go_where_a_condition_trains_again(toy):
+    """They would be taken for further seeds of the new runs."""
+    path = write(toy, "s.yaml", "grid: {width: [4, 16], lr: [0.5]}\ncurves: {a: {}, b: {}}\n")
+    former = {row["run"]: row for row in run(toy, path)}
+    base = toy / "base.yaml"
+    base.write_text(base.read_text().replace("steps: 9", "steps: 8"))
+    rows = run(toy, path, where=["width<=4"])
+    kept = [row for row in rows if row["run"] in former]
+    assert [(row["curve"], row["width"]) for row in rows] == [
+        (c, w) for c in "ab" for w in ("4", "16")
+    ]
+    assert [row["width"] for row in kept] == ["16", "16"]
+
+
+def test_powers_of_two_may_be_whole_numbers(toy):
+    path = write(toy, "s.yaml", "grid: {width: {log2: [0, 1]}}\ncurves: {a: {}}\n")
+    assert [point.config.width for point in load(toy, path).points] == [1, 2]
+
+
+def test_a_sweep_may_match_what_its_config_alone_says(toy):
+    run(toy, write(toy, "source.yaml", "grid: {width: [1], lr: [0.25]}\ncurves: {a: {}}\n"))
+    axis = "{around: {sweep: source.yaml, match: [width]}, steps: [0]}"
+    path = write(toy, "s.yaml", f"grid: {{lr: {axis}}}\ncurves: {{a: {{}}}}\n")
+    assert [point.config.lr for point in load(toy, path).points] == [0.25]
 
 
 def test_the_table_has_a_column_for_every_key_that_is_set(toy):
