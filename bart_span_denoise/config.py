@@ -52,7 +52,7 @@ class PrescriptionConfig(StrategyConfig):
 
     @model_serializer(mode="wrap")
     def _exchanged(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is the strategy's own is no part of a run's name."""
+        """Omits unset keys, which leave the strategy's own value, from the run id."""
         own = dump(self).items()
         return {k: v for k, v in own if k not in ("c_we", "rescale") or v is not None}
 

@@ -169,7 +169,7 @@ def pack(tokens: np.ndarray, limit: int, stops: Stops | None = None) -> Packed:
         content = np.cumsum(part != EOS, dtype=np.int64)  # up to each token
         ends = np.flatnonzero(sentence_ends(part, stops)) + 1
         at_end, done, place = content[ends - 1], 0, 0
-        # Nothing is done that tokens behind the window could change.
+        # Set no bound that tokens beyond the window could change.
         while done < content[-1] and (is_last or done + limit < content[-1]):
             fits = int(np.searchsorted(at_end, done + limit, side="right"))
             if whole := fits > 0 and at_end[fits - 1] > done:

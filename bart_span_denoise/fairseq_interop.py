@@ -99,7 +99,7 @@ def process_as_it_was() -> Iterator[None]:
 def to_fairseq(model: Bart) -> dict[str, Tensor]:
     """The state dict of fairseq's BARTModel, on the CPU; the three names of the words share memory.
 
-    Trained on by fairseq, its biases and norms would train too, and the row of [pad]. Raises
+    If fairseq trains it further, biases, norms and the row of [pad] train, too. Raises
     UserError for a model with factors that fairseq has no place for.
     """
     _check_factors(model)
@@ -133,7 +133,7 @@ def from_fairseq(state: Mapping[str, Tensor], model: Bart) -> None:
         shapes[theirs] = (rows + _unused_rows(model) * (name in _POSITIONS), columns)
     shapes |= {name: shape for name, (shape, _) in constants.items()}
     if odd := sorted(set(state) - set(shapes) - set(_VERSIONS)):
-        raise UserError(f"fairseq's state has {odd[0]!r}, which a model of this shape has not")
+        raise UserError(f"fairseq's state has {odd[0]!r}, which a model of this shape lacks")
     for name, shape in shapes.items():
         value = constants.get(name, (shape, None))[1]
         if name not in state:

@@ -205,8 +205,8 @@ class Bart(Scaled):
     `attention_dropout` on attention probabilities; both in training only.
 
     [pad] tokens stand at the end of a row. As keys they are masked in the encoder and in attention
-    to its output. The decoder needs no mask for its own: only later positions see a key, which
-    after a [pad] are [pad]s themselves and whose targets carry no loss.
+    to its output. The decoder's self-attention needs no such mask: only later positions see a
+    [pad], and these are [pad]s, too, whose targets carry no loss.
 
     After the plan has initialised it, call `zero_padding`.
     """
@@ -297,7 +297,7 @@ class Bart(Scaled):
         return self.decoder_final_norm(x_BxTxD)
 
     def _attendable(self, ids_BxS: Tensor) -> Tensor:
-        """True at tokens; in a row of nothing but [pad] at all, as kernels may answer with NaN."""
+        """True at tokens other than [pad]; all True in an all-[pad] row, which could give NaN."""
         token_BxS = ids_BxS != self.padding
         return (token_BxS | ~token_BxS.any(1, keepdim=True))[:, None, None, :]
 

@@ -42,14 +42,14 @@ from training.task import Task, build_optimizer, first_batches, initialise
 # Keys an experiment is checked with, where its config has them. None changes an exponent; all
 # bring the widths of a laptop into the range where the exponents show.
 CHECK_SETTINGS: dict[str, Any] = {
-    # One sample: with as many tokens as widths, how updates align with activations does not show.
+    # One sample: with as many tokens as the width, the alignment of updates cannot be seen.
     "training.batch_size": 1,
     # An embedding of std 0.01, Everett et al.'s constant, moves by its own size in one step, and
     # that change covers those of all other layers.
     "prescription.embedding_std": 1.0,
     # Residual branches larger than the stream hide at few blocks what happens at many.
     "prescription.beta0": 1.0,
-    # An output divided by a small gamma0 starts as large as the loss can feel.
+    # Divided by a small gamma0, the initial output is large enough to affect the loss.
     "prescription.gamma0": 1.0,
     # Weight decay moves a tensor by a share of itself, whatever its rate.
     "optimizer.weight_decay": 0.0,

@@ -66,9 +66,9 @@ def optimum(
 
 
 def _resolution(losses: Mapping[float, float], best: float, noise: float) -> float:
-    """Root mean square distance in octaves between the best point and places in the cells of the
-    grid that may have the optimum: its own and those between it and losses at most 2 `noise`
-    higher (none where the noise is unknown)."""
+    """RMS distance in octaves from the best point to an optimum that is uniform over the grid cells
+    where it may lie: the best point's and those up to points with losses at most 2 `noise` higher
+    (only the best point's if the noise is unknown)."""
     values = sorted(losses)
     near = [value for value in values if losses[value] <= losses[best] + 2 * noise] or [best]
     first, last = values.index(near[0]), values.index(near[-1])

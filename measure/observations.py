@@ -123,8 +123,8 @@ def arrays_of(now: Capture) -> dict[str, Tensor]:
 
     "pooled_kernel" (B, B), "last_token_kernel" (B, B) and "spatial_kernel" (T, T) of sample 0 after
     the last block; "attention_entries" (L, P, H) of sample 0 at the places (token, attended) in
-    "attention_places" (P, 2); "outputs" (B, K), the logits, those of the last token where every
-    token has its own: of a language model all of them would outweigh a checkpoint.
+    "attention_places" (P, 2); "outputs" (B, K), the logits, of a language model only the last
+    token's: all of them would be larger than a checkpoint.
     """
     last = now.stream[-1]
     places = attention_places(last.shape[1])

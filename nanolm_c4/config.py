@@ -162,7 +162,7 @@ class PrescriptionConfig(Section):
 
     @model_serializer(mode="wrap")
     def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The keys of this rule: what another one has is no part of which run it is."""
+        """Dumps this rule's keys only: those of other rules do not enter the run id."""
         unset = {key for key in (*_LATER, *_SPECTRAL_HAS) if getattr(self, key) is None}
         others = {*self._others_keys(), *unset}
         return {key: value for key, value in dump(self).items() if key not in others}

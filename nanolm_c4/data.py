@@ -284,7 +284,7 @@ class Corpus(TokenCache):
 class Rows:
     """Map-style dataset of (inputs [context], targets [context]), both int64 tensors.
 
-    Kinds of it have a length and `_fetch(ids_B)`, inputs and targets [B, context] as arrays.
+    Subclasses define a length and `_fetch(ids_B)`: inputs and targets [B, context] as arrays.
     `__getitems__`, which DataLoader calls with a whole batch of ids, reads the batch at once.
     """
 

@@ -99,7 +99,7 @@ def loss(model, batch):
 
 
 def vocab_size(config: Config, corpus) -> int:
-    """Rows of the embedding: the config's, which must hold the tokeniser's ids, or as many."""
+    """Rows of the embedding: by default the tokeniser's size, which is also the least allowed."""
     wanted = config.model.vocab_size or corpus.vocab_size
     if wanted < corpus.vocab_size:
         raise UserError(
@@ -142,8 +142,8 @@ def build_task(config: Config):
 
 
 def arithmetic(task) -> list[str]:
-    """How often the run sees its text. UserError where the files of C4 end before the run does and
-    before data.max_train_tokens: it would see again what was meant to be seen once."""
+    """How often the run sees its text. UserError if the files of C4 hold fewer tokens than the run
+    and data.max_train_tokens ask for: the run would repeat text that it should see once."""
     config, rows = task.config, len(task.train_data)
     data, steps = config.data, config.training.steps
     tokens, seen = rows * config.model.context, steps * tokens_per_step(config)

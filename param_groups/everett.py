@@ -59,8 +59,8 @@ class Everett(Prescription):
     """Everett et al. 2024, Table 1 and section 4: eta_l = beta gamma_l (n/b)^(-c_l).
 
     `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an `Alignment`
-    whose exponents the solver finds; where these depend on the number of hidden layers in a row, as
-    with any omega above 1/2, `hidden_layers` has to say it. With `eps_per_layer`, epsilon scales as
+    whose exponents the solver derives. If these depend on the number of consecutive hidden layers,
+    as with any omega above 1/2, `hidden_layers` is needed. With `eps_per_layer`, epsilon scales as
     the gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
     std and multiplier are absolute powers of n. `embedding_std` is the effective scale (multiplier
     times std) of embeddings and positions at every width, by default the paper's: 0.01, and 1 for
@@ -100,7 +100,7 @@ class Everett(Prescription):
     first and the last layer by a multiplier, L^(1 - alpha) for Adam and L^(1/2 - alpha) for SGD,
     which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
     which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
-    in use, so take an `embedding_std` of order one there. `depth` alone is only written down.
+    in use, so take an `embedding_std` of order one there. `depth` alone changes no number.
 
     Args:
         parameterization: "standard", "ntk", "mup" or "mean_field".

@@ -372,9 +372,9 @@ def _least_hidden_update(
     """Return the least d, shared by all hidden layers, that gives each its required residual.
 
     A residual also depends on d through the layers below: r_l is at most k d - alpha - (k - 1) u,
-    a change that begins k layers up to l, and l (d - u) + r_0; each bounds d by itself. A change
-    that a W (change of z) carries on adds no bound: what is required of the layer below says as
-    much.
+    a change over k layers up to l, and l (d - u) + r_0; each bounds d by itself. A change that is
+    passed on by a W (change of z) term adds no bound: the residual required of the layer below
+    implies it.
     """
     alpha, _, u = alignment.at("hidden")
     # Adafactor's c >= 0; it binds only for alpha < 1/2 (see `is_stable`).

@@ -243,8 +243,8 @@ class Plan:
     def differences(self, other: Plan) -> list[str]:
         """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
 
-        Rows and forward factors are compared, not where they came from: another road to the same
-        numbers is equal.
+        Only rows and forward factors are compared: plans with the same numbers are equal, whichever
+        rule made them.
         """
         mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
         lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]

@@ -4,7 +4,7 @@
 #   bash scripts/download.sh
 #   bash scripts/download.sh c4 cifar5m
 #   bash scripts/download.sh c4 --shards 512
-# The same command goes on where it was cut off, and later compares what is there with what came.
+# After an interruption the same command resumes. Later it checks the files against their SHA-256.
 # ImageNet is unpacked from your own archives, BART's corpus made of your own text:
 #   bash scripts/download.sh imagenet --archives FOLDER
 #   bash scripts/download.sh bart --text FOLDER
@@ -68,7 +68,7 @@ fetch() { # ADDRESS FOLDER MOST [SHA-256]
   fi
   mkdir -p "${part%/*}"
   echo "$2/$name: fetching https://$1" >&2
-  # A command that was killed may have left it whole, of which curl would fail to fetch the rest.
+  # A killed command may have left a complete file, which curl would fail to resume.
   if [ -n "${4:-}" ] && echo "$4  $part" | sha256sum --check --status 2>/dev/null; then
     mv "$part" "$2/$name"
     return

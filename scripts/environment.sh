@@ -35,14 +35,14 @@ if [ ! -x .venv/bin/python ]; then
   "$chosen" -m venv .venv && .venv/bin/python -c 'import pip' || { rm -rf .venv; exit 2; }
 fi
 
-# Install again only when the lock file has changed since the last time it was installed whole. Every
-# file must have a hash in the lock, and be a wheel, which runs nothing while it is installed: but for
-# antlr4-python3-runtime, which fairseq's hydra needs and which is published as source alone. That is
-# built with the lock's setuptools, installed before. uv is used where it can be had, as it is several
-# times faster than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
-# PyTorch's own index instead, whose files the lock does not know: the versions then are those of
+# Install again only when the lock file has changed since the last complete installation. Every file
+# must have a hash in the lock and be a wheel, which runs no code when installed. The exception is
+# antlr4-python3-runtime, which fairseq's hydra needs and which is published as source only; it is
+# built with the lock's setuptools, installed before. uv is used if it can be installed, as it is
+# several times faster than pip; PIP_INDEX_URL applies to both. UV_TORCH_BACKEND=cpu (or cu128, ...)
+# takes torch from PyTorch's own index, whose files are not in the lock: versions are then those of
 # requirements.txt, and no hash is checked. Where Python may not write bytecode, as in many
-# containers, it is compiled here, once: else every process compiles torch anew, a second and a half.
+# containers, it is compiled here once; otherwise every process compiles torch again, in 1.5 s.
 if ! needed | cmp -s - "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
   sed -n '/^uv==/,/[^\\]$/p; /^setuptools==/,/[^\\]$/p' requirements.lock >.venv/first.lock

@@ -44,8 +44,8 @@ chosen() {
   return 0
 }
 
-# having PRESET SWEEP ...: those whose file has the preset ("": all; _NAME); all where none has it, so
-# that the first one says which there are.
+# having PRESET SWEEP ...: the sweeps whose file has the preset _NAME ("": all). If none has it, all
+# sweeps, so that the first one reports which presets exist.
 having() {
   local sweep found=()
   for sweep in "${@:2}"; do

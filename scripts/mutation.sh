@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Changes one expression of param_groups, its check, the optimisers or the rules of sweeps at a time
-# and runs the tests that reach it: what survives is a promise without a test. Arguments are patterns of mutants, such as
-# 'param_groups.plan*', or `--sample 35 0`: so many mutants of every file, drawn with that seed.
+# and runs the tests that reach it: a mutant that survives shows a missing test. Arguments are
+# patterns of mutants ('param_groups.plan*') or `--sample 35 0`: 35 of each file, drawn by seed 0.
 # The last lines list the results; `mutmut show NAME` prints a mutant. A second of one core each,
 # all 11,000 in a few hours; [tool.mutmut] in pyproject.toml says what is run.
 set -euo pipefail
@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 python -m pip install --quiet 'mutmut==3.8.1'
 if [ "${1:-}" = --sample ]; then
   python -m mutmut run 'param_groups.rows.x__counted*'  # any run writes all mutants first
-  # Read whole by `set`, so that a failure inside ends the script and not in a run of everything.
+  # Assigned before `set`, so that a failure ends the script instead of running every mutant.
   names=$(python -m mutmut results --all true | python -c '
 import itertools, random, sys
 count, seed = map(int, sys.argv[1:])

@@ -5,7 +5,7 @@
 # `all` adds those that are marked thorough, as CI does: Ray, downloads, the pictures of all figures.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
-# What one test process has compiled the next ones need not: up to six seconds for each.
+# Test processes share compiled bytecode, which saves each of them up to six seconds.
 unset PYTHONDONTWRITEBYTECODE
 
 if [ "${1:-}" = quick ]; then

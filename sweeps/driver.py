@@ -27,7 +27,7 @@ TABLE_SECONDS = 5.0  # between two writings of the tables
 TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps take a second
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
-LOST = 5  # times that a run takes its place down without a step forward, until it is given up
+LOST = 5  # worker deaths without progress after which a run is given up
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Driver:
             self._write_if_due()
 
     def _submit(self) -> bool:
-        """Hands out what there is room for; whether more could be handed out with more room."""
+        """Submits runs while slots are free; returns whether runs may be left to submit."""
         now = time.monotonic()
         for due, locked in [item for item in self.postponed if item[0] <= now]:
             self.postponed.remove((due, locked))
@@ -118,7 +118,7 @@ class Driver:
         return True
 
     def _take(self) -> None:
-        """Waits for a run to end, and takes up all that have."""
+        """Waits for a run to end, then handles every run that has ended."""
         timeout = LOOK_SECONDS
         while True:
             try:
@@ -129,7 +129,7 @@ class Driver:
             self._end(self.flights.pop(future), future)
 
     def _end(self, flight: _Flight, future: Future[Summary]) -> None:
-        """Takes up one run that has ended, well or not."""
+        """Records, retries or gives up one run that has ended."""
         point = flight.point
         if not isinstance(future.exception(), Busy):
             self.started.add(point.run)
@@ -163,7 +163,7 @@ class Driver:
             self.board.ended(point, seconds, trained, len(self.flights) + 1)
 
     def _lost(self, flight: _Flight, reason: str) -> None:
-        """Puts a run back whose place died, unless it takes down one place after another."""
+        """Requeues a run whose worker died; gives it up after LOST deaths without progress."""
         point = flight.point
         if last_line(self.work.folder / point.run).get("step", 0) > flight.from_step:
             self.losses[point.run] = 0
@@ -173,7 +173,7 @@ class Driver:
             say(f"{point.run}: {reason}; it will be resumed")
             self.work.put_back(point)
         else:
-            self._give_up(point, f"lost its place {LOST} times without a step forward: {reason}")
+            self._give_up(point, f"lost its worker {LOST} times without progress: {reason}")
 
     def _give_up(self, point: Point, reason: str) -> None:
         self.work.fail(point, reason)

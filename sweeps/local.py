@@ -30,7 +30,7 @@ class _Worker:
     """A process that serves one run after another on the GPUs that it was started for."""
 
     def __init__(self, devices: tuple[str, ...], starting: threading.Lock) -> None:
-        # What CUDA reads when it starts is in the process's environment before that.
+        # CUDA reads this variable when it starts, so it must be set in the new process before.
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
         self.devices = devices
         with starting:
@@ -43,8 +43,8 @@ class _Worker:
             self.process: BaseProcess | None = next(iter(new), None)  # or it is gone already
 
     def end(self, dead: bool = False) -> None:
-        # The thread that minds a dead process ends at once. Left to itself, it may close a pipe on
-        # which Python, as it ends, is just writing to it.
+        # With a dead process, wait for the executor's thread, which ends at once. Otherwise it may
+        # close its pipe while Python writes to that pipe at exit.
         self.executor.shutdown(wait=dead)
         if self.process is not None:
             self.process.join(EXIT_SECONDS)
@@ -64,8 +64,8 @@ class _Held:
 class LocalPool(Pool):
     """Runs on this machine's GPUs, `workers` at a time; without GPUs one, unless told otherwise.
 
-    Where there are more workers than GPUs, so many share each of them. Runs get their GPUs in the
-    order in which they came: one that has no room yet holds back those behind it.
+    With more workers than GPUs, several runs share each GPU. Runs get GPUs in the order in which
+    they were submitted: a run that does not fit yet blocks those behind it.
     """
 
     lost = (BrokenProcessPool,)
@@ -105,7 +105,7 @@ class LocalPool(Pool):
                 f"{job.name} needs {needs.gpus} GPUs, but {count} are visible here; lower `gpus` "
                 "in the sweep file or use --engine ray"
             )
-        # All that may run at a time have as many cores, and so has each process of a run.
+        # Concurrent runs share the cores equally, and so do the processes of one run.
         by_gpu = count and not self.options.workers
         part = self.cores * needs.gpus // count if by_gpu else self.cores // self.workers
         share = part // max(needs.processes, task.processes_of_all(launch))
@@ -154,7 +154,7 @@ class LocalPool(Pool):
             task.resolve(run.future, outcome)
 
     def _seats(self, run: _Held) -> int:
-        """Of each of its GPUs: one, or all of them where it has several."""
+        """The seats that a run takes on each of its GPUs: one, or all if it has several GPUs."""
         return self.seats if run.needs.gpus > 1 else 1
 
     def _take(self, run: _Held) -> tuple[str, ...]:

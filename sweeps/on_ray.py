@@ -1,11 +1,11 @@
 """Runs on Ray (`--engine ray`): this machine's, or a cluster's with `--address`.
 
-Nodes may join and leave at any time: the driver submits a run whose worker or node has died again,
-and it resumes, as all nodes see the results folder, and the repository at the same path. A driver
-that is stopped has its runs save; one that is killed takes them with it.
+Nodes may join and leave at any time. The driver resubmits a run whose worker or node has died, and
+the run resumes: all nodes see the results folder and the repository at the same paths. A driver
+that is stopped lets its runs save; a driver that is killed takes its runs with it.
 
-Clusters that this starts want a token of every client and node (RAY_AUTH_MODE=disabled switches it
-off), and nothing is reported to Ray's makers.
+A cluster that is started here requires a token from every client and node (RAY_AUTH_MODE=disabled
+turns this off). Ray's usage statistics are off.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RayPool(Pool):
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = self.address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
-        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
+        # Ray's callbacks for ended runs are on a thread that would deadlock if it called Ray.
         self.desk = ThreadPoolExecutor(1)
 
     @property
@@ -130,7 +130,7 @@ class RayPool(Pool):
         cpus = -(-max(processes, self.options.threads or 1) // needs.nodes)
         share: dict[str, float] = {"CPU": cpus}  # every process needs a core
         if gpus := total.get("GPU"):
-            # Where there are more workers than GPUs, so many share each of them.
+            # With more workers than GPUs, several runs share each GPU.
             shared = needs.gpus == 1 and workers > gpus
             share["GPU"] = 1 / -(-workers // gpus) if shared else needs.gpus / needs.nodes
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
@@ -192,7 +192,7 @@ class RayPool(Pool):
 
 
 def _part(group: Any, index: int) -> Any:
-    """The wish to run in one of the places of a group."""
+    """The scheduling strategy for one bundle of a placement group."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
@@ -229,8 +229,8 @@ def _lead(words: _Words, here: _Surroundings, options: dict[str, Any], group: An
 
 
 def _follow(words: _Words, here: _Surroundings, node: task.Node) -> task.Outcome:
-    """A run, or one node's part of it, in a worker of Ray's, which looks at files and modules as
-    the driver does: Ray's nodes do not have its environment."""
+    """A run, or one node's part of it, in a Ray worker. The worker takes over the driver's folder,
+    module path and environment variables, which Ray does not pass on."""
     folder, path, environment = here
     os.chdir(folder)
     sys.path[:] = dict.fromkeys([*path, *sys.path])

@@ -3,10 +3,10 @@
     pool = open_pool("local", PoolOptions(workers=2))
     future = pool.submit(job, needs)      # while fewer than pool.slots are in flight
 
-An engine has the interface of `concurrent.futures.Executor` and two words more, `slots` and `stop`.
+An engine has the interface of `concurrent.futures.Executor`, plus `slots` and `stop`.
 A future holds the run's summary, or raises
 
-- one of `pool.lost`: the place died and not the run; submitted again, the run resumes;
+- one of `pool.lost`: the worker or node died, not the run; submitted again, the run resumes;
 - RunFailed: the run ended for a reason of its own;
 - Busy: another process trains this run, for instance on a node that was cut off;
 - RunError: the run's folder cannot be used;
@@ -92,8 +92,8 @@ class Job:
     """None lets the pool decide."""
 
     def resumed(self) -> Job:
-        """The same run once it has begun: it goes on from its checkpoints, also where its config
-        says that those which were there before are not to be used."""
+        """The job to resubmit once a run has begun: it resumes from its own checkpoints even if
+        its config says checkpoint.resume=never."""
         if "checkpoint" not in self.config:
             return self
         checkpoint = {**self.config["checkpoint"], "resume": "auto"}
@@ -169,7 +169,7 @@ class Pool(ABC):
             self._stop(at_once=self.stops > 1)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Ends what the pool has started here, at first its runs if it is to `wait` for them."""
+        """Ends what the pool has started here; with `wait`, only after its runs have ended."""
         with self.lock:
             futures = list(self.futures)
         if wait:

@@ -94,7 +94,7 @@ def plain(value: Any) -> float | str:
 
 @cached
 def read_manifest(path: Path) -> list[dict[str, Any]]:
-    """The runs of a sweep as far as it was asked for; none where there is no whole manifest."""
+    """The runs that a sweep has asked for so far; none if the manifest is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -298,7 +298,7 @@ class Where:
         return SIGNS[self.sign](value, other) if type(value) is type(other) else self.sign == "!="
 
     def holds(self, config: Section) -> bool:
-        """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
+        """Whether a config meets the condition; UserError for an unknown key or bad comparison."""
         keys = [key for key, _ in leaves(type(config))]
         if self.key not in keys:
             raise UserError(
@@ -364,8 +364,8 @@ class LoadedFile:
             raise UserError(f"{self.path}: {error}") from None
 
     def needs(self, values: Mapping[str, Any]) -> Needs:
-        """What a run at some grid values needs: what the last part of the file that speaks of it
-        says, a process per GPU unless it says otherwise; UserError for what no machines have."""
+        """What a run at some grid values needs. The last part of the file that sets a key decides;
+        by default a run has one process per GPU. UserError for what no machines have."""
         gpus, processes = 1, None
         for part in (self.config, *self._adjustments(values)):
             gpus = part.gpus or gpus

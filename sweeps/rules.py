@@ -111,11 +111,11 @@ class Extend(Section):
     coverage: Coverage | None = None
     """How far past the optimum to go; by default until it is inside."""
     seeds: list[int] = []
-    """Fresh seeds: they run the optimum alone, have no say in where it is, and so can judge it."""
+    """Fresh seeds: they run only the optimum and do not choose it, so that they can judge it."""
 
     def next(self, cell: Cell) -> Next:
-        """The next value past the edge, after the optimum of the cell's source has come; at the
-        end fresh seeds of both."""
+        """The next value past the edge, once the optimum of the cell's source is known; finally
+        the fresh seeds at both optima."""
         known = cell.results.keys() | cell.refused
         best = None
         if cell.source is not None:
@@ -184,10 +184,10 @@ def next_value(
 ) -> float | None:
     """The value to try next, or None when the optimum, and what `coverage` asks for, is known.
 
-    `losses` maps positive values to mean losses, infinite where a run diverged. First the lowest
-    loss must lie inside; if all diverged the next value is below the lowest. `alone`, which may lie
-    far from the others, and the best do not enclose an optimum until they are `step` apart. Then
-    the smallest unstable value above it must be known, and the last stable one be near enough.
+    `losses` maps positive values to mean losses, infinite where a run diverged. If all diverged,
+    the next value is below the lowest. Otherwise the lowest loss must lie inside the grid; a gap
+    next to `alone`, which may lie far from the others, is first narrowed to `step`. Then the
+    smallest unstable value must be known, and the largest stable one be near enough to it.
     """
     values = sorted(losses)
     best = min(values, key=lambda value: (losses[value], value))
@@ -308,9 +308,9 @@ def mean_score(scores: Sequence[Score]) -> Score:
 
 
 def candidate(scores: Mapping[Place, Score]) -> Place:
-    """The best point; of equal ones the one that is low in all keys, not in one.
+    """The best point; among ties, the one whose values are low in all keys rather than in one.
 
-    So a search that starts where every run diverges goes down in each of them.
+    So a search that starts where every run diverges lowers every key.
     """
     tops = [max(values) for values in zip(*scores, strict=True)]
 
@@ -324,9 +324,9 @@ def candidate(scores: Mapping[Place, Score]) -> Place:
 def around(
     place: Place, neighbours: Sequence[Sequence[float]], known: Collection[Place] = ()
 ) -> list[Place]:
-    """The neighbours of a point, in the very numbers of the known ones.
+    """The neighbours of a point, snapped to the known values.
 
-    Powers of two that are no whole ones would come back to a value with another last digit.
+    Fractional powers of two would otherwise return to a value with a different last digit.
     """
     values = [sorted(set(column)) for column in zip(*known, strict=True)] or [[] for _ in place]
 

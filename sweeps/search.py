@@ -41,14 +41,14 @@ _NOTED = ("status", "step", "wall_seconds", "final_eval_loss", "data_checksum")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPoint(Point):
-    """A trial of a round: begun, or counted, or to come, and then without values and a run."""
+    """A trial of a round: running, complete, or not begun, which has no values and no run yet."""
 
     round: Round
     number: int
 
     @property
     def key(self) -> str:
-        """The best of a round is tried in the next one, too: two trials may be one run."""
+        """The round and the number, not the run: a round repeats the best trial of the last one."""
         return f"{self.round.key} {self.number}"
 
 

@@ -1,4 +1,4 @@
-"""Search files: what they may say, the studies that they mean, and what trials say in the end.
+"""Search files: their keys, the studies that they define, and the constants that trials give.
 
 A study is one combination of the grid: trials of an ordinary run each, log-uniform in the searched
 keys (Everett et al., App. C.2; a constant is one gamma of eta_l = beta_n * gamma_l * (n/b)^(-c_l)).
@@ -199,7 +199,7 @@ def load_search(
             raise UserError(f"{path}: grid: two studies would be called {name!r}")
     search.studies = [study for study in search.every if search.is_meant(study.config)]
     if not search.studies:
-        raise UserError(f"--where: no study of {path} is meant; see them all by --dry-run")
+        raise UserError(f"--where: no study of {path} matches; --dry-run without it lists them all")
     return search
 
 
@@ -260,7 +260,7 @@ class Journal:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Removes first, once, half a line that a crash left: the next would stand behind it."""
+        """First removes, once, a partial last line left by a crash, which would spoil the next."""
         with writing(self.path), open(self.path, "ab+") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             if not self._is_whole and file.read(1) not in (b"", b"\n"):
@@ -276,8 +276,8 @@ class Journal:
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Optuna's own lock outlives a killed process by half a minute; there is one driver. A lock
-        # of Python's has the same two methods, and is of no class of Optuna's.
+        # Optuna's file lock outlives a killed process by half a minute. As there is one driver, a
+        # threading.Lock will do: it has the two methods that are called, but not Optuna's type.
         with writing(self.path):
             lock = threading.Lock()
             backend = JournalFileBackend(str(self.path), lock)  # type: ignore[arg-type]
@@ -409,10 +409,10 @@ def constants_of(config: SearchConfig, rounds: Sequence[Round]) -> dict[str, Any
 def suggest(trials: Sequence[FrozenTrial], ranges: Ranges, seed: object) -> dict[str, float]:
     """The values to try next, log-uniform at first: a pure function of its arguments.
 
-    The sampler is a tree-structured Parzen estimator over all keys jointly. It looks at ranks, so
-    the penalty of a diverged run bends nothing, and counts running trials as bad ones, which keeps
-    a hundred at once apart. Optuna's Gaussian process, on a noisy bowl in three constants with a
-    region that diverges, 300 trials, 100 at once: 95 s against 1 s, and a worse optimum.
+    The sampler is a multivariate tree-structured Parzen estimator. It uses ranks, so the size of a
+    diverged run's penalty has no effect. Running trials count as bad ("constant liar"), which keeps
+    100 parallel ones apart. Optuna's Gaussian process, on a noisy bowl in three constants with a
+    diverging region (300 trials, 100 at once), took 95 s against 1 s and found a worse optimum.
     """
     import optuna  # takes a second, which commands that only look need not wait for
 
@@ -440,7 +440,7 @@ def is_near_edge(value: float, bounds: Bounds, share: float) -> bool:
     The paper says "at or near the edge" and gives no number; 10% is this repository's.
     """
     low, high = map(math.log, bounds)
-    margin = share * (high - low) + 1e-9  # a value at the margin counts, whatever the rounding
+    margin = share * (high - low) + 1e-9  # include a value exactly at the margin
     return math.log(value) - low <= margin or high - math.log(value) <= margin
 
 

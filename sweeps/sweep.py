@@ -39,8 +39,8 @@ def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
 
 
 def kept(summary: Summary) -> Summary:
-    """What a driver keeps of a run's summary: of its environment and its roles only the commit, and
-    keys that all share, which is half of the memory."""
+    """A smaller summary for the driver: of the environment only the commit, no parameters by role,
+    and interned keys. It takes half the memory."""
     commit = {"commit": summary.get("environment", {}).get("commit")}
     slim = {**summary, "environment": commit, "parameters_by_role": None}
     return {sys.intern(key): value for key, value in slim.items()}
@@ -178,8 +178,8 @@ class Work(ABC):
 class SweepWork(Work):
     """What is left of a sweep.
 
-    Before there is any result the cheapest run comes first, which shows within seconds whether all
-    is well. Every step costs as much as the cell that it concerns, however large the sweep is.
+    Before any result the cheapest run comes first, which shows within seconds whether the setup
+    works. Handling a result takes time in proportion to its cell, not to the sweep.
     """
 
     table_name = "results.csv"

@@ -357,7 +357,7 @@ class Sweep(LoadedFile):
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
     def is_fresh(self, point: Point) -> bool:
-        """Whether a point's seed judges an optimum, and had no say in where it is."""
+        """Whether a point's seed judges an optimum that it did not help to choose."""
         extend = self.config.extend
         return extend is not None and point.seed in extend.seeds
 
@@ -376,10 +376,10 @@ class Sweep(LoadedFile):
         values = {key: every[key] for key in self.config.grids[curve]}
         chosen = self.seeds(values) if seeds is None else dict.fromkeys(seeds)
         points = [self.point(curve, values, seed) for seed in chosen]
-        meant = [point for point in points if self.is_meant(point.config)]
-        if points and not meant:
+        selected = [point for point in points if self.is_meant(point.config)]
+        if points and not selected:
             raise UserError(f"left out by --where {' '.join(c.text for c in self.where)}")
-        return meant
+        return selected
 
 
 def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
@@ -425,7 +425,7 @@ def load_sweep(
                         f"{_words(point.values, known)} are the same run; keep one of them"
                     )
     if sweep.where and not points:
-        raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
+        raise UserError(f"--where: no run of {path} matches; --dry-run without it lists them all")
     sweep.points, sweep.left_out = list(points.values()), list(left_out.values())
     return sweep
 

@@ -141,7 +141,7 @@ def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[A
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
     """manifest.json: every run the sweep has asked for so far, and those that --where leaves out.
 
-    Without them a cell would look complete to a sweep that starts around its best run.
+    Without the latter, a sweep that starts around this best run would take a cell as complete.
     """
     path, every = sweep.folder / "manifest.json", [*points, *sweep.left_out]
     entries = [

@@ -53,15 +53,15 @@ _SHARDED_NODES = (
 )
 # How launchers are told the number of processes.
 _COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
-# A scheduler may signal every process of a job. What starts a run's processes must outlive that:
-# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
-# listens to SIGTERM again unless its own variable says otherwise.
+# A scheduler may signal every process of a job. The launcher must ignore that signal: accelerate
+# would abandon its processes, and torchrun would kill those that have not saved after 30 seconds.
+# torchrun sets its own SIGTERM handler again unless its variable says otherwise.
 _DEAF = ("sh", "-c", "trap '' TERM; exec \"$@\"", "sh")
 _TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
 
 
 class Lost(Exception):
-    """The place where a run was has died, and not the run."""
+    """A run's worker or node died; the run itself did not fail."""
 
 
 _KINDS = {"busy": Busy, "folder": RunError, "user": UserError, "lost": Lost}
@@ -101,7 +101,7 @@ def perform(job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Nod
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         if job.threads:
-            # With MKL, torch goes by the second, and by the third takes more than there are cores.
+            # torch with MKL obeys MKL_NUM_THREADS; MKL_DYNAMIC=FALSE lets it exceed the core count.
             os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
             os.environ["MKL_DYNAMIC"] = "FALSE"
             if "torch" in sys.modules:  # an earlier run of this process has read the variables

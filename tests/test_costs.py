@@ -82,10 +82,7 @@ TOKENS = {"data__noise": {"unit": "token"}}
             },
             9,
         ),
-        (
-            {"model__vocab_size": 77, "data__source": "binarised", "data__path": "x", **TOKENS},
-            77,
-        ),
+        ({"model__vocab_size": 77, "data__source": "binarised", "data__path": "x", **TOKENS}, 77),
     ],
 )
 def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(

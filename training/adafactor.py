@@ -88,7 +88,7 @@ def factored_axes(shape: Sequence[int], min_dim: int) -> tuple[int, int] | None:
 
 def keeps_first_axis(key: str, shape: Sequence[int]) -> bool:
     """Whether the state tensor `key` of a parameter of this shape has its first axis too."""
-    axes = factored_axes(shape, 0)  # of a tensor that has such state, whatever the smallest is
+    axes = factored_axes(shape, 0)  # 0: a tensor with this state was factored
     lacks = {} if axes is None else {"v_row": axes[1], "v_col": axes[0]}
     return lacks.get(key) != 0
 

@@ -70,7 +70,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text, which JSON has, too; UserError in a line with `where` and line."""
+    """The value of a YAML text, in JSON's types; a UserError names `where` and the line number."""
     if len(text) > _CHARACTERS:
         raise UserError(f"{where}: more than {_CHARACTERS:,} characters")
     try:
@@ -177,8 +177,8 @@ def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-# Which of several findings to show. An unknown key is usually the misspelt form of a missing one,
-# and a check of ours says more than the other alternative of a union.
+# Which of several validation errors to show. An unknown key is usually a misspelt missing key, and
+# one of our own checks says more than the error of another union member.
 _TELLING = {"extra_forbidden": 0, "value_error": 1}
 
 

@@ -24,8 +24,8 @@ Group = dict[str, Any]
 class Eager(torch.optim.Optimizer):
     """torch's optimiser without the guards that keep torch.compile out of these methods.
 
-    They import the compiler, which no run here lets into an optimiser: a third of the time that
-    a short run takes to start.
+    The guards import the compiler, which takes a third of a short run's start-up time. No run here
+    compiles its optimiser.
     """
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)

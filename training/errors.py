@@ -48,10 +48,10 @@ class _Forgiving:
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
-    That is a UserError, param_groups' own PlanError and ExponentError, or one of `kinds`; the
-    rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130, and who reads what it
-    prints and has seen enough, such as `| head`, with 141 and no line. A stderr that is closed or
-    full ends nothing.
+    A user's mistake is a UserError, a PlanError or ExponentError of param_groups, or one of
+    `kinds`; any other error is a bug and keeps its traceback. Ctrl-C gives exit code 130. If the
+    reader closes the pipe early, as `| head` does, the exit code is 141, without a line. A closed
+    or full stderr does not end the command.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started the command

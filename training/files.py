@@ -231,6 +231,6 @@ def is_locked(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # none there, or what no process of ours could lock
+    except OSError:  # no lock file, or one that our processes cannot lock
         return False
     return False

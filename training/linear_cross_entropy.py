@@ -19,8 +19,8 @@ from torch import Tensor
 
 IGNORE = -100  # the target of a position that carries no loss
 
-# Logits per chunk. More does not make the products faster on a CPU, and less adds to the weight's
-# gradient, which is too large for a cache, more often; a GPU needs larger products to be busy.
+# Logits per chunk. On a CPU larger chunks are no faster, and smaller ones update the weight's
+# gradient, which does not fit into a cache, more often. A GPU needs larger products to be busy.
 _CHUNK = {"cpu": 1 << 24}
 _CHUNK_ELSEWHERE = 1 << 27
 # Logits per piece of a chunk on a CPU: the passes of a softmax find the piece in the cache.
@@ -116,7 +116,7 @@ _opaque = torch.library.custom_op("training::linear_cross_entropy", _chunked, mu
 
 
 def _implementation() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """The function itself, unless it is being compiled: torch takes a while to dispatch its own."""
+    """The plain function; under torch.compile the custom op, which is slower to dispatch."""
     return _opaque if torch.compiler.is_compiling() else _chunked
 
 

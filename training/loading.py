@@ -67,7 +67,7 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
     torch raises another one, with the process's traceback for a message.
     """
     iterator = iter(loader)
-    # Registered again, so that it comes before torch's own, which waits for each of them.
+    # Registered again, so that it runs before torch's exit handler, which waits for each process.
     atexit.unregister(_kill_children)
     atexit.register(_kill_children)
     try:
@@ -84,9 +84,9 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
 
 
 def _kill_children() -> None:
-    """Ends data-loading processes at exit: they ignore the SIGTERM that others would end them by.
+    """Kills data-loading processes at exit, as they ignore SIGTERM.
 
-    Such a process is left when an error ends the run, as the error holds on to its frames.
+    Some are left when an error ends the run: its traceback keeps their iterator alive.
     """
     children = [child for child in multiprocessing.active_children() if child.daemon]
     if children:

@@ -75,7 +75,7 @@ class Log:
 
 @dataclass
 class History:
-    """What a run has come to, in this process and those that it resumes; told in the summary."""
+    """Times, counts and evaluations of a run, kept across resumes; the summary reports them."""
 
     evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     eval_targets: int | None = None

@@ -66,8 +66,8 @@ class Loop:
         initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
         self.optimizer = build_optimizer(task)
-        # To a sharded model accelerate has only the compilation to add: `evaluation_mode` has it
-        # not look where the tensors are.
+        # For a sharded model accelerate only adds compilation: `evaluation_mode` stops it from
+        # checking the tensors' devices.
         self.model = self.accelerator.prepare_model(
             task.model, device_placement=not self.is_sharded, evaluation_mode=self.is_sharded
         )
@@ -171,15 +171,15 @@ class Loop:
                 self._evaluate(step)
 
     def _forward_backward(self, micro: list[Any]) -> tuple[Tensor, Tensor]:
-        """This process's loss, all processes' targets; leaves gradients of the mean over these."""
+        """(this process's summed loss, targets of all processes); leaves the mean's gradients."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
         local = torch.stack([self.task.count(batch) for batch in micro]).sum()
         count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            # The last one exchanges the gradients of all; where the model is sharded each does, as
-            # every process would else hold the gradient of all of it.
+            # Only the last micro-batch reduces gradients over processes. A sharded model reduces
+            # them at each one: otherwise every process would hold the whole gradient.
             exchanges = index == len(micro) or self.is_sharded
             with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
@@ -207,7 +207,7 @@ class Loop:
         return norm.full_tensor() if sharding.is_sharded(norm) else norm
 
     def _skip(self, step: int) -> None:
-        """Leaves a step out, as an event in the log; Diverged when nothing but such steps follow.
+        """Skips a step and logs the event; raises Diverged after SKIPS skipped steps in a row.
 
         The norm is that of the whole gradient, so all processes skip the same steps.
         """

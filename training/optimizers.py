@@ -151,8 +151,8 @@ class Kind:
     numbers: tuple[str, ...]
     """What it takes of `DEFAULTS`, for all groups."""
     fused_on: tuple[str, ...] = ()
-    """Devices with a fused kernel. On others than the CPU it wants step counts there, which torch
-    keeps for its own optimisers alone; param scaling drives it where an RMS needs no exchange."""
+    """Devices with a fused kernel. Off the CPU the kernel needs step counts on the device, which
+    only torch's own optimisers keep; parameter scaling uses it where an RMS needs no all-reduce."""
 
 
 DEFAULTS = {

@@ -78,11 +78,11 @@ class Checkpoints:
         raise Stopped(step)
 
     def _agreed(self, *flags: bool) -> list[bool]:
-        """Each flag, true where it is so in any process: all must do the same."""
-        found = torch.tensor(flags, dtype=torch.int64)
+        """Each flag, true if it is true in any process, so that all processes act alike."""
+        agreed = torch.tensor(flags, dtype=torch.int64)
         if self.control is not None:
-            distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.control)
-        return [bool(flag) for flag in found.tolist()]
+            distributed.all_reduce(agreed, distributed.ReduceOp.MAX, group=self.control)
+        return [bool(flag) for flag in agreed.tolist()]
 
     def _save(self, step: int) -> None:
         losses, pending = self.losses.state(self.accelerator)

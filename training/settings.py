@@ -49,7 +49,7 @@ class OptimizerConfig(Section):
     momentum: Fraction01 = 0.9
     """Heavy-ball momentum (sgd), or that of muon's matrices."""
     atan2_lambda: PositiveFloat = 8.0
-    """Stretch of the arctangent where the update has one (Everett et al., C.3)."""
+    """lambda of adam_atan2's update (Everett et al., C.3)."""
     min_dim_factored: PositiveInt | None = None
     """Axes that adafactor factors have at least so many entries; by default 128, as in optax."""
     weight_decay: NonNegativeFloat = 0.0
@@ -214,7 +214,7 @@ class RunConfig(Section):
     )
     """Keys that say how or where a run is computed: no part of which run it is."""
     constants: ClassVar[Mapping[str, Any]] = {}
-    """section.key of values that no config can change, but that are part of which run it is."""
+    """section.key of values that no config can change but that enter the run id."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and, unless a data.seed is set, of the data order."""
     optimizer: OptimizerConfig

@@ -5,8 +5,8 @@ unit (a block, or the rest of the model) computes. Torch calls such a tensor a D
 and so its row in the plan, stay what they were. `accelerate launch` asks for it with a config
 file whose distributed_type is FSDP; everything else about the run is as with DDP.
 
-The model is cut here and not by accelerate, which would move the optimiser to new parameters and
-keeps the whole model in each process until then.
+The model is sharded here and not by accelerate, which would point the optimiser to new parameters
+and keep the whole model in each process until then.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def place(model: nn.Module, device: torch.device, precision: str) -> bool:
 def autocast(model: nn.Module, device: str, precision: str, sharded: bool) -> None:
     """Has a forward pass compute in bf16 or fp16 where torch.autocast does; outputs are float32.
 
-    Kept for the whole forward pass, low copies of sharded weights would be whole ones.
+    When sharded, autocast's cache is off: it would keep a whole low-precision copy of each weight.
     """
     if precision != "fp32":
         low = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
@@ -184,7 +184,7 @@ def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part, which shares its memory; possibly without rows. Else the tensor."""
+    """This process's part, a view that may have no rows; an unsharded tensor as it is."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -199,14 +199,14 @@ def rows(tensor: Tensor) -> tuple[int, int | None]:
 
 
 def share(tensor: Tensor) -> tuple[Tensor | None, int]:
-    """What this process saves of a tensor, so that all save each row once, and its first row."""
+    """(the rows that this process saves, or None; the first of them). Each row is saved once."""
     first, held = rows(tensor)
     saves = bool(held) if held is not None else processes.state().is_main_process
     return (local(tensor) if saves else None), first
 
 
 def wrap(part: Tensor, like: DTensor, shape: Sequence[int], first_axis: bool) -> Tensor:
-    """Makes the parts that the processes hold one tensor of `shape`, sharded as `like`.
+    """Joins the processes' local parts into one tensor of `shape`, sharded as `like`.
 
     Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.
     """

@@ -1,12 +1,12 @@
 """One training step of a model that is never allocated: its parameters, FLOPs and memory per GPU.
 
 The repository's own model, plan, sharding and optimiser run on torch's fake tensors, which have
-shapes and no values, in a fake process group of the planned size. Counted is what an eager step
-takes on a GPU: torch.compile keeps less, and what kernels hold for themselves is not seen, nor the
-zeros that linear_cross_entropy adds to the readout's weight. The tensors are said to be on the CPU,
-as autograd asks for a real GPU where they are said to be on one; functions that do otherwise on a
-CPU are told not to. Gradients that meet, as of tied weights, are added into a third tensor where
-real ones may be added in place.
+shapes and no values, in a fake process group of the planned size. What is counted is an eager step
+on a GPU; torch.compile keeps less. Not counted are the workspaces of kernels and the zeros that
+linear_cross_entropy adds to the readout's weight. The fake tensors have the device type CPU, as
+autograd would ask for a real GPU otherwise; functions that behave differently on a CPU are patched.
+Gradients that are summed, as of tied weights, go into a third tensor where real ones may be added
+in place.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         flops = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
         with flops:
             step(1)  # which also makes the optimiser's state
-        memory.most = 0  # the counter's hooks have kept tensors
-        step(min(2, math.ceil(share / rows)))  # what is summed in one is there in all that follow
+        memory.most = 0  # not the first step's peak: the FLOP counter's hooks kept tensors alive
+        step(min(2, math.ceil(share / rows)))  # the second adds to gradients, and so do later ones
     return Simulated(parameters, flops.get_total_flops() * batch_size / rows, memory.most)
 
 
@@ -161,11 +161,11 @@ def _as_on_a_gpu() -> Iterator[None]:
     attention = functional.scaled_dot_product_attention
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """A CPU keeps its mask as numbers and not as bytes."""
+        """On a CPU torch stores the dropout mask as floats, on a GPU as bytes."""
         return torch.native_dropout(x, p, training)[0] if p and training else x
 
     def attention_without_dropout(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Tensor:
-        """A CPU keeps all weights for it, a GPU draws it again from its seed."""
+        """With dropout a CPU stores all attention weights; a GPU redraws the mask from a seed."""
         return attention(*args, **kwargs)
 
     patch = mock.patch.object

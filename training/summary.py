@@ -1,4 +1,4 @@
-"""What a run came to, what it cost, and where it was made: summary.json."""
+"""summary.json: a run's outcome, its cost, and the environment it ran in."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
 def _readable(root: Path) -> Iterator[Path]:
     """The file itself, or the files under the folder, in formats that are read.
 
-    Parts of names that start with a dot are download tools' own.
+    Hidden files and folders belong to download tools and are skipped.
     """
     for file in [root] if root.is_file() else root.rglob("*"):
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)

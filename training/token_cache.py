@@ -84,10 +84,10 @@ def prepare(
 
 
 def guard(folder: Path, make: Callable[[], Opened]) -> Opened:
-    """What `make` opens in a `folder` that it fills itself, whole or not at all, if it is new.
+    """Opens `folder` with `make`, which itself fills a missing folder, whole or not at all.
 
     For libraries that keep a cache but never check it: a folder whose files have changed since it
-    was first met is made again.
+    was first opened is rebuilt.
     """
     if (folder / META).exists() and (problem := cache_problem(folder)):
         print_line(f"{folder}: {problem}; rebuilding it")

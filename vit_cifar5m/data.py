@@ -65,9 +65,8 @@ class Images(NamedTuple):
 def from_config(data: DataConfig, seed: int, visits: int = 0) -> Images:
     """The images of `data.source`; UserError when files are missing, damaged or too few.
 
-    `seed` draws the embedded training images and is of no use to files; of them there are as many
-    as a run visits. Validation images are the same for every seed, and no training image is among
-    them.
+    `seed` draws the embedded training images, as many as a run visits; files do not use it.
+    Validation images are the same for every seed, and no training image is among them.
     """
     validation = held_out(data, data.validation_images, "data.validation_images")
     train: Drawn | Stored

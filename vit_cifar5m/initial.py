@@ -146,8 +146,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def network_seed(seed: int, shape: ModelConfig, alpha: float, network: int) -> int:
-    """The seed of a network: its own, or networks of two sizes would begin with the same numbers
-    and not be independent."""
+    """A different seed for every network: with one seed, networks of two sizes would start from
+    the same numbers and not be independent."""
     name = f"{seed}/{shape.head_dim}/{shape.heads}/{shape.layers}/{alpha}/{network}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
 

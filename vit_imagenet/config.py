@@ -32,7 +32,7 @@ class ModelConfig(Section):
 
     @model_serializer(mode="wrap")
     def _head(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The bias is the rule, and no part of a run's name."""
+        """Omits head_bias at its default, so that it does not enter the run id."""
         return {k: v for k, v in dump(self).items() if k != "head_bias" or not self.head_bias}
 
 

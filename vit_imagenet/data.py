@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Unreadables:
     """Which images could not be read: named and counted once in a process and its workers.
 
-    One flag per image in shared memory: workers know of each other's and later epochs of earlier
-    ones'. A flag decides no sample, which stay functions of the files and their place.
+    One flag per image in shared memory, so that workers and later epochs know which images failed
+    before. Flags change no sample: samples depend on the files and their place alone.
     """
 
     def __init__(self, size: int, limit: int) -> None:

@@ -102,8 +102,8 @@ def _stratified(labels: np.ndarray, fraction: float) -> np.ndarray:
 
 
 class Files:
-    """Image files by number; names lie end to end in one string, as 1.3 million objects are much
-    memory, which every worker would copy."""
+    """Image files by number. Their names are joined in one string: 1.3 million objects would take
+    much memory, which every worker would copy."""
 
     def __init__(self, root: Path, classes: list[str]) -> None:
         names, ends, counts = [], [np.zeros(1, dtype=np.int64)], []

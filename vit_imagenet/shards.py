@@ -167,8 +167,8 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
 def _check_ends(paths: list[Path]) -> None:
     """UserError, naming the first tar that does not end with the block of zeros that every one has.
 
-    To tarfile a damaged header is the end, and the images behind it would be missing without a
-    word.
+    tarfile takes a damaged header for the end of the archive, and would silently drop the images
+    after it.
     """
     for path in paths:
         try:

@@ -11,8 +11,8 @@ size are compared with those of one rate for all tensors and of Everett et al., 
 forms of multipliers, and the nearest rule is named. Multipliers of the forward pass are not read.
 
 Exit code: 0 where everything follows one rule, 1 where a tensor deviates (or has changed), 2 for a
-mistake in the command or the file. A tensor that no optimiser holds deviates, as do one that two
-hold, a block unlike the others, and a hidden matrix whose like have another optimiser.
+mistake in the command or the file. Deviations are also a tensor in no optimiser or in two, a block
+unlike the others, and a hidden matrix with another optimiser than the rest.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def _unlike(
     kinds: Mapping[str, str],
     powers: Mapping[str, Mapping[str, float | None]],
 ) -> Iterator[tuple[str, str]]:
-    """Tensors that no optimiser or several hold, or that are unlike their like."""
+    """Tensors in no optimiser or in several, or unlike others of their kind or block."""
     for name, reading in readings.items():
         if not reading.optimizer:
             yield name, "no optimiser holds it"
@@ -259,7 +259,7 @@ def _unlike(
             common = Counter(values.values()).most_common(1)[0][0] if values else None
             for n, value in values.items():
                 if value != common and {value, common} - {None}:
-                    yield n, f"{key} {_text(value)}, where its like have {_text(common)}"
+                    yield n, f"{key} {_text(value)}, where similar tensors have {_text(common)}"
 
 
 def _together(lines: Iterable[tuple[str, str]], names: Sequence[str]) -> list[str]:

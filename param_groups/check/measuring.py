@@ -1,6 +1,6 @@
 """What the coordinate check measures: how large outputs, their changes and updates are.
 
-A model is trained for a few steps at several widths and seeds. Taken is the RMS of
+A model is trained for a few steps at several widths and seeds. The check records the RMS of
 
 * init: every module's output at initialisation, on the batch of the first step;
 * change: what the steps add up to, output after t steps minus output at first. The logits have a
@@ -256,7 +256,7 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
         optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in held:  # its rest says nothing
+        if parameter.requires_grad and id(parameter) not in held:  # it could not move
             raise CheckError(
                 f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
                 "model that the check is given, or freeze what is not to be trained"

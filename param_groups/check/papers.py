@@ -139,7 +139,7 @@ def _spectral(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
 
 
 def over_depth(alpha: Fraction, family: str) -> Promise:
-    """Bordelon et al., Tables 1 and 2: rates in branches; what no branch holds knows no depth."""
+    """Bordelon et al., Tables 1 and 2: rates in branches; other tensors do not depend on depth."""
     start = dict.fromkeys(LAYERS, ZERO)
     step = {**start, "hidden": 1 - (2 if family == "sgd" else 1) * alpha}
     source = "Bordelon et al., Tables 1 and 2, the depth"

@@ -120,8 +120,8 @@ def verdict(
     tolerance: float = TOLERANCE,
     one_sided: bool = False,
 ) -> str:
-    """The word for a slope that may lie between `aim` and `allowed`; one-sided slopes are only too
-    large, or not judged."""
+    """The verdict on a slope that may lie between `aim` and `allowed`. A one-sided slope can only
+    be too large; below its aim it is not judged."""
     if aim is None or allowed is None:
         return UNKNOWN
     low, high = min(aim, allowed) - tolerance, max(aim, allowed) + tolerance

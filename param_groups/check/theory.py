@@ -246,7 +246,7 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
     kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
     step = expected.step.get(kind, ZERO)
     if not expected.published and whole.kind == "readout" and whole.start is not None:
-        start = max(start, whole.start)  # the forward pass alone is no wrong rate
+        start = max(start, whole.start)  # a readout may start smaller than needed
     between = [numbers.powers(name, pair) for pair in numbers.pairs]
     result = []
     if whole.start is not None and whole.kind != "constant":
@@ -281,7 +281,7 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
         if powers.step is not None and (known is None or powers.step < (known.step or ZERO)):
             fastest[powers.kind] = powers
     start, step = dict(expected.start), dict.fromkeys(LAYERS, Fraction(9))
-    for kind in LAYERS:  # one that a model lacks neither moves nor hides what others do
+    for kind in LAYERS:  # a missing kind keeps step 9: a negligible change
         if one := fastest.get(kind):
             start[kind] = start[kind] if one.start is None else one.start
             step[kind] = step[kind] if one.step is None else one.step

@@ -216,10 +216,10 @@ BERT_RULES = (
     *_each(Role.READOUT_BIAS, "classifier.bias", "classifier.out_proj.bias"),
 )
 
-# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that,
-# in a plan as in the library.
-# Made with tie_word_embeddings=False its config stops multiplying logits by n^(-1/2), and ties all
-# the same: set config.tie_word_embeddings = False before the model is made of it.
+# T5 does not scale attention logits by a power of the head dimension: its initial queries have that
+# factor, in a plan as in the library.
+# A config made with tie_word_embeddings=False stops scaling logits by n^(-1/2) but still ties the
+# embeddings: set config.tie_word_embeddings = False before the model is built from it.
 T5_RULES = (
     *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
     Rule("*Attention.q.weight", Role.QUERY),
@@ -333,7 +333,7 @@ def _tied_once(rules: Sequence[Rule], model: nn.Module) -> list[Rule]:
 
 
 def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
-    """Whether norms whose weight starts at 1, or at 0, have the role that does so."""
+    """Whether norm weights that start at 1 have a scale's role, and those at 0 a bias's."""
     for assignment in assignments:
         path, _, own = assignment.name.rpartition(".")
         module = model.get_submodule(path)

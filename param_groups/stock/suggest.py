@@ -352,8 +352,8 @@ def _as_rules(guesses: dict[str, Guess]) -> Suggestion:
     """The shortest patterns of block numbers that name no tensor of another role."""
     rules: list[Rule] = []
     doubts: dict[str, str] = {}
-    # A * stands for a number and may match more: all that ends as the name does after its last
-    # number. So each pattern is held against those names alone.
+    # A * may match more than a number: any name that ends like this one after its last number.
+    # So each pattern is compared with the names of that ending only.
     endings: dict[str, list[str]] = {}
     for name in guesses:
         endings.setdefault(_NUMBER.split(name)[-1], []).append(name)
@@ -378,7 +378,7 @@ def _as_rules(guesses: dict[str, Guess]) -> Suggestion:
 
 
 def _patterns(name: str) -> Iterable[str]:
-    """All numbers as *, all but the last, the name itself; a * of a name stands for itself."""
+    """Patterns: all numbers as *, then one number less at a time, then the name (escaped)."""
     parts = [re.sub(r"([*?[])", r"[\1]", part) for part in _NUMBER.split(name)]
     numbers = _NUMBER.findall(name)
     for count in range(len(numbers), -1, -1):

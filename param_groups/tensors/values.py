@@ -143,7 +143,7 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 
 def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
-    """Raises PlanError for a model that has not what the rates of these rows go with."""
+    """Raises PlanError unless the model has the values and multipliers that the rates assume."""
     way_out = "groups(model, check=False) skips this check"
     if model not in _GIVEN:
         raise PlanError(

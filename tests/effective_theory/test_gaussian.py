@@ -65,10 +65,7 @@ _BY_HAND = {
         lambda w: (1 + _erf(w / math.sqrt(2))) / 2 + w * _phi(w),
     ),
     "gelu_tanh": (_gelu_tanh, lambda w: (_gelu_tanh(w + 1e-5) - _gelu_tanh(w - 1e-5)) / 2e-5),
-    "silu": (
-        lambda w: w * _logistic(w),
-        lambda w: _logistic(w) * (1 + w * (1 - _logistic(w))),
-    ),
+    "silu": (lambda w: w * _logistic(w), lambda w: _logistic(w) * (1 + w * (1 - _logistic(w)))),
     "erf": (_erf, lambda w: 2 / math.sqrt(math.pi) * np.exp(-(w**2))),
     "tanh": (np.tanh, lambda w: 1 - np.tanh(w) ** 2),
     "relu": (lambda w: np.maximum(w, 0), lambda w: (w > 0).astype(float)),

@@ -136,10 +136,7 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
             "idual\nembedding,-2,3/2\nhidden 1,-2,1\nhidden 2,-2,1/2\n"
             "hidden 3,-2,0\nreadout,-1/2,0",
         ),
-        (
-            "table dinan width=64",
-            "role,init,std,multiplier,relative lr,eps factor",
-        ),
+        ("table dinan width=64", "role,init,std,multiplier,relative lr,eps factor"),
         ("table stratos", "parameterization,layer,a,b,c"),
     ],
 )

@@ -6,11 +6,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
 from param_groups import Everett, PlanError, Role, Rule, Spectral, guard, plan
 from param_groups.plan import Plan
 from param_groups.tensors.muon import MuonAdamW, orthogonalised
+from training.optimizers import build
 
 
 class Block(nn.Module):
@@ -269,3 +271,16 @@ def the_pair_of_an_sgd_plan():
 def test_what_would_be_a_wrong_rate_is_refused(wrong, message):
     with pytest.raises(PlanError, match=message):
         wrong()
+
+
+@pytest.mark.parametrize("name", ["adam", "adam_param_scaling", "muon"])
+def test_fused_kernels_of_a_gpu_have_their_step_counts_there(name):
+    """They read them by their address, which the CPU's memory does not answer."""
+    with FakeTensorMode():
+        param = torch.nn.Parameter(torch.empty(4, 8, device="cuda"))
+        param.grad = torch.empty_like(param)
+        group = {"params": [param], "lr": 0.1, "eps": 1e-8, "weight_decay": 0.0}
+        optimizer = build(name, [{**group, "optimizer": "adam", "initial_lr": 0.1, "name": "a"}])
+        optimizer.step()
+    fused = getattr(optimizer, "_fused", False) or optimizer.param_groups[0].get("fused")
+    assert not fused or optimizer.state[param]["step"].device.type == "cuda"

@@ -219,12 +219,7 @@ def test_a_stack_of_experts_has_three_axes():
 
 @pytest.mark.parametrize(
     ("shape", "layout"),
-    [
-        ((), Layout.VECTOR),
-        ((6,), Layout.LINEAR),
-        ((6,), Layout.TABLE),
-        ((6,), Layout.TRANSPOSED),
-    ],
+    [((), Layout.VECTOR), ((6,), Layout.LINEAR), ((6,), Layout.TABLE), ((6,), Layout.TRANSPOSED)],
 )
 def test_too_few_axes_are_an_error_that_shows_the_shape(shape, layout):
     with pytest.raises(PlanError, match="'gain'.*too few axes") as error:

@@ -100,7 +100,7 @@ def test_a_signal_that_comes_as_a_wait_ends_does_not_hold_the_driver(work, monke
         (
             [Lost("out of memory")] * 9,
             LOST,
-            f"lost its place {LOST} times without a step forward: out of memory",
+            f"lost its worker {LOST} times without progress: out of memory",
         ),
         ([RunFailed("no such thing")], 2, None),
         (

@@ -307,11 +307,7 @@ def shipped():
 SHIPPED = list(shipped())
 # Their sweeps have new settings (constants of effective rates, BART's epsilon), their tables are
 # of the former ones. A table that is made anew fails its xfail here: take it off then.
-AWAITED = {
-    "everett/figure_3_param_scaling",
-    "everett/figure_3_sgd",
-    "everett/figure_10_adafactor",
-}
+AWAITED = {"everett/figure_3_param_scaling", "everett/figure_3_sgd", "everett/figure_10_adafactor"}
 
 
 def replayed():

@@ -207,7 +207,7 @@ def test_a_run_that_fails_or_dies_is_reported_and_the_rest_goes_on(engine):
     assert code == 1
     assert errors.count("failed 2 times: RuntimeError: no such thing") == 1
     assert errors.count('raise RuntimeError("no such thing")') >= 1  # the log's last lines
-    assert errors.count("lost its place 5 times without a step forward") == 1
+    assert errors.count("lost its worker 5 times without progress") == 1
     rows = list(csv.DictReader(engine.table("fails").splitlines()))
     assert Counter(row["status"] for row in rows) == {"finished": 1, "failed": 2}
     logs = [path.read_text() for path in engine.runs("fails").glob("*/log.txt")]

@@ -131,11 +131,7 @@ def run_task(run_dir, run, pause=0.0, stop_at=None):
 
     run_dir.mkdir(parents=True, exist_ok=True)
     return runs.train_once(
-        run_dir,
-        run.config,
-        run.plan,
-        lambda: loop.train(run, run_dir, progress),
-        run.data_checksum,
+        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress), run.data_checksum
     )
 
 

@@ -210,7 +210,7 @@ def another_meaning_of_spectral(n):
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (two_matrices_moved, "h.*.out.weight: optimizer adam, where its like have muon"),
+        (two_matrices_moved, "h.*.out.weight: optimizer adam, where similar tensors have muon"),
         (the_head_by_the_root, "lm_head.weight: lr goes as size^-0.5, expected size^-1"),
         (a_catch_all, "h.*.down.weight: lr goes as size^0, expected size^-1"),
         (the_factor_of_one_layer_lost, "h.1.qkv.weight: lr goes as size^0, expected size^-1"),
