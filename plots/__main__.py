@@ -11,8 +11,7 @@
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
 NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
-Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
-the first table.
+Figures are PNG and PDF: of shipped tables in plots/figures/PAPER, of others by the first table.
 """
 
 import argparse

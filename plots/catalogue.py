@@ -35,8 +35,7 @@ def figures() -> list[str]:
 
 
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure, of its preset: all, or where it can do with some (ANY) those
-    that there are; else none."""
+    """The shipped tables of a figure's preset: all, or those there are if some suffice (ANY)."""
     module, preset = load(name), preset_of(name)
     if preset and getattr(module, "ONCE", ()) is True:
         return []
@@ -79,7 +78,7 @@ def of_shipped(name: str) -> Sequence[Printed]:
 
 @contextlib.contextmanager
 def one_line(given: Sequence[Path]) -> Iterator[None]:
-    """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
+    """An error from a user's tables becomes one line; with shipped tables it has a traceback."""
     try:
         yield
     except TableError:

@@ -3,11 +3,11 @@
     python -m plots claims            writes plots/claims.md from claims.yaml and the shipped tables
 
 *Sign*: whether the number, or the difference, lies on the claimed side of zero: no, where its 95 %
-interval lies on the other side and it is not smaller than the effect. *Size*: whether it lies
-within the effect of the claimed number or range, by two one-sided tests at 5 %; no, where the 95 %
-interval lies outside. Of several findings all must; one that does not, with errors for all of them
-together (Bonferroni), is a no. *Drift*: whether over the last three sizes the number moves toward
-the claim or away from it, by more than its error.
+interval lies on the other side and it is not shown to be smaller than the effect. *Size*: whether
+it is shown to lie within the effect of the claimed number or range, by two one-sided tests at 5 %;
+no, where the 95 % interval lies outside. Of several findings all must; one that does not, with
+errors for all of them together (Bonferroni), is a no. *Drift*: whether over the last three sizes
+the number moves toward the claim or away from it, by more than its error.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
-from scipy.special import stdtrit
 
 from plots import catalogue, tables
 from plots.findings import Estimate, Finding, kind
 from plots.statistics import slope
 
+PAPERS = ("Everett et al.", "Dinan et al.", "Bordelon et al.", "Stratos")
 CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "md"))
 YES, NO, UNKNOWN, NONE, TOWARD, AWAY, STILL = "yes", "no", "unknown", "–", "toward", "away", "none"
 ORDER = (UNKNOWN, STILL, AWAY, TOWARD).index  # of several drifts the first stands
 WORDS = {
     "reproduced": "the claimed side of zero, or within the effect of the claimed number",
     "reproduced in sign": "the claimed side of zero, and another size or an unknown one",
-    "approaching": "outside the effect, but moving toward the claim and within it at the last size",
-    "not reproduced, cause known": "another sign or size, and a run without the cause has neither",
+    "approaching": "outside the effect, moving toward the claim, and within it at the last size",
+    "not reproduced, cause known": "another sign or size; a run without the cause has the claim's",
     "not reproduced": "another sign or size here, without a run that shows why",
     "undecided": "errors, or constants whose search ends at an edge, leave it open",
     "not tested": "nothing here tests it",
@@ -51,14 +51,14 @@ NUMBER = r"[+-]?\d+(?:\.\d+)?(?:/\d+)?"
 
 @dataclass(frozen=True)
 class Judged:
-    """What one finding says of its claim: how far it lies outside of what is claimed, the three
-    columns, and whether the last size lies within the effect."""
+    """What one finding says of its claim; whether it and its last size are shown to be near it."""
 
     finding: Finding
     off: float = 0.0
     sign: str = NONE
     size: str = NONE
     drift: str = UNKNOWN
+    within: bool = False
     arrived: bool = False
 
 
@@ -110,7 +110,8 @@ class Claim:
             return ""
         worst = max(self.against or self.found, key=lambda one: one.off).finding
         text = worst.measured if worst.estimate is None else worst.estimate.text(3)
-        return f"{text}; claimed: {self.entry.get('published', worst.published)}"
+        effect = f"; effect: {self.entry['effect']}" if "effect" in self.entry else ""
+        return f"{text}; claimed: {self.entry.get('published', worst.published)}{effect}"
 
 
 def claimed(published: str) -> tuple[str, float, float]:
@@ -139,13 +140,11 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
     what, low, high = claimed(published)
     room = float(str(effect).rstrip("%")) * (abs(low) / 100 if str(effect).endswith("%") else 1)
     value, error = estimate.value, max(estimate.error, 1e-12)
-    freedom = math.inf if estimate.freedom is None else max(estimate.freedom, 1e-9)
-    tails = (0.95, 0.975, 1 - 0.025 / count)
-    near, reach, far = (float(stdtrit(freedom, tail)) * error for tail in tails)
+    near, reach, far = (estimate.reach_of(number) * error for number in (0.5, 1, count))
     known = math.isfinite(value + far) and not estimate.few
     off = max(low - value, value - high, 0.0)  # outside of what is claimed
     within, outside = known and off + near < room, known and off - far > room
-    drift, last = _drift(estimate, low, high)
+    drift, arrived = _drift(estimate, low, high, room)
     size, sign = YES if within else NO if outside else UNKNOWN, NONE
     if what == "number" and low and known:
         side = value * math.copysign(1, low)
@@ -154,20 +153,20 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
         sure = known and (abs(value) > reach if off == 0 else within and what == "not below")
         sign, size = YES if sure else NO if known and off > far and not within else UNKNOWN, NONE
         off = off or -abs(value)  # the nearest to zero is the weakest
-    return Judged(finding, off, sign, size, drift, last <= room)
+    return Judged(finding, off, sign, size, drift, within, arrived)
 
 
-def _drift(estimate: Estimate, low: float, high: float) -> tuple[str, float]:
-    """(whether the last three sizes move toward the claim, how far outside of it the last lies)."""
+def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[str, bool]:
+    """Whether the last three sizes move toward the claim, and the last is shown to be near it."""
     known = {n: one for n, one in estimate.by_size.items() if math.isfinite(one.value)}
     last = sorted(known)[-3:]
     away = {n: max(low - known[n].value, known[n].value - high) for n in last}
     change = slope({n: replace(known[n], value=away[n]) for n in last})
-    end = away[last[-1]] if last else math.inf
     if not math.isfinite(change.error):
-        return UNKNOWN, end
-    sure = abs(change.value) > 2 * change.error
-    return (TOWARD if change.value < 0 else AWAY) if sure else STILL, end
+        return UNKNOWN, False
+    sure, end = abs(change.value) > 2 * change.error, known[last[-1]]
+    arrived = max(away[last[-1]], 0) + end.reach_of(0.5) * end.error < room
+    return (TOWARD if change.value < 0 else AWAY) if sure else STILL, arrived
 
 
 def matching(figure: str, pattern: str) -> list[Finding]:
@@ -187,20 +186,16 @@ def matching(figure: str, pattern: str) -> list[Finding]:
 def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
     """A claim with what its findings say, and what a run without its cause says."""
 
-    def found(of: Mapping[str, Any], beside: str = "") -> list[Judged]:
-        lines = matching(of["figure"], of["findings"])
-        words = [str(entry.get("published", line.published)) for line in lines]
-        words = [beside if word == "no claim" else word for word in words]  # of a run of ours
-        effect = entry.get("effect", 0)
+    def found(of: Mapping[str, Any]) -> list[Judged]:
+        lines, effect = matching(of["figure"], of["findings"]), entry.get("effect", 0)
+        words = [str(of.get("published", line.published)) for line in lines]
         return [judged(f, p, effect, len(lines)) for f, p in zip(lines, words, strict=True)]
 
-    if "untested" in entry:
-        return Claim(paper, entry)
     blocked = _edges(*entry["constants"]) if "constants" in entry else ""
-    claim = Claim(paper, entry, found(entry), blocked)
+    claim = Claim(paper, entry, () if "untested" in entry else found(entry), blocked)
     if "cause" in entry and claim.word == "not reproduced":
-        without = Claim(paper, entry, found(entry["cause"], claim.found[0].finding.published))
-        if without.found and not without.against:
+        without = Claim(paper, entry, found(entry["cause"]))
+        if without.found and all(YES in (o.sign, o.size) or o.within for o in without.found):
             number = without.number.partition(";")[0]
             return replace(claim, cause=f"cause: {entry['cause']['words']}; without it {number}")
     return claim
@@ -209,10 +204,10 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
 def _edges(name: str, optimizer: str) -> str:
     """Why constants whose search ends near an edge of its box decide nothing; or ""."""
     text = (tables.DATA / "everett" / f"{name}.yaml").read_text(encoding="utf-8")
-    found = yaml.load(text, yaml.CSafeLoader)["constants"]
-    own = [one for one in found if one["where"]["optimizer.name"] == optimizer]
-    edge = [one["where"]["prescription.parameterization"] for one in own if one.get("near_edge")]
-    return f"the search of constants ends at an edge ({', '.join(edge)})" if edge else ""
+    found = [one for one in yaml.load(text, yaml.CSafeLoader)["constants"] if one.get("near_edge")]
+    own = [one["where"] for one in found if one["where"]["optimizer.name"] == optimizer]
+    edge = ", ".join(where["prescription.parameterization"] for where in own)
+    return f"the search of constants ends at an edge ({edge})" if edge else ""
 
 
 @functools.cache
@@ -222,19 +217,24 @@ def claims() -> Sequence[Claim]:
     return [judge(paper, entry) for paper, listed in entries.items() for entry in listed]
 
 
+def tally(some: Iterable[Claim]) -> str:
+    """How many claims there are, by word."""
+    count = Counter(claim.word for claim in some)
+    words = ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
+    return f"{count.total()} claims, {words}"
+
+
 def page() -> str:
     """The page, as Markdown."""
-    count = Counter(claim.word for claim in claims())
-    total = ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
     lines = [FIRST_LINE, "\n# Claims of the papers, as far as they can be judged here\n"]
-    lines += [f"{len(claims())} claims: {total}. `python -m plots claims` writes this page.\n"]
+    lines += [f"The four papers: {tally(one for one in claims() if one.paper in PAPERS)}. Ours and"]
+    lines += [f"of others, at the end: {tally(c for c in claims() if c.paper not in PAPERS)}.\n"]
     lines += [f"- *{word}*: {meaning}" for word, meaning in WORDS.items()]
     lines += ["\n" + (__doc__ or "").split("\n\n")[2].strip()]
     head = ("claim", "where", "word", "number", "sign", "size", "drift", "what differs here")
     for paper in dict.fromkeys(claim.paper for claim in claims()):
         lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for claim in (claim for claim in claims() if claim.paper == paper):
-            of = claim.entry
+        for of, claim in ((claim.entry, claim) for claim in claims() if claim.paper == paper):
             differs = (of.get("untested"), claim.blocked, claim.cause, of.get("differs"))
             cells = (of["claim"], of["where"], claim.word, claim.number)
             three = (claim.column("sign"), claim.column("size"), claim.drift)

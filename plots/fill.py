@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plots import catalogue, tables
-from plots.claims import claims
+from plots.claims import PAPERS, claims
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
 
@@ -38,7 +38,8 @@ def claims_table(experiment: str) -> list[str]:
     lines = ["| claim | here | number | drift |", "|---|---|---|---|"]
     for claim in (claim for claim in own if claim.found):
         number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
-        lines.append(f"| {claim.entry['claim']} | {claim.word} | {number} | {claim.drift} |")
+        what = claim.entry["claim"] + " (ours)" * (claim.paper not in PAPERS)
+        lines.append(f"| {what} | {claim.word} | {number} | {claim.drift} |")
     rest = sum(not claim.found for claim in own)
     more = f" and lists {rest} more claim{'s' * (rest > 1)}" if rest else ""
     return [*lines, f"\n[plots/claims.md](../plots/claims.md) explains the columns{more}."]

@@ -110,8 +110,8 @@ class Estimate:
         """Standard errors on either side: 2, or Student's 97.5 % quantile."""
         return 2.0 if self.freedom is None else self.reach_of(1)
 
-    def reach_of(self, count: int) -> float:
-        """Those that one of `count` numbers leaves to either side in 5 % (Bonferroni)."""
+    def reach_of(self, count: float) -> float:
+        """The same with a Bonferroni correction for `count` numbers."""
         from scipy.special import stdtrit
 
         return float(stdtrit(math.inf if self.freedom is None else self.freedom, 1 - 0.025 / count))
@@ -138,7 +138,7 @@ class Estimate:
         return self._verdict(self.value + self.reach * self.error >= 0)
 
     def claimed_equal(self) -> str:
-        """Whether a difference that the paper finds none in lies within the interval."""
+        """Whether the interval contains zero, where the paper claims no difference."""
         return self._verdict(abs(self.value) <= self.reach * self.error)
 
     def _verdict(self, agrees: bool) -> str:

@@ -122,15 +122,14 @@ def transfer(lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str
         style.octave_limits([last], sizes)
     last.set(title="best rate", xlabel=size, ylabel=f"best {rate}")
     if any(line.published is not None for line in lines):
-        entries.append(("slope of the paper", {"color": "0.45", "ls": ":"}))
+        entries.append(("published or derived slope", {"color": "0.45", "ls": ":"}))
     entries += [*style.width_entries(colors, symbol), *style.rate_entries(lines)]
     style.legend(figure, entries, *axes.flat[count:][:1])
     return figure
 
 
 def draw_best(axis, sweeps: Sweeps, **look) -> None:
-    """Loss of the best rate against parameters with seed error bars, hollow where a run that judges
-    it diverged."""
+    """Loss of the best rate against parameters with seed errors, hollow if a run diverged."""
     drawn = [sweep for sweep in sweeps.values() if sweep.ended]
     sizes, values = [one.parameters for one in drawn], [one.loss for one in drawn]
     errors = [np.nan_to_num(sweep.lowest.error) for sweep in drawn]

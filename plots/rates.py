@@ -18,12 +18,12 @@ from plots.statistics import differences, mean
 from plots.style import LABELS, present
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 
-# Seeds differ most close to divergence; what errors of optima and best losses rest on is the
-# spread of points whose mean loss is at most this much above their sweep's lowest.
+# The spread over seeds is largest near divergence. So errors of optima and best losses use only
+# points whose mean loss exceeds their sweep's lowest by at most this share.
 NEAR = 0.05
-FREE = 4  # degrees of freedom that a width's own spread takes
+FREE = 4  # least degrees of freedom for a width to use its own spread over seeds
 PAIRED = 3  # seeds; with two, 95 % of Student's distribution reach to 12.7 errors
-LONGEST = fits.WINDOW  # octaves; an optimum lies within them of the best rate, whatever its error
+LONGEST = fits.WINDOW  # octaves; the optimum lies this close to the best rate, so errors are capped
 # Octaves to either side of the best rate that a parabola may be fitted to: its neighbours (None),
 # and on a grid of factors of 2 up to where loss curves stop being parabolas.
 WINDOWS = (None, 1.0, 1.5, 2.0, 2.5)
@@ -223,9 +223,9 @@ def seed_noise(points: Sequence[tuple[int, float, int]], least: int = 1) -> tupl
 
 
 def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ...]]]:
-    """Width -> (standard deviation of one run's loss over seeds, its degrees of freedom, widths
-    whose seeds it comes from): its own, as widths differ several-fold in it, or where it has fewer
-    than FREE degrees of freedom that of all widths with seeds."""
+    """Width -> (standard deviation of one run's loss over seeds, its degrees of freedom, widths it
+    is pooled over). Each width uses its own, as widths differ several-fold; one with fewer than
+    FREE degrees of freedom uses that of all widths with seeds."""
     points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
     every = *seed_noise(points), tuple(sorted({width for width, _, _ in points}))
     own = {n: seed_noise([point for point in points if point[0] == n], FREE) for n in widths}
@@ -283,8 +283,8 @@ def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
 
 
 def _judges(found: Lines, symbol: str) -> list[str]:
-    """By which seeds best rates are judged, how far that is above the lowest loss of the seeds that
-    choose where they are the same seeds, and which of them diverge; a single rate was not chosen.
+    """Which seeds judge the best rates; if each seed is judged at the others' choice, how far that
+    loss lies above the lowest mean; which judging runs diverged. Single rates were not chosen.
     """
     kinds: dict[str, list[RateSweep]] = {}
     lost: dict[str, list[int]] = {}
@@ -305,8 +305,7 @@ def _judges(found: Lines, symbol: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Exponent(statistics.Power):
-    """The power of width in the optimal rate; `edge` are widths left out of it: their best rate is
-    the first or last tried."""
+    """The power of width in the optimal rate; `edge`: widths left out, with optima at an edge."""
 
     edge: tuple[int, ...] = ()
     sweeps: Sweeps = field(default_factory=dict, compare=False)
@@ -363,8 +362,8 @@ def _without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
 
 
 def octaves(sweeps: Sweeps) -> dict[int, float]:
-    """Width -> error of log2 of an optimum that is not at the edge, at most LONGEST, which stands
-    for one that is not known where that of another width is."""
+    """Width -> standard error of log2 of the optimum, at most LONGEST, for optima not at the edge.
+    An unknown error counts as LONGEST if that of another width is known."""
     own = {width: sweep.best.error for width, sweep in sweeps.items() if not sweep.best.at_edge}
     known = any(map(math.isfinite, own.values()))
     return {width: float(np.fmin(one, LONGEST)) if known else one for width, one in own.items()}
@@ -394,8 +393,8 @@ def transfer_text(sweeps: Sweeps) -> str:
 
 
 def cost_of(sweep: RateSweep, rate: float) -> Estimate:
-    """The loss at a rate above that of the best one, on the seeds that judge it, by seed where
-    there are three; infinite where one diverged there, NaN where it was not run."""
+    """The loss at `rate` minus the best rate's loss, on the seeds that judge it, paired if there
+    are three; infinite if a run diverged at `rate`, NaN if it was not run."""
     there = sweep.tried.get(rate, {})
     if not all(map(math.isfinite, there.values())):
         return Estimate(math.inf, math.nan)
@@ -407,24 +406,23 @@ def cost_of(sweep: RateSweep, rate: float) -> Estimate:
 
 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
-    """Lowest loss before minus after, at one width. Runs that share a seed see the same data, and
-    most start alike: of three seeds or more, the same in both, the error is that of differences,
-    over those that diverge on neither side."""
+    """Lowest loss before minus after, at one width. Runs of one seed see the same data, and most
+    start from equal weights: if both sides have the same three seeds or more, the error is that of
+    paired differences, over the seeds that diverge on neither side."""
     if len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
         return mean(differences(before.ended, after.ended))
     return unpaired(before, after)
 
 
 def unpaired(before: RateSweep, after: RateSweep) -> Estimate:
-    """The same where seeds do not pair: errors add in squares; one spread for both has its own
-    degrees of freedom."""
+    """The same where seeds do not pair: errors add in squares."""
     change = before.lowest - after.lowest
     return replace(change, freedom=before.freedom) if before.noise == after.noise else change
 
 
 def gains(before: Sweeps, after: Sweeps) -> dict[int, Estimate]:
-    """Common width -> loss before minus after; what is left of runs of which some diverge is not
-    known: they are the better ones."""
+    """Common width -> loss before minus after; unknown where a run diverged on either side, as the
+    remaining runs are the better ones."""
     return {
         width: difference(before[width], after[width])
         if not (before[width].lost or after[width].lost)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from plots.cards import VERDICTS, Card, anchor, figure_card, sources
 from plots.catalogue import names
-from plots.claims import WORDS, claims
+from plots.claims import PAPERS as OF_THE_PAPERS
+from plots.claims import claims, tally
 from plots.tables import ROOT, TableError
 
 TEMPLATE = Path(__file__).with_suffix(".html")
@@ -87,9 +88,8 @@ def page(made: Sequence[Card]) -> str:
 def _answer(paper: str) -> str:
     """How many of a paper's claims are reproduced, and what became of the others."""
     own = [one for one in claims() if one.entry["figure"].partition("/")[0] == paper]
-    count = Counter(claim.word for claim in own)
-    words = ", ".join(f"{count[word]} {word}" for word in WORDS if count[word])
-    return f"Of {len(own)} claims: {words}." if own else ""
+    own = [claim for claim in own if claim.paper in OF_THE_PAPERS]
+    return f"{tally(own)}." if own else ""
 
 
 def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:

@@ -70,7 +70,7 @@ def power(
         parts = np.array([[part[size] for size in sizes] for part in left_out])
         jackknife = math.sqrt((len(parts) - 1) * (parts @ weights).var())
         errors["seeds"] = (jackknife, len(left_out) - 1)
-        apart = np.sqrt((len(parts) - 1) * np.diff(parts).var(axis=0)) / step
+        apart = np.fmax(apart, np.sqrt((len(parts) - 1) * np.diff(parts).var(axis=0)) / step)
     known = {name: one for name, one in errors.items() if math.isfinite(one[0])}
     error, free = max(known.values(), key=lambda one: one[0], default=(math.nan, None))
     slopes = zip(sizes[1:], (np.diff(y) / step).tolist(), apart.tolist(), strict=True)

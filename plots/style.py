@@ -240,8 +240,7 @@ def lay_out(figure, dpi: float) -> None:
 
 
 def files(item, name: str) -> dict[str, bytes]:
-    """File name -> content of a figure as PNG and PDF, or of a table as CSV; the same data give the
-    same bytes."""
+    """File name -> a figure as PNG and PDF, or a table as CSV; the same data, the same bytes."""
     import matplotlib.pyplot as plt
 
     if isinstance(item, pd.DataFrame):

@@ -5,10 +5,10 @@
 Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a) ||W - W_0|| /
 ||W_0|| of query and key weights at the last observed step, pooled over blocks, against L, expected
 to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
-against training FLOPs, 6 per parameter and token. Of several eta_0 both show one per alpha_L, as
-movement compares depths at equal eta_0: of those with the most finished runs that whose runs end
-with the lowest loss, on the seeds that are shown. Where there are several, final losses stand
-beside each other at the best eta_0 of every depth, too.
+against training FLOPs, 6 per parameter and token. Both panels show one eta_0 per alpha_L, as
+movement compares depths at equal eta_0: of the eta_0 with the most finished runs, the one with the
+lowest mean final loss, on the seeds that are shown. If there are several eta_0, findings also
+compare final losses at the best eta_0 of every depth.
 """
 
 import math
@@ -107,8 +107,7 @@ def findings(data: Data) -> list[Printed]:
 def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
     """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
 
-    The caption claims it at large L. There is no verdict while the mean of a curve ends above
-    chance."""
+    The caption claims it at large L. No verdict while a curve's mean ends above chance."""
     last = losses[losses[STEP] == losses[STEP].max()]
     means = last.groupby([ALPHA_L, LAYERS])[EVAL_LOSS].mean()
     for alpha, own in means.groupby(level=ALPHA_L):

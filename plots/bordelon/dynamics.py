@@ -43,7 +43,7 @@ def findings(losses: Losses) -> list[Printed]:
         HEADER,
     ]
     for alpha, rows in by_alpha(losses.rows).items():
-        gaps = pd.DataFrame()  # by seed, in absolute value those that all doublings have
+        gaps = pd.DataFrame()  # a row per seed, a column per doubling
         for (low, one), (high, other) in itertools.pairwise(scans.curves(rows, HEAD_DIM).items()):
             gap = (one - other).dropna(axis=1, how="all").mean()
             name = f"{scans.alpha_name(alpha)}: loss of N = {low} minus that of {high}"

@@ -35,6 +35,7 @@ TABLES = (
 ANY = True
 BLOCK, ALL = "block", "all"
 VARIANCE, CHANGE, GAMMA = "head_variance", "attention_change", "prescription.gamma0"
+FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at chance it is 0.1
 # Column -> what moves, as axes have it.
 INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
 TOTAL = {"key_change": "k", CHANGE: "A"}
@@ -45,13 +46,16 @@ Data = Mapping[str, tuple[int, pd.DataFrame]]  # figure -> index of its table, r
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """The rows of each figure for all blocks together; Figure 13's table has two optimisers, 6d's
-    its gamma_0."""
+    """The rows of each figure for all blocks together; 13's table has optimisers, 6d's gamma_0."""
     data = {}
     for index, path in enumerate(paths):
         table = tables.read(path, COLUMNS, "observations.csv")
         figure = MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
-        needed = {MOVED: [*INDUCED, *TOTAL], RICH: [VARIANCE, CHANGE], SPREAD: [VARIANCE]}[figure]
+        needed = {
+            MOVED: [*INDUCED, *TOTAL],
+            RICH: [VARIANCE, CHANGE, FUNCTION],
+            SPREAD: [VARIANCE],
+        }[figure]
         rows = tables.read(path, [*COLUMNS, *needed], "observations.csv")
         rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
         if figure in data:
@@ -132,6 +136,8 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
             if figure == RICH and after:
                 name = f"{place}RMS change of A {when}, exponent of N"
                 yield power(found, CHANGE).finding(name, 0.0)
+                learnt = found[found[FUNCTION] > LEARNT]
+                yield power(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
 
 
 def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:

@@ -56,8 +56,7 @@ def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
 
 
 def matrix(entries: np.ndarray) -> Kernel:
-    """The symmetric matrix of which rows of (row, column, value) have one half; NaN where there is
-    no entry."""
+    """The symmetric matrix of which rows of (row, column, value) have one half; else NaN."""
     places, at = np.unique(entries[:, :2], return_inverse=True)
     row, column = at.reshape(-1, 2).T
     kernel = np.full((len(places), len(places)), math.nan)
@@ -72,8 +71,7 @@ def centred(kernel: Kernel) -> Kernel:
 
 
 def product(first: Kernel, second: Kernel) -> float:
-    """The alignment (Cortes et al., 2012) of two `centred` kernels: 1 if they were equal up to
-    scale and a constant."""
+    """The alignment (Cortes et al., 2012) of two `centred` kernels: 1 if equal up to scale."""
     if first.shape != second.shape:
         raise TableError(
             f"kernels of {len(first)} and {len(second)} rows cannot be compared; expected the same "
@@ -182,10 +180,10 @@ def draw_strips(grid: Sequence[Strip], unit: str, title: str):
 
 
 def strips(kernels: pd.DataFrame, kind: str, alpha: float, every: bool) -> list[Strip]:
-    """A row of initial kernels and one of final ones of the first seed: of `every` scan all its
-    sizes, or in one pair of rows the base model and the largest size of every scan (Figure 6b, c).
-    Below a name stands the similarity to the kernel of the largest size, of other seeds; there the
-    base model's to it."""
+    """Rows of initial and of final kernels of the first seed. With `every`, each scan has a pair of
+    rows with all its sizes; else one pair has the base model and each scan's largest size (Figure
+    6b, c). Below a name is the similarity to the largest size's kernel, over other seeds; in the
+    one pair, it is the base model's."""
     grid: list[Strip] = []
     columns: dict[str, list[tuple[str, Kernel]]] = {}
     for by in SIZES:

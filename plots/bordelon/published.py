@@ -4,8 +4,7 @@ from plots.bordelon.scans import HEAD_DIM, HEADS, LAYERS
 
 DERIVED = "derived"  # next to exponents that follow from the paper's but do not stand in it
 
-# Caption of Figure 2b: exponent of N in the variance of A over heads at alpha_A = 1; the initial
-# variance goes as -1.
+# Caption of Figure 2b: exponent of N in the variance of A over heads at alpha_A = 1.
 CAPTION_2B = -2
 
 # Section 3.3: power of H in square errors of kernels (Figure 3a) and logits (Figure 4b).

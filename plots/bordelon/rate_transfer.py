@@ -3,8 +3,7 @@
     python -m plots bordelon/rate_transfer [results.csv]
 
 Evaluation loss against the learning rate eta_0, a line per head dimension N and a panel per
-alpha_A, then the best rate against N. The paper has no power of N; the dotted line in the panels of
-losses is chance.
+alpha_A, then the best rate against N. The paper has no power of N; dotted lines are chance.
 """
 
 from collections.abc import Iterator, Sequence

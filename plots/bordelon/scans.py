@@ -40,8 +40,7 @@ Curves = Mapping[int, pd.DataFrame]  # size -> losses, a row per step and a colu
 
 
 class Losses(NamedTuple):
-    """Rows of a metrics table that have a loss, and the runs that are left out because they ended
-    before the others."""
+    """Rows of a metrics table that have a loss, and the runs left out as they ended too early."""
 
     rows: pd.DataFrame
     cut: list[str]

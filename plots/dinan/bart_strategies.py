@@ -75,8 +75,7 @@ def read(paths: Sequence[Path]) -> Data:
 
 
 def _names(sweep: Searched) -> dict[str, str]:
-    """Width -> the paper's name of a model; of others the width, and the blocks where the table has
-    them."""
+    """Width -> the paper's name of a model; of others the width, and the blocks if known."""
     names = {}
     for width in sorted(map(int, sweep.rows[WIDTH].unique())):
         layers = sweep.rows[LAYERS].iloc[0] if LAYERS in sweep.rows else None

@@ -5,8 +5,7 @@ meta-principle predicts and no figure of it shows.
 
 Evaluation loss of a ViT against the global learning rate, a line per width and a panel per
 strategy, then the best rates against width, with the power of the width that follows from the
-strategies' relative rates. Drawn images, each of them seen once; the decay per step is the same in
-all runs.
+strategies' relative rates. Drawn images, each seen once; all runs have one decay per step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -98,8 +98,8 @@ def accuracy(searched: Searched, run: str) -> pd.Series:
 
 
 def enlarge_end(axis, share: float = 0.4) -> None:
-    """The panel's last `share` of epochs once more, where its lower right is empty, as the points
-    that runs differ by in the end are not to be seen from 0 to 100 %."""
+    """Draws the last `share` of epochs again, enlarged, in the panel's empty lower right: final
+    differences of a few points cannot be seen on an axis from 0 to 100 %."""
     lines = [line for line in axis.get_lines() if len(line.get_xdata())]
     axis.set_ylim(0, 103)
     if not lines:

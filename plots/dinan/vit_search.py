@@ -45,8 +45,7 @@ def strategies(searched: Searched) -> dict[str, pd.DataFrame]:
 
 
 def neighbours(points: pd.DataFrame) -> dict[Place, pd.DataFrame]:
-    """The six places around the optimum, twice or half its rate and decay, and what was run
-    there."""
+    """The six places around the optimum, at twice or half its rate and decay, with their runs."""
     best = points[points["chosen"]].iloc[0]
     places = [(best[RATE] * 2.0**rate, best[DECAY] * 2.0**decay) for rate, decay in NEIGHBOURS]
     return {place: searches.at(points, *place) for place in places}
@@ -185,8 +184,7 @@ def _map(found: dict[str, pd.DataFrame]):
 
 
 def _draw_map(axis, points: pd.DataFrame, top: float) -> None:
-    """A square per point in octaves, with its accuracy written in it; colours are those of all
-    panels."""
+    """A square per point in octaves, with its accuracy in it; panels share their colours."""
     import matplotlib
     from matplotlib.patches import Rectangle
 

@@ -33,8 +33,7 @@ SPIKES = {
 
 
 def optima(searched: Searched) -> dict[str, pd.DataFrame]:
-    """Strategy -> the runs at its optimum; `chose` marks the seed that chose it: that of all
-    points."""
+    """Strategy -> the runs at its optimum; `chose` marks the seed that chose it."""
     found = {}
     for strategy in STRATEGIES:
         rows = searched.rows[searched.rows[CURVE] == strategy]
@@ -45,7 +44,7 @@ def optima(searched: Searched) -> dict[str, pd.DataFrame]:
 
 
 def judging(runs: pd.DataFrame) -> pd.DataFrame:
-    """Those that had no say in where the optimum is; all where there is no other seed."""
+    """The runs whose seed did not choose the optimum; all if there is no other seed."""
     return runs if runs["chose"].all() else runs[~runs["chose"]]
 
 
@@ -117,8 +116,7 @@ def _verdict(gain: Estimate) -> str:
 
 
 def _product(found: dict[str, pd.DataFrame]) -> Finding:
-    """lr* wd* of neural-tangent over that of standard; a step of the search is an octave of either
-    factor."""
+    """lr* wd* of neural-tangent over that of standard; the search steps by octaves of each."""
     best = [found[strategy].iloc[0] for strategy in ("standard", "neural_tangent")]
     standard, scaled = (point[RATE] * point[DECAY] for point in best)
     theirs = VIT_OPTIMA["standard"][0] * VIT_OPTIMA["standard"][1]

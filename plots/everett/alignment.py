@@ -76,9 +76,9 @@ def largest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def peak(rows: pd.DataFrame, value: str = AT_PAPER) -> tuple[Estimate, float]:
-    """(mean over seeds of one layer at one step where it is highest, that step). Each seed is read
-    where the mean of the others is highest: read where its own mean takes part, noise would count
-    as height. A single seed has only its own highest value."""
+    """(mean over seeds of the highest value of any layer and step, its step). Each seed is read at
+    the layer and step where the mean of the others is highest: including its own values would bias
+    the peak upwards. A single seed is read at its own maximum."""
     layers = rows[LAYER].astype("category").cat.codes
     places, place = np.unique([rows[STEP], layers], axis=1, return_inverse=True)
     seeds, seed = np.unique(rows[SEED], return_inverse=True)
@@ -101,8 +101,7 @@ def peaks(rows: pd.DataFrame) -> Estimate:
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Start, and peaks of readout and MLP layers, of every line at its largest width; how peaks
-    change with the width."""
+    """Start and peaks of readout and MLP layers at the largest width; peaks against width."""
     result: list[Printed] = [
         f"log alignment ratio, that of the measured factor f at D = {ALIGNMENT_WIDTH} but for "
         "[as measured]; ± is one standard error over seeds",

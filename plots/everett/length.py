@@ -32,8 +32,7 @@ COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH, tables.RATE, LENGTH)
 
 
 class Data(NamedTuple):
-    """Runs of a global rate and of full alignment with constants, of all lengths; a run's length is
-    its curve."""
+    """Runs of a global rate, and of full alignment with constants; a run's length is its curve."""
 
     exponents: pd.DataFrame
     compared: pd.DataFrame
@@ -117,7 +116,12 @@ def draw(data: Data) -> Iterator[tuple]:
         left.errorbar(shifted, values, errors, capsize=2, lw=1.2, ms=5, **looks[rule])
         if rule in TABLE_4["fixed"]["adam"]:
             left.plot(STEPS, TABLE_4["fixed"]["adam"][rule], mfc="white", ls="", **looks[rule])
-    left.set(xscale="log", xlabel="steps", ylabel="exponent of the best rate in the width")
+    left.set(xscale="log", ylabel="exponent of the best rate in the width")
+    point = [LENGTH, WIDTH, PARAMETERIZATION, tables.RATE]
+    seeds = data.exponents.groupby(point)[tables.SEED].nunique().groupby(LENGTH).min()
+    ticks = [f"{steps:.0f}\nn = {count}" for steps, count in seeds.items()]
+    left.set_xticks([*seeds.index, STEPS], [*ticks, f"{STEPS}\npaper"])
+    left.minorticks_off()
     by_steps = gains(data.compared)
     points = [(steps, gain.value, gain.bar or 0.0) for steps, (_, gain) in by_steps.items()]
     if by_steps:
@@ -125,11 +129,13 @@ def draw(data: Data) -> Iterator[tuple]:
         right.axhline(0, color="0.45", ls=":")
         width = max(width for width, _ in by_steps.values())
         right.set(xscale="log", ylabel=f"standard minus muP, D = {width} (nats)")
-        right.set_xticks([*by_steps], map(str, by_steps))
+        ticks = [f"{steps}\nn = {gain.groups}" for steps, (_, gain) in by_steps.items()]
+        right.set_xticks([*by_steps], ticks)
         right.minorticks_off()
     else:
         style.empty(right, "no finished run")
-    right.set_xlabel("steps")
+    for axis in (left, right):
+        axis.set_xlabel("steps, and seeds of a point")
     style.legend(
         figure,
         [*style.rule_entries(style.present(style.LABELS, found)), ("the paper", style.HOLLOW)],

@@ -115,7 +115,7 @@ def best(found: Sequence[rates.Lines], place: str = "") -> Finding:
     change = by_width[largest]
     measured = f"{change.text()} at D = {largest} (next: {', '.join(key)})"
     verdict = (-change).claimed_gain()
-    # The lowest of many is low by chance, too.
+    # The lowest of many losses is biased downwards.
     if verdict == "disagrees" and change.value <= change.reach_of(len(others)) * change.error:
         verdict = "within noise"
     claimed = ("lowest", verdict) if whole else ("no claim", "")

@@ -17,8 +17,7 @@ TABLE_4 = {
     },
 }
 
-# Everett et al., Section 4.2 on Figures 2 and 3: does the second beat the first? What is not
-# listed the text leaves open.
+# Everett et al., Section 4.2, Figures 2 and 3: does the second beat the first? Else it is open.
 INTERVENTIONS = {
     "adam": {
         ("global", "full"): {"standard": True, "ntk": False, "mup": True, "mean_field": True},

@@ -5,8 +5,8 @@
 Three columns after the metrics that the abstract of Kalra & Barkeshli (2026) names. The optimum
 against the size: its power law, and the root mean square distance to that in octaves. What keeping
 the base size's best value costs, by the seeds that choose it. What a rule costs beside another one,
-both at their best on fresh seeds; extrapolated along a line in the logarithm of the size. A run
-that ends above the lowest loss at which one began has diverged.
+both at their best on fresh seeds, at the largest size; then extrapolated along a line in the
+logarithm of the size. A run that ends above the lowest loss at which one began has diverged.
 """
 
 import math
@@ -66,8 +66,8 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
 
 
 def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
-    """Size -> loss at the value that the rule carries over from the base size, on the line between
-    those that were run, above the lowest; infinite beyond those that did not diverge."""
+    """Size -> excess over the lowest loss at the value that the rule carries over from the base
+    size, interpolated between runs; infinite above the last value that did not diverge."""
     base, result = min(sweeps), {}
     for size, sweep in sweeps.items():
         value = sweeps[base].best.grid_value * (size / base) ** rule.power
@@ -109,11 +109,16 @@ def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
     if axis.lines.get(rule.against):
         gains = rates.gains(sweeps, axis.lines[rule.against])
         end, last = extrapolated(gains, FURTHER), max(gains)
-        text = f"{end.text()} at {symbol} = {last * 2**FURTHER}, {gains[last].text()} at {last}"
-        verdicts = {"above 0": end.claimed_gain(), "about 0": end.claimed_equal()}
-        other = next(one.label for one in axis.rules if one.curve == rule.against)
-        compared = (rule.claim, verdicts.get(rule.claim, ""), end)
-        yield Finding(f"{name}: penalty beside {other}", text, *compared)
+        cost = replace(gains[last], by_size=gains)
+        text = f"{cost.text()} at {symbol} = {last}, a line has {end.text()} at {last * 2**FURTHER}"
+        verdicts = {"above 0": cost.claimed_gain(), "about 0": cost.claimed_equal()}
+        compared = (rule.claim, verdicts.get(rule.claim, ""), cost)
+        yield Finding(f"{name}: penalty beside {_other(axis, rule)}", text, *compared)
+
+
+def _other(axis: Axis, rule: Rule) -> str:
+    """The label of the rule that one is compared with."""
+    return next(one.label for one in axis.rules if one.curve == rule.against)
 
 
 def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
@@ -143,7 +148,10 @@ def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
         for panel in row[1:]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
-        titles = (f"{name}: best value", "paid for the base's value (nats)", "penalty (nats)")
+        beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
+        penalty = f"penalty beside {', '.join(beside)} (nats)" if beside else ""
+        titles = (f"{name}: best value", "paid for the base's value (nats)", penalty)
+        row[2].set_visible(bool(beside))
         style.label_grid([row], titles, axis.symbol)
         style.octave_limits(row, sorted({int(n) for n in axis.rows[WIDTH]}))
         row[1].legend(fontsize=6.5, frameon=False)

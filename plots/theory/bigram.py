@@ -22,8 +22,7 @@ from plots.theory.tables import BIGRAM
 PAPER = "Stratos"
 TABLES = (BIGRAM,)
 PANELS = {"Table 1": "RMS", "Table 2": "variance", "Table 3": "RMS", "alignment": "α, ω and u"}
-# Rows as the legends call them; in Table 2 sigma^2 are the variances of the entries of W_0 and of
-# the readout W_r.
+# Rows as the legends call them; in Table 2 sigma^2 are variances of entries of W_0 and W_r.
 ROWS = {
     "sp": "SP",
     "ntk": "NTK",

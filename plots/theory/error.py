@@ -72,14 +72,13 @@ def findings(table: pd.DataFrame) -> list[Printed]:
 def decay(curve: pd.DataFrame) -> Estimate | None:
     """-p of the fit signed = b n^(-p), by weighted least squares on all widths.
 
-    The error is where chi squared has risen by 1. None where b is within five of its errors of
-    zero.
+    The error is where chi squared has risen by 1. None if b is within five errors of zero.
     """
     if len(curve) < 3:
         return None
     n = (curve["width"] / curve["width"].min()).to_numpy()
     y, weight = curve["signed"].to_numpy(), 1 / curve["error"].to_numpy() ** 2
-    powers = np.linspace(0, 4, 401)
+    powers = np.linspace(-2, 4, 601)
     shapes = n[None] ** -powers[:, None]
     strength = (shapes**2 * weight).sum(1)
     b = (shapes * y * weight).sum(1) / strength
@@ -119,11 +118,13 @@ def _panel(axis, found: Curves) -> None:
         look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index], "ms": 4.5}
         seen = curve[curve["distance"] > 2 * curve["error"]]
         low = np.minimum(seen["error"], 0.99 * seen["distance"])  # a log axis has no zero
-        bars = {"elinewidth": 0.8, "lw": 1, "label": name}
+        bars = {"elinewidth": 0.8, "lw": 1, "label": name if len(seen) else "_none seen"}
         axis.errorbar(seen["width"] * shift, seen["distance"], [low, seen["error"]], **bars, **look)
-        worst = max(worst, curve["distance"].iloc[0])
+        if len(seen) > 1:  # the guide begins where a curve is drawn
+            worst = max(worst, seen["distance"].iloc[0] * seen["width"].iloc[0] / ticks[0])
     axis.set_xticks(ticks, [str(width) for width in ticks])
-    axis.minorticks_off()
+    axis.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
+    axis.xaxis.minorticks_off()
     if worst and len(ticks) > 1:
         axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

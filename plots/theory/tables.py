@@ -40,8 +40,7 @@ STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
 def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
-    """The table of kernels; TableError if it has not these quantities of every stem, up to the
-    head, at a finite width."""
+    """The table of kernels; TableError if a stem lacks one of them at a finite width."""
     table, path = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block"), paths[0]
     table = tables.only(table, path, "stem", STEMS)
     finite = table[np.isfinite(table["width"]) & (table["block"] == "head")]

@@ -40,8 +40,7 @@ def test_the_error_of_a_power_is_the_largest_of_three():
     assert [found.errors[key] for key in ("seeds", "scatter")] == pytest.approx([0, 0], abs=1e-12)
     assert found.value == pytest.approx(-0.5) and found.error == found.errors["points"] > 0.1
     assert (found.groups, found.freedom) == (3, 2)
-    # A local slope has the jackknife's error, which knows what seeds share.
-    assert [one.error for one in found.by_size.values()] == pytest.approx([0, 0], abs=1e-12)
+    assert all(one.error > 0.1 for one in found.by_size.values())  # local slopes have the same
     bent = scans([-0.5] * 24)
     bent.loc[bent["size"] == 8, "x"] *= 2
     found = exponent(bent, "seed", "size", "x")

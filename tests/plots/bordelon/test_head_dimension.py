@@ -154,11 +154,15 @@ def test_rich_training_has_the_change_of_attention_beside_the_variance(tmp_path)
         {**row, "prescription.gamma0": 1.0, "attention_change": row["head_variance"] ** 0}
         for row in variance_rows()
     ]
+    for row in rows:
+        row["function_change"] = 0.1 if row["seed"] == 2 else 1.0
     data = read(head_dimension, tmp_path, variance_rows(), rows)
     said = lines(head_dimension.findings(data))
     assert "rich training, alpha_A = 1: variance of A over heads at initialisation" in said
-    change = said["rich training, alpha_A = 1/2: RMS change of A at t = 500, exponent of N"]
+    name = "rich training, alpha_A = 1/2: RMS change of A at t = 500, exponent of N"
+    change, alive = said[name], said[f"{name}, of seeds that learn"]
     assert change.published == "0" and change.estimate.value == pytest.approx(0)
+    assert alive.estimate.groups == change.estimate.groups - 1
     drawn = {name: tables for name, _, tables in head_dimension.draw(data)}
     assert drawn == {"figure_2b_head_variance": [0], "figure_6d_rich_training": [1]}
 
