@@ -227,8 +227,8 @@ def tally(some: Iterable[Claim]) -> str:
 def page() -> str:
     """The page, as Markdown."""
     lines = [FIRST_LINE, "\n# Claims of the papers, as far as they can be judged here\n"]
-    lines += [f"The four papers: {tally(one for one in claims() if one.paper in PAPERS)}. Ours and"]
-    lines += [f"of others, at the end: {tally(c for c in claims() if c.paper not in PAPERS)}.\n"]
+    lines += [f"The four papers: {tally(one for one in claims() if one.paper in PAPERS)}.\n"]
+    lines += [f"Ours, at the end: {tally(one for one in claims() if one.paper not in PAPERS)}.\n"]
     lines += [f"- *{word}*: {meaning}" for word, meaning in WORDS.items()]
     lines += ["\n" + (__doc__ or "").split("\n\n")[2].strip()]
     head = ("claim", "where", "word", "number", "sign", "size", "drift", "what differs here")
