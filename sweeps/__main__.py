@@ -144,7 +144,8 @@ def _run(args: argparse.Namespace, path: Path) -> int:
         work = work_of(file, looks=True)
         more = [*file.sources.assumed, *work.listed()] if args.verbose else []
         print("\n".join([_headline(work, args.workers or 1), *more]), flush=True)
-        file.refuse_missing_data(point.config for point in work.left)
+        for line in file.missing_data(point.config for point in work.left):
+            say(line)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
@@ -179,7 +180,7 @@ def _headline(work: Work, workers: int) -> str:
         f"{name}{f' ({preset})' if preset else ''}: "
         f"{len(work.left)} of {len(work.points)} runs to do"
         f"{f' and up to {more} more' if more else ''}, {flops:.3g} FLOPs, about "
-        + (time if seconds < CPU_MOST else f"{hours:,.0f} {CARDS[0].name}-hours")
+        + (time if seconds < CPU_MOST else f"{hours:,.{int(hours < 10)}f} {CARDS[0].name}-hours")
         + f"; inputs to come: {late} (see --verbose)" * bool(late)
     )
 

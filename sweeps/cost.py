@@ -24,7 +24,6 @@ from sweeps.progress import columns, duration, say
 from sweeps.rules import FAILED
 from sweeps.sweep import Work
 from sweeps.tables import write_csv
-from training.errors import UserError
 from training.experiment import Experiment
 from training.settings import RunConfig
 
@@ -246,7 +245,5 @@ def run(args: argparse.Namespace, works: Sequence[Work]) -> None:
         footnotes = [textwrap.fill(line, 100) for line in assumptions(simulates)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work, runs in files:
-        try:
-            work.file.refuse_missing_data(run.config for run in runs if not run.done)
-        except UserError as error:  # a plan is made before its data are there
-            say(f"note: {error}")
+        for line in work.file.missing_data(run.config for run in runs if not run.done):
+            say(line)

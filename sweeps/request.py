@@ -16,7 +16,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -386,14 +386,14 @@ class LoadedFile:
         """Whether --where leaves a run with this config in."""
         return all(condition.holds(config) for condition in self.where)
 
-    def refuse_missing_data(self, configs: Iterable[RunConfig]) -> None:
-        """Raises UserError if data that one of these runs reads are not on this machine."""
+    def missing_data(self, configs: Iterable[RunConfig]) -> Iterator[str]:
+        """A line on data that these runs read and this machine lacks; plans are made before."""
         unlike = {repr(getattr(config, "data", None)): config for config in configs}
         for config in unlike.values():
             try:
                 self.experiment.check_data(config)
             except (OSError, UserError) as error:
-                raise UserError(f"{self.path}: {error}") from None
+                yield f"note: {self.path}: {error}"
 
     def refuse_overrides(self, keys: Iterable[str], place: str) -> None:
         """Raises UserError for an override of a key to which the file gives values of its own."""

@@ -112,8 +112,7 @@ def test_documented_commands_parse(command, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", sys.argv)
     code = parses(shlex.split(command))
-    said = capsys.readouterr().err
-    assert not code or "does not exist on this machine" in said, said  # all else was right
+    assert not code, capsys.readouterr().err
 
 
 def test_the_example_for_ones_own_model_runs(tmp_path):
