@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
@@ -151,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps(value, indent=1) if args.json else text(align(rows)))
     except (ExponentError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Exception:  # of a user's file: not the exit code of a bad verdict
+        traceback.print_exc()
         raise SystemExit(2) from None
 
 

@@ -59,7 +59,8 @@ def exponent_optimizer(name: str) -> str:
             f"there are no exponents for {name!r}: {reason}; supported: "
             f"{', '.join((*OPTIMIZER_FAMILY, *_ALIASES))}"
         )
-    return _ALIASES.get(name, name)
+    lower = str(name).lower()
+    return _ALIASES.get(lower, lower if lower in OPTIMIZER_FAMILY else name)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 #   bash scripts/lock.sh --upgrade-package pillow     # one package's newest version that fits
 #   bash scripts/lock.sh --upgrade                    # all that requirements.txt does not pin
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit ;; esac
 . "$(dirname "$0")/environment.sh"
 uv pip compile requirements.txt --output-file requirements.lock --universal --python-version 3.11 \
   --generate-hashes --no-emit-index-url --quiet \

@@ -5,6 +5,7 @@
 # The last lines list the results; `mutmut show NAME` prints a mutant. A second of one core each,
 # all 11,000 in a few hours; [tool.mutmut] in pyproject.toml says what is run.
 set -euo pipefail
+case ${1:-} in -h | --help) sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit ;; esac
 . "$(dirname "$0")/environment.sh"
 
 export OMP_NUM_THREADS=1

@@ -240,6 +240,9 @@ def test_a_look_at_several_sweeps_adds_their_runs_and_times_up(call, tmp_path):
         (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
         (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
         (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
+        (["plots.sh", "-h"], "Redraws every shipped figure"),
+        (["mutation.sh", "--help"], "runs the tests that reach it"),
+        (["lock.sh", "--help"], "Writes requirements.lock anew"),
     ],
 )
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):

@@ -50,7 +50,7 @@ class Reading:
     fraction that a step removes, `optimizer` "" where none holds the tensor."""
 
     shape: tuple[int, ...]
-    table: bool  # rows of an embedding
+    table: bool  # rows of an embedding, or of positions
     optimizer: str
     init: float
     lr: float
@@ -67,13 +67,13 @@ def read(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[
                 held.setdefault(id(param), []).append((_kind(optimizer, group), group))
     readings = {}
     for name, param in model.named_parameters():
-        owners = held.get(id(param), [])
+        owners, (path, _, own) = held.get(id(param), []), name.rpartition(".")
         group = owners[0][1] if owners else {"lr": 0.0}
         lr = float(group["lr"]) * _shape_factor(optimizers, group, param)
         eps = group.get("eps", 0.0)
         readings[name] = Reading(
             shape=tuple(param.shape),
-            table=isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding),
+            table=isinstance(model.get_submodule(path), nn.Embedding) or "pos" in own,
             optimizer=" and ".join(kind for kind, _ in owners),
             init=float(param.detach().double().square().mean().sqrt()),
             lr=lr,
@@ -105,7 +105,6 @@ def _shape_factor(
     return MUON_CONVENTIONS[_TORCHS[group.get("adjust_lr_fn")]](columns, rows)
 
 
-# ------------------------------------------------------------------------------------------------
 # Rules
 
 
@@ -116,8 +115,9 @@ def kind_of(small: Reading, large: Reading) -> str:
         return "vector" if any(grows) else "constant"
     if sum(grows) != 1:
         return "hidden" if any(grows) else "constant"
-    into = grows[-1] if len(grows) == 2 else any(grows[1:])  # (out, in, ...)
-    return "readout" if into and not small.table else "embedding"
+    if len(grows) > 2 and grows[-1]:  # (1, tokens, width), not (out, in, kernel)
+        return "embedding"
+    return "readout" if any(grows[1:]) and not small.table else "embedding"
 
 
 def rules(family: str) -> dict[str, dict[str, tuple[float, float]]]:
@@ -281,7 +281,6 @@ def _text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-# ------------------------------------------------------------------------------------------------
 # Command
 
 

@@ -15,8 +15,7 @@ model is the model type of a Hugging Face config or a name of timm's; small ones
 are built from the config, untied.
 
 Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0, 1 if
-a verdict is bad (grows, vanishes, differs, unclear, not finite), 2 for a mistake in the command or
-the file.
+a verdict is bad (grows, vanishes, differs, unclear, not finite), 2 for a mistake of yours.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ from param_groups.check.measuring import (
 
 @dataclass(frozen=True)
 class Target:
-    """What a check is of: how to build it, its name and the subfolder of its results, and settings
-    to be saved with them."""
+    """What a check is of: how to build it, its name, its results' subfolder, settings to save."""
 
     build: Build
     name: str

@@ -197,7 +197,6 @@ def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------
 # One width and seed
 
 
@@ -289,7 +288,6 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
     return {name: parts[name] for name, _ in model.named_modules() if name in parts}
 
 
-# ------------------------------------------------------------------------------------------------
 # Outputs
 
 

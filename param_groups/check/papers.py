@@ -73,7 +73,6 @@ class Promise:
         return -step - gradient
 
 
-# ------------------------------------------------------------------------------------------------
 # What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
 # for one rate for all tensors and for a size that the rule does not know.
 

@@ -152,7 +152,6 @@ def at_rest(slopes: Sequence[Slope]) -> bool:
     return not any(slope.slope is not None for slope in slopes if slope.quantity != "init")
 
 
-# ------------------------------------------------------------------------------------------------
 # For people
 
 

@@ -95,7 +95,6 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
     return Promise("stability", size, family, start, step, attention=attention, published=False)
 
 
-# ------------------------------------------------------------------------------------------------
 # A plan's numbers
 
 
@@ -171,8 +170,7 @@ class PlanExponents:
         return self.plans[self.sizes[0]][name].role in (Role.QUERY, Role.KEY)
 
     def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
-        """The power of the size in a factor of the forward pass; an attention's is taken times the
-        head dimension."""
+        """The power of the size in a factor of the forward pass; of attention's, times head_dim."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
         values = []
         for plan in (self.plans[low], self.plans[high]):
@@ -295,7 +293,6 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
     return result
 
 
-# ------------------------------------------------------------------------------------------------
 # What is expected of a measured slope
 
 

@@ -348,8 +348,7 @@ def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
 def rules_for(model: nn.Module) -> list[Rule]:
     """The shipped rules of a model.
 
-    A LayerScale starts where its module says, or at the number that fills it, which becomes its
-    rule's `scale`.
+    A LayerScale starts where its module says, or at the number that fills it: its rule's `scale`.
 
     Args:
         model: a model of Hugging Face, timm, torch or nanoGPT; it is only read. Of a tied one

@@ -307,7 +307,9 @@ def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
     if path.rpartition(".")[2] == "decoder" and fan_out > fan_in:
         return Role.READOUT, ""
     if not re.search(r"\.\d+\.", path) and fan_in != fan_out:
-        return Role.READOUT, "a matrix outside the blocks: the readout?"
+        if fan_out > fan_in and re.search(r"(^|[._])(in|inputs?|embed\w*|stem)([._]|$)", path):
+            return Role.PATCH_EMBEDDING, "a matrix outside the blocks: the first layer?"
+        return Role.READOUT, "a matrix outside the blocks: the readout, not the first layer?"
     if fan_in == fan_out:
         return Role.HIDDEN, "a square matrix whose name says nothing"
     wide = fan_out > fan_in
@@ -323,6 +325,8 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
         return Guess(Role.RELATIVE_POSITION)
     if any(word in name for word in _ADDED) and parameter.ndim >= 2:
         return Guess(Role.POSITION_EMBEDDING)
+    if parameter.ndim > 2 and set(parameter.shape[:-1]) == {1}:
+        return Guess(Role.POSITION_EMBEDDING, None, "a token of its own, such as a class token?")
     if "lora_embedding" in path:
         return Guess(Role.HIDDEN, None, "an embedding's LoRA factor, for which there is no role")
     if parameter.ndim == 1:
@@ -342,7 +346,6 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
     return Guess(Role.HIDDEN, None, "a tensor whose name says nothing")
 
 
-# ------------------------------------------------------------------------------------------------
 # From tensors to patterns
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")

@@ -44,7 +44,7 @@ def prepared(
     Raises PlanError for whatever in model, rules or widths leaves a tensor without right numbers.
     """
     if not isinstance(prescription, Prescription):
-        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+        raise PlanError(f"a prescription is a rule such as Everett(...); got {prescription!r}")
     if lacking := {"width", "optimizer"} - {*dir(prescription)}:
         raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
     if isinstance(model, nn.Module):  # else `assign` says what a model is
@@ -122,7 +122,6 @@ def is_sharded(parameter: torch.Tensor) -> bool:
     return hasattr(parameter, "device_mesh")
 
 
-# ------------------------------------------------------------------------------------------------
 # Layouts and widths
 
 
@@ -172,10 +171,12 @@ def check_assigned(
         axis = WIDTH_AXIS.get(assignment.role)
         size = fan_in if axis == "fan_in" else fan_out
         if axis is not None and size != prescription.width:
+            way = "give it the model's width; several widths are planned with base=small_model"
+            if assignment.role is Role.READOUT and fan_out == prescription.width:
+                way = "a first layer has the role patch_embedding"
             raise PlanError(
                 f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription "
-                f"is for width {prescription.width:g}; give the prescription the model's width; a "
-                "model of several widths is planned with base=small_model"
+                f"is for width {prescription.width:g}; {way}"
             )
         few = assignment.role in (*_NORMS, Role.KEY, Role.VALUE) and fan_out < prescription.width
         if few and prescription.follows_gradients():
@@ -206,6 +207,12 @@ def _base_ratios(
         a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name], strict=True))
         for a in assignments
     }
+    for a in assignments:
+        if a.role is Role.READOUT and grew[a.name][0] == 1 != grew[a.name][1]:
+            raise PlanError(
+                f"{a.name!r} ({a.role}) reads {a.fans[0]} inputs at both sizes and grows in its "
+                "outputs; a first layer has the role patch_embedding"
+            )
     if prescription.follows_gradients():
         counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
         counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]
@@ -220,15 +227,13 @@ def _base_ratios(
     return {a.name: grew[a.name][0 if a.role in _SUMS_OVER_WIDTH else 1] for a in assignments}
 
 
-# ------------------------------------------------------------------------------------------------
 # Places and ties
 
 
 def _at_its_place(
     prescription: Prescription, assignment: Assignment, lists: Set[str | None]
 ) -> Prescription:
-    """The prescription for tensors in residual branches, or for those outside of them; `lists` are
-    the paths of numbered blocks.
+    """The prescription inside residual branches or outside; `lists`: paths of numbered blocks.
 
     Raises PlanError where these differ and nothing says where this one stands.
     """

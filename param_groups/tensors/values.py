@@ -22,7 +22,6 @@ from param_groups.rows import Factor, Row
 from param_groups.tensors.checks import is_sharded
 from param_groups.tensors.forward import factor_places
 
-# ------------------------------------------------------------------------------------------------
 # Initial values
 
 
@@ -68,7 +67,6 @@ def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
     parameter.to_local().copy_(part.to_local())
 
 
-# ------------------------------------------------------------------------------------------------
 # Multipliers
 
 
@@ -103,7 +101,6 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
     return found
 
 
-# ------------------------------------------------------------------------------------------------
 # What a model was given
 
 

@@ -38,7 +38,7 @@ def made(model=None, rules=RULES, prescription=RULE, **options):
         ({"model": 3}, "a model is an nn.Module, got int"),
         ({"rules": None}, r"rules are a list of Rule\(pattern, role\), got None"),
         ({"rules": "weight"}, "rules are a list of Rule"),
-        ({"prescription": Everett}, "a prescription is one of Everett, Dinan, Bordelon"),
+        ({"prescription": Everett}, "a prescription is a rule such as Everett(...)"),
         ({"applied": [("attention_scale", 0.1)]}, "applied is a dict of forward factors, got"),
         ({"no_decay": 3}, "no_decay is a list of patterns such as 'backbone.*', got 3"),
         ({"lr": "0.1"}, "lr must be finite and not negative, got '0.1'"),

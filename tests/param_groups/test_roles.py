@@ -7,7 +7,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from param_groups import Everett, Layout, PlanError, Role, Rule, assign, present, suggest
+from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
 from param_groups.roles import DECODER_RULES, fans
 from param_groups.stock.rules import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
 from param_groups.tensors.checks import check_assigned
@@ -251,6 +251,14 @@ def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
         message = f"'tensor.weight'.* {width},.*width {other};.*planned with base=small_model"
         with pytest.raises(PlanError, match=message):
             check_width(assignment, other)
+
+
+def test_a_first_layer_is_no_readout():
+    first = [Rule("weight", Role.READOUT)]
+    small, large = (nn.Linear(7, n, bias=False) for n in (4, 8))
+    for model, options in ((small, {}), (large, {"base": small})):
+        with pytest.raises(PlanError, match="a first layer has the role patch_embedding"):
+            plan(model, first, Everett("mup", 4, 4, optimizer="AdamW"), lr=0.1, **options)
 
 
 def test_vectors_may_have_any_size():

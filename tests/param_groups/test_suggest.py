@@ -245,8 +245,11 @@ def test_what_names_shapes_and_layers_say_besides():
                 ]
             ),
             "up": nn.Linear(20, 32),
+            "input_proj": nn.Linear(7, 8),
+            "score": nn.Linear(8, 20),
         }
     )
+    model.register_parameter("summary", nn.Parameter(torch.zeros(1, 1, 8)))
     first = "PATCH_EMBEDDING if its inputs do not grow with the width"
     uncertain = "the layer's role is uncertain"
     last = "READOUT if its outputs do not grow with the width"
@@ -266,6 +269,12 @@ def test_what_names_shapes_and_layers_say_besides():
         "MLP.proj.weight": (Role.MLP_OUT, last),
         "up.weight": (Role.MLP_IN, first),
         "up.bias": (Role.HIDDEN_BIAS, uncertain),
+        "input_proj.weight": (
+            Role.PATCH_EMBEDDING,
+            "a matrix outside the blocks: the first layer?",
+        ),
+        "score.weight": (Role.READOUT, ""),
+        "summary": (Role.POSITION_EMBEDDING, "a token of its own, such as a class token?"),
         "blocks.0.fc1.weight": (Role.MLP_IN, ""),
         "blocks.0.fc2.weight": (Role.MLP_OUT, ""),
         "blocks.0.odd.weight": (Role.MLP_IN, "judged by its shape alone"),

@@ -4,10 +4,11 @@ import fnmatch
 import re
 
 import pytest
+import timm
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Spectral, plan
+from param_groups import Everett, PlanError, Spectral, plan, rules_for
 from param_groups.check import audit
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
@@ -108,6 +109,16 @@ def of_plan(prescription):
     return build
 
 
+def vit(n):
+    """timm's, whose class token and positions no module owns."""
+    options = {"embed_dim": n, "num_heads": 1, "depth": 1, "img_size": 32, "num_classes": 10}
+    model = timm.create_model("vit_tiny_patch16_224", **options)
+    rule = Everett("mup", n, 64, qk_exponent=-0.5)
+    made = plan(model, rules_for(model), rule, lr=0.01, absorb_multipliers=True)
+    made.initialise(model, seed=0)
+    return model, torch.optim.AdamW(made.groups(model))
+
+
 def run(capsys, build, *arguments):
     """(exit code, what it printed)."""
     try:
@@ -121,6 +132,7 @@ def run(capsys, build, *arguments):
     ("build", "rule"),
     [
         (torchtitan, "mup, full alignment"),
+        (vit, "mup, full alignment"),
         (of_plan(lambda n: Everett("mup", n, 64)), "mup, full alignment"),
         (of_plan(lambda n: Everett("standard", n, 64)), "standard, full alignment"),
         (of_plan(lambda n: Everett("standard", n, 64, alignment="none")), "standard, none align"),

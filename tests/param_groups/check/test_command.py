@@ -142,6 +142,13 @@ def test_mistakes_are_one_line_and_exit_code_2(argv, message, tmp_path, capsys, 
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
+def test_a_mistake_inside_a_users_function_keeps_its_traceback_and_is_no_verdict(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("def task(width):\n    pass\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", str(tmp_path / "mine.py")])
+    assert "TypeError: task() takes 1 positional argument" in capsys.readouterr().err
+
+
 def test_a_file_may_import_a_module_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "module_beside.py").write_text("def task(width, seed):\n    return width\n")
