@@ -85,42 +85,28 @@ OBSERVED: dict[str, Change] = {
 ATAN2: dict[str, Change] = {"optimizer.atan2_lambda": ("1.0", "optimizer.name=adam_atan2")}
 # These change how a run is computed, not its result; test_experiments looks at how.
 HOW = (
-    "training.micro_batch_size",
-    "training.eval_batch_size",
-    "training.compile",
-    "training.data_workers",
-    "training.trackers",
-    "data.cache_dir",
-)
+    "training.micro_batch_size training.eval_batch_size training.compile "
+    "training.data_workers training.trackers data.cache_dir"
+).split()
 NO_RATES = "the paper has no rates for this optimiser: the experiment's mistakes in test_train"
 STRATEGIES: dict[str, Change] = {
     "prescription.strategy": "hybrid",
     "prescription.s": ("0.25", "prescription.strategy=meta_principled", "prescription.s=0.75"),
     "prescription.mlp_factor": ("keep", "prescription.strategy=neural_tangent"),
 }
-LOOP = [
-    "training.steps=6",
-    "training.batch_size=8",
-    "training.log_every=2",
-    "training.eval_every=0",
-    "training.eval_samples=10",
-    "training.eval_batch_size=8",
-    "schedule.warmup_steps=2",
-    "checkpoint.minutes=null",
-]
+LOOP = (
+    "training.steps=6 training.batch_size=8 training.log_every=2 training.eval_every=0 "
+    "training.eval_samples=10 training.eval_batch_size=8 schedule.warmup_steps=2 "
+    "checkpoint.minutes=null"
+).split()
 
 # ------------------------------------------------------------------------------------------------
 
 BORDELON = (
-    "prescription.alignment=null",
-    "prescription.base_width=null",
-    "model.mlp_ratio=1",
-    "prescription.parameterization=bordelon",
-    "prescription.alpha_attention=1.0",
-    "prescription.alpha_depth=1.0",
-    "prescription.beta0=4.0",
-    "prescription.gamma0=0.25",
-)
+    "prescription.alignment=null prescription.base_width=null model.mlp_ratio=1 "
+    "prescription.parameterization=bordelon prescription.alpha_attention=1.0 "
+    "prescription.alpha_depth=1.0 prescription.beta0=4.0 prescription.gamma0=0.25"
+).split()
 MUON = (
     "optimizer.name=muon",
     "prescription.parameterization=spectral",
@@ -297,12 +283,9 @@ IMAGENET = Case(
 )
 
 FILES = (
-    "data.source=cifar5m",
-    "data.path={files}/one",
-    "data.train_images=12",
-    "training.steps=1",
-    "schedule.warmup_steps=0",
-)
+    "data.source=cifar5m data.path={files}/one data.train_images=12 training.steps=1 "
+    "schedule.warmup_steps=0"
+).split()
 CIFAR5M = Case(
     "vit_cifar5m",
     [
@@ -349,7 +332,6 @@ CIFAR5M = Case(
 
 CASES = {case.name: case for case in (NANOLM, BART, IMAGENET, CIFAR5M)}
 
-# ------------------------------------------------------------------------------------------------
 # Files that the cases read
 
 

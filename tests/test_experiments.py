@@ -82,7 +82,6 @@ def small(request, smalls):
     return smalls(request.param)
 
 
-# ------------------------------------------------------------------------------------------------
 # Plans and costs
 
 
@@ -133,7 +132,6 @@ def test_json_goes_with_a_plan(small, capsys):
     assert ended.value.code == 2 and "--json goes with --plan" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------
 # Runs
 
 
@@ -244,7 +242,6 @@ def flat(line):
     return {**line, **{f"group {name}": value for name, value in groups.items()}}
 
 
-# ------------------------------------------------------------------------------------------------
 # Every key has an effect: another value of it changes what a short run leaves behind.
 
 
@@ -319,7 +316,6 @@ def test_keys_of_one_value_take_no_other(smalls, name, key):
         smalls(name).experiment.build_task(smalls(name).config(f"{key}={value}"))
 
 
-# ------------------------------------------------------------------------------------------------
 # Mistakes
 
 

@@ -129,5 +129,4 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
     assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
 
 
-# ------------------------------------------------------------------------------------------------
 # Commands

@@ -89,7 +89,6 @@ def slope(slopes, quantity, name, step=1):
     return found
 
 
-# ------------------------------------------------------------------------------------------------
 # The decoder under the four parameterisations
 
 
@@ -209,7 +208,6 @@ def test_a_rule_of_ones_own_has_no_exceptions():
     assert [one.name for one in judge(measured.plans) if one.verdict == GROWS] == ["logits"]
 
 
-# ------------------------------------------------------------------------------------------------
 # The command
 
 

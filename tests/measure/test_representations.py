@@ -87,7 +87,6 @@ def moved(start, now, batch=None):
     return measure.attention_movement(first, second, now)
 
 
-# ------------------------------------------------------------------------------------------------
 # What is captured
 
 
@@ -175,7 +174,6 @@ def test_a_capture_leaves_the_model_and_the_generators_as_they_were():
     assert not first.outputs.requires_grad
 
 
-# ------------------------------------------------------------------------------------------------
 # Kernels
 
 
@@ -208,7 +206,6 @@ def test_alignment_sees_neither_scale_nor_constant_and_errors_do():
     assert math.isnan(measure.relative_square_error(kernel, 0 * kernel))
 
 
-# ------------------------------------------------------------------------------------------------
 # Heads
 
 
@@ -249,7 +246,6 @@ def test_the_kurtosis_of_gaussian_heads_is_zero_at_every_number_of_heads():
     assert math.isnan(measure.excess_kurtosis(torch.randn(2, 3, 4)))
 
 
-# ------------------------------------------------------------------------------------------------
 # Movement
 
 
@@ -308,7 +304,6 @@ def test_the_movement_of_weights_is_rms_and_relative_norm():
     assert math.isnan(zero["key_weight_relative"]) and zero["query_weight_change"] == 0
 
 
-# ------------------------------------------------------------------------------------------------
 # Ensembles
 
 
@@ -332,7 +327,6 @@ def test_the_distance_to_a_limit_does_not_depend_on_the_size_of_the_ensemble():
     assert measure.distance_to_ensemble(values, [limit]) == pytest.approx(0.5 / 3)
 
 
-# ------------------------------------------------------------------------------------------------
 # Models that cannot be observed
 
 

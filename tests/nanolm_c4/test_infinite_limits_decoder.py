@@ -75,7 +75,6 @@ def tokens(rows=3, seed=2, words=V, length=T):
     return torch.randint(0, words, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------------------------
 # The forward pass
 
 
@@ -184,7 +183,6 @@ def test_the_loss_never_holds_all_logits(monkeypatch):
     assert chunked < 0.5 * all_logits < all_logits < fused
 
 
-# ------------------------------------------------------------------------------------------------
 # The plan and one step
 
 
@@ -311,7 +309,6 @@ def test_the_coordinate_checks_command_scans_the_heads(tmp_path, no_picture):
     assert {s["verdict"] for s in found["slopes"]} <= {"ok", "-"}
 
 
-# ------------------------------------------------------------------------------------------------
 # The config
 
 
@@ -360,7 +357,6 @@ def test_the_coordinate_checks_default_says_which_size_to_scan(capsys):
     assert error[0].startswith(f"error: {LAPTOP}: ") and "--scan model.heads" in error[0]
 
 
-# ------------------------------------------------------------------------------------------------
 # A run
 
 

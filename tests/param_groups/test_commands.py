@@ -42,7 +42,6 @@ def parsed(command, capsys):
     return json.loads(output(command + " --json", capsys), parse_constant=refuse)
 
 
-# ------------------------------------------------------------------------------------------------
 # exponents
 
 
@@ -67,7 +66,6 @@ def test_exponents_as_text_have_a_line_for_every_layer(capsys):
         assert sum(line.startswith(name) for line in lines) == 3
 
 
-# ------------------------------------------------------------------------------------------------
 # solve
 
 
@@ -116,7 +114,6 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
         assert symbol in " ".join(text.split())  # what the symbols mean
 
 
-# ------------------------------------------------------------------------------------------------
 # Tables
 
 
@@ -154,7 +151,6 @@ def test_stratos_table_has_a_line_for_every_layer(capsys):
     assert len(rows) == 12 and table["mup"]["hidden"] == {"a": "0", "b": "1/2", "c": "1"}
 
 
-# ------------------------------------------------------------------------------------------------
 # table
 
 # command, roles in order, some numbers, scalars of the forward pass
@@ -276,7 +272,6 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
     assert printed == list(forward)
 
 
-# ------------------------------------------------------------------------------------------------
 # Mistakes
 
 EVERETT = "table everett parameterization=mup width=64 base_width=32"

@@ -110,7 +110,6 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
                 make()
 
 
-# ------------------------------------------------------------------------------------------------
 # Decay
 
 

@@ -20,7 +20,6 @@ from tests.param_groups.test_prescriptions import (
     fans,
 )
 
-# ------------------------------------------------------------------------------------------------
 # Dinan, Yaida & Zhang
 
 STRATEGIES = [
@@ -201,7 +200,6 @@ def test_dinan_refuses_what_it_cannot_use(changes, message):
         Dinan(**{"width": 768, **changes})
 
 
-# ------------------------------------------------------------------------------------------------
 # Bordelon, Chaudhry & Pehlevan
 
 SIZES = [(8, 4, 3), (16, 16, 4), (5, 7, 12)]  # head dimension, heads, depth
@@ -344,7 +342,6 @@ def test_bordelon_refuses_what_it_cannot_use(changes, message):
         Bordelon(**{"head_dim": 8, "heads": 4, "depth": 3, **changes})
 
 
-# ------------------------------------------------------------------------------------------------
 # What they have in common
 
 

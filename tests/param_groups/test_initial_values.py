@@ -24,7 +24,6 @@ from tests.param_groups.test_plan import (
     mup,
 )
 
-# ------------------------------------------------------------------------------------------------
 # Initial values
 
 
@@ -155,7 +154,6 @@ def test_a_forgotten_initialisation_shows_in_the_first_output():
     assert model(ids).isfinite().all()
 
 
-# ------------------------------------------------------------------------------------------------
 # Multipliers
 
 

@@ -344,7 +344,6 @@ def test_a_rules_scale_is_where_a_layer_scale_starts():
     assert model.blocks[0].ls1.gamma.unique().item() == pytest.approx(1e-6)
 
 
-# ------------------------------------------------------------------------------------------------
 # LoRA
 
 
@@ -377,7 +376,6 @@ def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
         plan(model, rules, Everett("standard", 64, 32, optimizer="sgd"), lr=1.0)
 
 
-# ------------------------------------------------------------------------------------------------
 # Tied embeddings, and models without rules
 
 

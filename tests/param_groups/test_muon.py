@@ -59,7 +59,6 @@ def matrix(rows, columns, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-# --------------------------------------------------------------------------------------------------
 # The update
 
 
@@ -138,7 +137,6 @@ def test_a_checkpoint_goes_on_with_the_same_bits():
     )
 
 
-# --------------------------------------------------------------------------------------------------
 # The rates
 
 
@@ -199,7 +197,6 @@ def test_it_trains():
     assert last < first - 0.3
 
 
-# --------------------------------------------------------------------------------------------------
 # Refusals
 
 

@@ -94,7 +94,6 @@ def names_of(model):
     return [name for name, _ in model.named_parameters()]
 
 
-# ------------------------------------------------------------------------------------------------
 # Rows
 
 # muP with Adam and full alignment at n = 8, base 4: lr 0.1 * 2^(-1/2, -1, -1/2) and epsilon
@@ -188,7 +187,6 @@ def test_a_learning_rate_of_zero_is_allowed():
     assert {row.lr for row in decoder_plan(lr=0.0).rows} == {0.0}
 
 
-# ------------------------------------------------------------------------------------------------
 # Groups
 
 
@@ -279,7 +277,6 @@ def test_a_plan_is_not_applied_to_another_model(case):
         result.initialise(other(), seed=0)
 
 
-# ------------------------------------------------------------------------------------------------
 # Decay
 
 LR, WD = 0.3, 0.01
@@ -365,7 +362,6 @@ def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
         )
 
 
-# ------------------------------------------------------------------------------------------------
 # Saving, comparing, printing
 
 PLANS = {

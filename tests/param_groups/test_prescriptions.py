@@ -13,7 +13,6 @@ from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
 from param_groups.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 
-# ------------------------------------------------------------------------------------------------
 # Everett et al.
 
 NAMES = ("standard", "ntk", "mup", "mean_field")
@@ -360,7 +359,6 @@ def test_a_head_dimension_that_is_none_is_an_error(head_dim):
         Everett("mup", 192, 128).attention_scale(head_dim)
 
 
-# ------------------------------------------------------------------------------------------------
 # Multipliers moved into the tensors
 
 # What moving a multiplier m into the tensor does to rate and epsilon, by optimiser: the gradient

@@ -20,7 +20,6 @@ def linear(*layers, role=Role.MLP_IN, layout=None, **options):
     return model, plan(model, used, Everett("mup", 16, 16), lr=0.1, **options)
 
 
-# ------------------------------------------------------------------------------------------------
 # Layouts
 
 
@@ -81,7 +80,6 @@ def test_layouts_that_do_not_matter_pass():
     linear(transformers.pytorch_utils.Conv1D(16, 16), layout=Layout.TRANSPOSED)
 
 
-# ------------------------------------------------------------------------------------------------
 # Attention
 
 
@@ -139,7 +137,6 @@ def test_torchs_own_attention_divides_by_the_root_whatever_is_applied():
         plan(model, rules, Everett("mup", 32, 32), **options)
 
 
-# ------------------------------------------------------------------------------------------------
 # Tensors
 
 
@@ -181,7 +178,6 @@ def test_an_embedding_that_rescales_its_rows():
         plan(model, [Rule("0.weight", Role.TOKEN_EMBEDDING)], Everett("mup", 16, 16), lr=0.1)
 
 
-# ------------------------------------------------------------------------------------------------
 # After initialise
 
 
@@ -225,7 +221,6 @@ def test_what_a_model_may_do_after_initialise():
     numbers.groups(model)
 
 
-# ------------------------------------------------------------------------------------------------
 # Arguments
 
 
@@ -255,7 +250,6 @@ def test_arguments_that_once_counted_as_something_else(make, message):
     assert "\n" not in str(error.value)
 
 
-# ------------------------------------------------------------------------------------------------
 # suggest
 
 

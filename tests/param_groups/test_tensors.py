@@ -36,7 +36,6 @@ def values(model):
     return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
 
 
-# ------------------------------------------------------------------------------------------------
 # What keeps its values
 
 
@@ -78,7 +77,6 @@ def test_pretrained_weights_stay_while_groups_and_multipliers_are_set():
         drawn_otherwise.groups(model)
 
 
-# ------------------------------------------------------------------------------------------------
 # Groups of a model that the plan has not prepared
 
 
@@ -114,7 +112,6 @@ def test_equal_plans_are_one_plan():
     assert made(model, eps=1e-6).groups(model)
 
 
-# ------------------------------------------------------------------------------------------------
 # Factors of the forward pass
 
 
@@ -245,7 +242,6 @@ def test_plans_with_other_factors_differ():
     ]
 
 
-# ------------------------------------------------------------------------------------------------
 # Hostile models: an error in plan(), before anything is written
 
 
@@ -336,7 +332,6 @@ def test_the_precisions_that_are_trained_in_are_planned(dtype):
     assert model.first.weight.isfinite().all()
 
 
-# ------------------------------------------------------------------------------------------------
 # Sharded models
 
 SHARDED = """

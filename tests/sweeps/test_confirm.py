@@ -240,7 +240,6 @@ def test_half_steps_come_back_to_the_very_same_numbers():
     assert place == (0.001,) and len(known) == 4
 
 
-# ------------------------------------------------------------------------------------------------
 # Several seeds, cells, launches
 
 

@@ -197,7 +197,6 @@ def test_fresh_seeds_run_the_optimum_alone_and_have_no_say_in_where_it_is():
     assert rule.next(lost).done and rule.next(lost).places == ()
 
 
-# ------------------------------------------------------------------------------------------------
 # Whatever the order
 
 
@@ -281,7 +280,6 @@ def test_what_is_known_at_the_start_asks_for_the_same_runs(tmp_path):
         assert work.points.keys() == whole.points.keys()
 
 
-# ------------------------------------------------------------------------------------------------
 # The shipped sweeps, replayed
 
 FOLDERS = {

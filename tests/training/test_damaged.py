@@ -184,7 +184,6 @@ def test_the_restored_state_does_not_live_in_the_file(run, monkeypatch):
     assert len(mapped) == 3 and not any(mapped[1:])
 
 
-# ------------------------------------------------------------------------------------------------
 # A full disk, hostile files
 
 

@@ -28,7 +28,6 @@ def below(pid):
     return found + [deeper for child in found for deeper in below(child)]
 
 
-# ------------------------------------------------------------------------------------------------
 # Killed and stopped runs
 
 
@@ -230,7 +229,6 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     assert not (tmp_path / "run/summary.json").exists()
 
 
-# ------------------------------------------------------------------------------------------------
 # What is kept
 
 
@@ -293,7 +291,6 @@ def test_a_tied_tensor_and_a_buffer_are_saved_once_and_come_back(tmp_path):
     assert torch.equal(model.b.weight, before) and model.count == 7
 
 
-# ------------------------------------------------------------------------------------------------
 # Another config, another plan
 
 

@@ -110,17 +110,11 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
 def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
     """A run with a single evaluation sample, and in the same launch one that observes."""
     file = ROOT / "vit_cifar5m/configs/laptop.yaml"
-    words = [
-        "model.head_dim=4",
-        "model.heads=4",
-        "model.layers=2",
-        "model.patch_size=16",
-        "training.steps=3",
-        "training.batch_size=4",
-        "training.observe_every=2",
-        "training.observe_samples=5",
-        "data.validation_images=6",
-    ]
+    words = (
+        "model.head_dim=4 model.heads=4 model.layers=2 model.patch_size=16 training.steps=3 "
+        "training.batch_size=4 training.observe_every=2 training.observe_samples=5 "
+        "data.validation_images=6"
+    ).split()
     observing = [str(file), *words, "--run-dir", str(tmp_path / "run2")]
     script = tmp_path / "both.py"
     script.write_text(

@@ -154,7 +154,6 @@ def check(found, **expected):
         assert found[name] == pytest.approx(exponent, abs=WIDER.get(name, TOLERANCE)), name
 
 
-# --------------------------------------------------------------------------------------------------
 # The head dimension, the heads, the depth
 
 
@@ -203,7 +202,6 @@ def test_gamma0_is_how_much_features_move_for_a_change_of_the_output(optimizer, 
     check(found, stream=0, logits=-1, d_stream=stream, d_logits=logits)
 
 
-# --------------------------------------------------------------------------------------------------
 # All layers after several steps: the attention logits move further than W_Q and W_K alone move them
 
 HEAD_DIMS, DRAWS, STEPS = (32, 256), 5, 20
@@ -286,7 +284,6 @@ def test_logits_grow_by_the_gradient_that_comes_through_them():
     assert abs(cut) < max(4 * error, 0.2)
 
 
-# --------------------------------------------------------------------------------------------------
 # The command's check of any size
 
 

@@ -37,7 +37,6 @@ def images(rows=3, dtype=torch.float32, seed=1):
     return torch.randn(rows, 3, 32, 32, generator=generator, dtype=torch.float64).to(dtype)
 
 
-# --------------------------------------------------------------------------------------------------
 # The listings of App. B, in numpy
 
 
@@ -135,7 +134,6 @@ def test_patches_are_cut_row_by_row_with_channels_last():
         assert torch.equal(patches[:, 8 * row + column], cut.permute(0, 2, 3, 1).flatten(1))
 
 
-# --------------------------------------------------------------------------------------------------
 # Tensors
 
 
@@ -174,7 +172,6 @@ def test_a_zero_readout_starts_with_logits_of_zero():
     assert network()[0](images()).any()
 
 
-# --------------------------------------------------------------------------------------------------
 # Function
 
 

@@ -17,18 +17,11 @@ from vit_cifar5m.model import VisionTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP, PAPER = (ROOT / f"vit_cifar5m/configs/{name}.yaml" for name in ("laptop", "paper"))
-SMALL = [
-    "model.head_dim=4",
-    "model.heads=2",
-    "model.layers=1",
-    "model.patch_size=16",
-    "training.steps=6",
-    "training.batch_size=8",
-    "training.log_every=2",
-    "training.eval_every=3",
-    "training.eval_batch_size=16",
-    "data.validation_images=20",
-]
+SMALL = (
+    "model.head_dim=4 model.heads=2 model.layers=1 model.patch_size=16 training.steps=6 "
+    "training.batch_size=8 training.log_every=2 training.eval_every=3 training.eval_batch_size=16 "
+    "data.validation_images=20"
+).split()
 
 
 def settings(*overrides):

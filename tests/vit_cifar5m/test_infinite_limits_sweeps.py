@@ -97,13 +97,9 @@ def test_seeds_of_the_sweep_over_heads_share_their_data():
 
 
 def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
-    words = [
-        "model.head_dim=2",
-        "model.heads=2",
-        "model.layers=1",
-        "model.patch_size=16",
-        "training.batch_size=4",
-    ]
+    words = (
+        "model.head_dim=2 model.heads=2 model.layers=1 model.patch_size=16 training.batch_size=4"
+    ).split()
 
     def begin(seed, *more):
         config = load(

@@ -13,31 +13,17 @@ import torch
 from training.config import describe, leaves
 from vit_cifar5m import initial
 
-TINY = [
-    "kernels.heads=[2,8,32]",
-    "kernels.layers=2",
-    "kernels.networks=10",
-    "kernels.reference_networks=10",
-    "attention.heads=[32]",
-    "attention.head_dims=[1,4]",
-    "attention.networks=8",
-    "patch_size=16",
-    "samples=3",
-]
+TINY = (
+    "kernels.heads=[2,8,32] kernels.layers=2 kernels.networks=10 kernels.reference_networks=10 "
+    "attention.heads=[32] attention.head_dims=[1,4] attention.networks=8 patch_size=16 samples=3"
+).split()
 
 
-SMALLEST = [
-    "kernels.heads=[2,4]",
-    "kernels.layers=2",
-    "kernels.networks=2",
-    "kernels.reference_networks=2",
-    "attention.heads=[4]",
-    "attention.head_dims=[2]",
-    "attention.alphas=[0.5]",
-    "attention.networks=2",
-    "patch_size=16",
-    "samples=2",
-]
+SMALLEST = (
+    "kernels.heads=[2,4] kernels.layers=2 kernels.networks=2 kernels.reference_networks=2 "
+    "attention.heads=[4] attention.head_dims=[2] attention.alphas=[0.5] attention.networks=2 "
+    "patch_size=16 samples=2"
+).split()
 
 
 @functools.cache

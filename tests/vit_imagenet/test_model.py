@@ -41,7 +41,6 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# --------------------------------------------------------------------------------------------------
 # Tensors
 
 
@@ -68,7 +67,6 @@ def test_every_tensor_has_the_role_it_plays():
     }
 
 
-# --------------------------------------------------------------------------------------------------
 # Function
 
 
@@ -166,7 +164,6 @@ def test_only_the_attention_scale_that_timm_has_is_accepted():
         plan(small(), ROLES, Steeper(24), lr=1.0)
 
 
-# --------------------------------------------------------------------------------------------------
 # How it runs
 
 

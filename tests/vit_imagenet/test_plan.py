@@ -47,7 +47,6 @@ def rates(n, prescription, **settings):
     return {name: row.lr for name, row in rows(n, prescription, **settings).items()}
 
 
-# --------------------------------------------------------------------------------------------------
 # Initial values
 
 
@@ -88,7 +87,6 @@ def test_strategies_differ_in_the_head_alone_when_they_start():
         assert same == [True, *3 * [name != "head.weight"]]
 
 
-# --------------------------------------------------------------------------------------------------
 # Rates
 
 
@@ -137,7 +135,6 @@ def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
         assert head == pytest.approx([1, 768**-0.25, 768**-0.5])
 
 
-# --------------------------------------------------------------------------------------------------
 # Decay
 
 
@@ -185,7 +182,6 @@ def test_ten_steps_are_those_of_equation_1_94(strategy, s, mode):
         assert alike is (mode == "global" or name == "head.bias"), name
 
 
-# --------------------------------------------------------------------------------------------------
 # The paper's model
 
 

@@ -44,16 +44,11 @@ def test_accuracies_are_shares_and_epochs_are_counted(tmp_path):
 
 
 def test_training_learns_and_beats_chance_by_far(tmp_path):
-    words = [
-        "training.steps=60",
-        "training.batch_size=64",
-        "training.eval_samples=300",
-        "optimizer.lr=0.008",
-        "data.augmentation.mixup=0",
-        "data.augmentation.cutmix=0",
-        "data.augmentation.crop_scale=[1.0,1.0]",
-        "schedule.warmup_steps=5",
-    ]
+    words = (
+        "training.steps=60 training.batch_size=64 training.eval_samples=300 optimizer.lr=0.008 "
+        "data.augmentation.mixup=0 data.augmentation.cutmix=0 "
+        "data.augmentation.crop_scale=[1.0,1.0] schedule.warmup_steps=5"
+    ).split()
     summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_eval_top1"] > 0.5
 
@@ -81,7 +76,6 @@ def test_a_folder_and_its_shards_train_on_the_same_classes(photos, tmp_path):
         assert summary["status"] == "finished" and summary["targets"] == 48
 
 
-# ------------------------------------------------------------------------------------------------
 # Commands
 
 

@@ -153,7 +153,6 @@ def test_expected_exponents_are_those_that_were_written_by_hand(label):
             assert first == Fraction(row["first query"])
 
 
-# ------------------------------------------------------------------------------------------------
 # The papers' closed forms
 
 
@@ -219,7 +218,6 @@ def test_parameter_scaling_moves_what_starts_at_zero_by_the_floor():
         assert expected_update("readout_bias.weight", numbers, expected_of(plans))[0] == 0
 
 
-# ------------------------------------------------------------------------------------------------
 # A rule of one's own
 
 
@@ -315,7 +313,6 @@ def test_where_nothing_is_known_there_is_no_verdict_on_numbers():
     assert expected_update("query.weight", PlanExponents(unknown), None) == (None, None)
 
 
-# ------------------------------------------------------------------------------------------------
 # Planted mistakes
 
 

@@ -15,7 +15,6 @@ from plots.tables import TableError
 from tests.plots.made import lines as by_name
 from tests.plots.made import rows, written
 
-# ------------------------------------------------------------------------------------------------
 # Figures 3 and 4
 
 

@@ -108,15 +108,9 @@ def heat(lost=None):
 
 
 LAYERS = (
-    "blocks.0.mlp.up",
-    "blocks.1.mlp.up",
-    "blocks.0.mlp.down",
-    "blocks.0.attention.query",
-    "blocks.0.attention.key",
-    "blocks.0.attention.value",
-    "blocks.0.attention.output",
-    "readout",
-)
+    "blocks.0.mlp.up blocks.1.mlp.up blocks.0.mlp.down blocks.0.attention.query "
+    "blocks.0.attention.key blocks.0.attention.value blocks.0.attention.output readout"
+).split()
 
 
 def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 128), seeds=(0, 1)):
