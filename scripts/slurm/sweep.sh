@@ -32,10 +32,15 @@ if [ "$nodes" -gt 1 ]; then
   where=(--engine ray --address "$address")
 fi
 
-warned=
-trap 'warned=1; kill -TERM "$driver"' USR1
-trap 'kill -TERM "$driver"' TERM
+warned='' stopped='' driver=''
+stop() {
+  stopped=1
+  [ -z "$driver" ] || kill -TERM "$driver"
+}
+trap 'warned=1; stop' USR1
+trap stop TERM
 python -m sweeps run "$@" "${where[@]}" & driver=$!
+[ -z "$stopped" ] || stop # the signal came before the driver was known
 code=0
 wait "$driver" || code=$?
 while kill -0 "$driver" 2>/dev/null; do # a signal has ended the wait and not the driver

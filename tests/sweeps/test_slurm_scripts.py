@@ -119,7 +119,7 @@ def test_a_warned_job_is_requeued_once_its_driver_has_saved(tmp_path, nodes, sen
         sbatch.warn(job)
     elif sent:
         job.send_signal(signal.SIGTERM)
-    assert job.wait(300) == code, job.stderr.read()
+    assert job.wait(300) == code  # its messages may be a driver's that lives on
     lines = sbatch.asked()
     assert f"python -m sweeps run s.yaml --preset laptop --engine {where}" in lines
     assert sbatch.is_requeued() == requeued
