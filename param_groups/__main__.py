@@ -123,7 +123,6 @@ def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
     }
 
 
-# ------------------------------------------------------------------------------------------------
 # Commands. Each returns its value for JSON, its rows for the table, its text for people.
 
 _Result = tuple[object, Rows, Callable[[str], str]]

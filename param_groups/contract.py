@@ -37,14 +37,12 @@ _ALIASES = {"adamw": "adam"}
 _REFUSED = {
     "torch.optim.muon": "it has a factor of the shape, which is in a plan's rates; use "
     "plan.optimizers(model)",
-    "lamb": "its updates are scaled by each layer's norm and the trust ratio",
-    "lars": "its updates are scaled by each layer's norm and the trust ratio",
+    **dict.fromkeys(("lamb", "lars"), "its updates are scaled by each layer's trust ratio"),
     "lion": "its rate and decay are a sign update's, which no paper here derives",
     "adagrad": "its updates shrink with the sum of all gradients so far",
     "adadelta": "its updates are scaled by those before them",
     "lbfgs": "its step is a line search's",
-    "shampoo": "its updates are preconditioned matrices, whose size goes with both fans",
-    "soap": "its updates are preconditioned matrices, whose size goes with both fans",
+    **dict.fromkeys(("shampoo", "soap"), "the size of its matrices' updates goes with both fans"),
     "torch.optim.adafactor": "it caps every rate at 1/sqrt(step) and takes a pair as epsilon",
     "rmsprop": "its average of squared gradients starts at zero without correction",
     "adamax": "its updates are divided by the largest gradient so far",
@@ -54,13 +52,12 @@ _REFUSED = {
 
 def exponent_optimizer(name: str) -> str:
     """The name under which an optimiser has exponents; PlanError for one known to have none."""
-    if reason := _REFUSED.get(str(name).lower()):
+    if reason := _REFUSED.get(lower := str(name).lower()):
         raise PlanError(
             f"there are no exponents for {name!r}: {reason}; supported: "
             f"{', '.join((*OPTIMIZER_FAMILY, *_ALIASES))}"
         )
-    lower = str(name).lower()
-    return _ALIASES.get(lower, lower if lower in OPTIMIZER_FAMILY else name)
+    return _ALIASES.get(lower, lower)
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,8 @@ class Numbers:
         (its square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
         parameter scaling.
         """
-        m, family = self.multiplier, OPTIMIZER_FAMILY.get(exponent_optimizer(optimizer))
-        if family is None:
-            raise PlanError(
-                f"unknown optimizer {optimizer!r}; valid: {', '.join(OPTIMIZER_FAMILY)}"
-            )
+        m, optimizer = self.multiplier, exponent_optimizer(optimizer)
+        family = OPTIMIZER_FAMILY[choose("optimizer", optimizer, (*OPTIMIZER_FAMILY, *_ALIASES))]
         lr_factor = {"sgd": m * m, "adam": m, "spectral": m, "adafactor": 1.0}[family]
         eps_factor = m**2 if optimizer == "adafactor" else m
         return replace(
@@ -195,7 +189,8 @@ class Prescription(ABC):
                 f"{type(self).__name__} has no rates for 'muon', whose updates are orthogonalised "
                 "matrices; use Spectral(width, base_width), which has AdamW for all other tensors"
             )
-        choose("optimizer", self.optimizer, optimizers)
+        aliases = [alias for alias, name in _ALIASES.items() if name in optimizers]
+        choose("optimizer", self.optimizer, (*optimizers, *aliases))
 
     def residual_multiplier(self) -> float:
         """The factor on every residual branch."""

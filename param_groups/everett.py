@@ -93,14 +93,14 @@ class Everett(Prescription):
     Derivation: 2L branches that start independent add r^(-alpha) sqrt(L), at most of order one, to
     the stream, so activations and gradients in the stream have no power of L. Updates add up in one
     direction: a tensor whose branch's output changes by d moves the stream by L r^(-alpha) d, which
-    is of order one at every L for d ~ r^(alpha - 1). Adam's d goes as its rate, parameter scaling's
-    as well, since no initial size depends on L; SGD's as rate times gradient, r^(-alpha). What no
+    is of order one at every L for d ~ r^(alpha - 1). Adam's d goes as its rate, as parameter
+    scaling's (no initial size depends on L); SGD's as rate times gradient, r^(-alpha). What no
     branch holds (embeddings, last norm, readout) keeps its rate: its gradient has no power of L.
-    Bordelon et al., Tables 1 and 2, give the whole model the branches' rate and undo it in the
-    first and the last layer by a multiplier, L^(1 - alpha) for Adam and L^(1/2 - alpha) for SGD,
-    which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
-    which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
-    in use, so take an `embedding_std` of order one there. `depth` alone changes no number.
+    Bordelon et al., Tables 1 and 2, give all tensors the branches' rate and undo it in the first
+    and last layer by a multiplier, L^(1 - alpha) for Adam, L^(1/2 - alpha) for SGD: the same
+    training. At alpha = 1 initial branches add r^(-1) sqrt(L) to the stream, which falls with L
+    until the embedding carries it: take an `embedding_std` of order one there, as 0.01 does so at
+    depths far beyond those in use. `depth` alone changes no number.
 
     Args:
         parameterization: "standard", "ntk", "mup" or "mean_field".
@@ -189,14 +189,9 @@ class Everett(Prescription):
     def describe(self) -> dict[str, object]:
         """The fields by name; without those that came later, unless they act."""
         fields = super().describe()
-        idle: dict[str, object] = {"hidden_layers": None, "gamma_units": "tensor"}
-        idle |= {
-            "embedding_exponent": 0.0,
-            "decay_exponent": 0.0,
-            "decay_depth": False,
-            "spare_vectors": False,
-        }
-        return {key: fields[key] for key in fields if key not in idle or fields[key] != idle[key]}
+        later = "hidden_layers gamma_units embedding_exponent decay_exponent decay_depth".split()
+        idle = {key for key in (*later, "spare_vectors") if fields[key] == getattr(Everett, key)}
+        return {key: value for key, value in fields.items() if key not in idle}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""

@@ -147,7 +147,6 @@ TENSOR_PROGRAMS = Alignment(alpha=1, omega=HALF, u=1, omega_readout=1)
 
 ALIGNMENTS = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
 
-
 # Everett et al., Table 1, columns "Initialization Variance" (n^-2b) and "Parameter Multiplier"
 # (n^-a).
 PARAMETERIZATION_TABLE: dict[str, Parameterization] = {

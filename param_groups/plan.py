@@ -26,14 +26,7 @@ from param_groups.contract import (
     python_number,
     summary,
 )
-from param_groups.roles import (
-    Assignment,
-    Fans,
-    PlanError,
-    Role,
-    Rule,
-    choose,
-)
+from param_groups.roles import Assignment, Fans, PlanError, Role, Rule, choose
 from param_groups.rows import (
     READERS,
     Factor,
@@ -57,8 +50,6 @@ DECAY_MODES = {
     "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
     "absorb_multipliers the rate before they were absorbed",
 }
-
-
 _GLOBALS = ("lr", "eps", "weight_decay")
 
 
@@ -124,14 +115,13 @@ class Plan:
     def apply_multipliers(self, model: nn.Module) -> None:
         """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
 
-        For a checkpoint, which holds tensors and no multipliers, and for pretrained weights. Those
-        must come from a model with the same multipliers: for a stock model that is a plan with
-        absorb_multipliers=True, which has none. The rates then are what the prescription gives a
-        model that starts from its own initial values, so they carry over between widths as far as
-        the weights do: fine-tuning checkpoints that were pretrained at several widths under one
-        prescription is such a case; for any other, take one rate for all tensors (Everett's
-        "standard" with alignment="global", Dinan's "standard"). Raises PlanError when a layer that
-        applies no multiplier would need one, or when the tensors of one layer disagree.
+        For a checkpoint, which holds tensors and no multipliers, and for pretrained weights of a
+        model with the same multipliers: a stock model has none, as a plan with
+        absorb_multipliers=True. The rates are those of a model that starts from the prescription's
+        initial values. They carry over between checkpoints that were trained at several widths
+        under one prescription; for any other take one rate for all tensors (Everett's "standard"
+        with alignment="global", Dinan's "standard"). Raises PlanError when a layer that applies no
+        multiplier would need one, or when the tensors of one layer disagree.
         """
         from param_groups.tensors import forward, values
 
@@ -148,12 +138,11 @@ class Plan:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
         Each group also carries `initial_lr` (the schedule's reference), `name`, `param_names` and
-        `optimizer`. A plan for Muon has groups for two optimisers, which no single one of torch's
-        may take: PlanError, unless `several` says that yours tells them apart (`optimizers`).
-        Tensors that do not require gradients are left out. Raises PlanError for a model that this
-        plan has neither initialised nor given its multipliers, and for a tensor that was frozen
-        when it was initialised and no longer is, unless `check` is false. They are not for
-        torch.optim.Adafactor, which takes a pair as epsilon: its first step fails.
+        `optimizer`. Tensors that do not require gradients are left out. Raises PlanError for Muon's
+        plan, whose groups are for two optimisers, unless `several` says that yours tells them apart
+        (`optimizers`); and unless `check` is false, for a model that this plan has neither
+        initialised nor given its multipliers, and for a tensor that was frozen when it was
+        initialised and no longer is. Not for torch.optim.Adafactor, which takes a pair as epsilon.
         """
         from param_groups.tensors import values
 
@@ -317,10 +306,9 @@ def plan(
         applied: {"attention_scale": 1 / 16}, forward factors that the model's own code applies.
         head_dim: of attentions that do not say theirs.
         base: the same model at its base size, or its `fans_of`, for models of several widths
-            (stages, encoder and decoder, few heads for keys): each tensor's own fans over those of
-            the base decide, in place of the prescription's width. The prescription's base width b
-            then is a constant of your choice, which sets multipliers and initial values, and with
-            `absorb_multipliers` rates. Take the base model's width, and keep it.
+            (stages, encoder and decoder, few heads for keys): each tensor's fans over those of the
+            base decide, not the prescription's width. The prescription's base width is a constant
+            that sets multipliers and initial values, and absorbed rates. Keep the base model's.
         no_decay: roles ("norm_scale") or patterns of names ("*.bias") without decay.
 
     Returns:
@@ -343,6 +331,10 @@ def plan(
     from param_groups.tensors.forward import settle_factors
 
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
+    power = getattr(getattr(prescription, "rule", prescription), "decay_exponent", 0.0)
+    if weight_decay and power and decay_mode == "per_group":
+        why = "has the rate's power of the width already; use 'independent' or 'global'"
+        raise PlanError(f"decay_exponent {power:g}: decay_mode 'per_group' {why}")
     applied = _applied(applied, head_dim)
     check_flag("absorb_multipliers", absorb_multipliers)
     placed = prepared(model, rules, prescription, base)

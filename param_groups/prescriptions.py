@@ -41,7 +41,6 @@ __all__ = [
     "Spectral",
 ]
 
-# ------------------------------------------------------------------------------------------------
 # Dinan, Yaida & Zhang
 
 
@@ -186,17 +185,13 @@ class Dinan(Prescription):
         draw = DINAN_INIT[self.init].get(role)
         if draw is None:
             ways = [f"give init={init!r}" for init in DINAN_INIT if role in DINAN_INIT[init]]
-            ways += [
-                "build the model without it (no biases but the head's, norms without affine "
-                "parameters)"
-            ]
+            ways += ["build the model without it (no bias but a head's, norms without parameters)"]
             raise PlanError(
                 f"Dinan et al. prescribe nothing for {role} in their {self.init} models; {ways[0]}"
             )
         return draw.distribution, draw.std(fan_in)
 
 
-# ------------------------------------------------------------------------------------------------
 # Bordelon, Chaudhry & Pehlevan
 
 
@@ -305,9 +300,7 @@ class Bordelon(Prescription):
         )
 
 
-# ------------------------------------------------------------------------------------------------
 # Muon
-
 
 # The rate of U, the orthogonalised momentum of a matrix (out, in), over the global one.
 MUON_CONVENTIONS = {

@@ -240,9 +240,6 @@ def test_a_look_at_several_sweeps_adds_their_runs_and_times_up(call, tmp_path):
         (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
         (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
         (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
-        (["plots.sh", "-h"], "Redraws every shipped figure"),
-        (["mutation.sh", "--help"], "runs the tests that reach it"),
-        (["lock.sh", "--help"], "Writes requirements.lock anew"),
     ],
 )
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
@@ -260,6 +257,14 @@ def test_questions_are_answered_before_anything_is_installed(words, said, tmp_pa
     )
     assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout
     assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("script", ["lock", "mutation", "plots"])
+def test_help_is_the_first_lines_and_nothing_is_called(call, script):
+    for words in (["-h"], ["--help"]):
+        ran = call(script, *words)
+        assert (ran.returncode, ran.calls, ran.stderr) == (0, [], "")
+        assert f"# {ran.stdout.splitlines()[0]}\n" in (ROOT / f"scripts/{script}.sh").read_text()
 
 
 def test_the_quickstart_prepares_runs_and_draws(call):

@@ -18,7 +18,6 @@ unlike the others, and a hidden matrix with another optimiser than the rest.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import math
 import re
@@ -50,7 +49,7 @@ class Reading:
     fraction that a step removes, `optimizer` "" where none holds the tensor."""
 
     shape: tuple[int, ...]
-    table: bool  # rows of an embedding, or of positions
+    table: bool  # rows of an embedding
     optimizer: str
     init: float
     lr: float
@@ -67,13 +66,13 @@ def read(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[
                 held.setdefault(id(param), []).append((_kind(optimizer, group), group))
     readings = {}
     for name, param in model.named_parameters():
-        owners, (path, _, own) = held.get(id(param), []), name.rpartition(".")
+        owners = held.get(id(param), [])
         group = owners[0][1] if owners else {"lr": 0.0}
         lr = float(group["lr"]) * _shape_factor(optimizers, group, param)
         eps = group.get("eps", 0.0)
         readings[name] = Reading(
             shape=tuple(param.shape),
-            table=isinstance(model.get_submodule(path), nn.Embedding) or "pos" in own,
+            table=isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Embedding),
             optimizer=" and ".join(kind for kind, _ in owners),
             init=float(param.detach().double().square().mean().sqrt()),
             lr=lr,
@@ -108,16 +107,16 @@ def _shape_factor(
 # Rules
 
 
-def kind_of(small: Reading, large: Reading) -> str:
-    """The layer type, from the axes that grow with the width."""
+def kind_of(name: str, small: Reading, large: Reading) -> str:
+    """The layer type, from the axes that grow with the width. A tensor that is no layer's `weight`
+    is rows of tokens or positions where its last axis alone grows."""
     grows = [b > a for a, b in zip(small.shape, large.shape, strict=True)]
     if len(grows) < 2:
         return "vector" if any(grows) else "constant"
     if sum(grows) != 1:
         return "hidden" if any(grows) else "constant"
-    if len(grows) > 2 and grows[-1]:  # (1, tokens, width), not (out, in, kernel)
-        return "embedding"
-    return "readout" if any(grows[1:]) and not small.table else "embedding"
+    rows = small.table or (grows[-1] and name.rpartition(".")[2] != "weight")
+    return "readout" if any(grows[1:]) and not rows else "embedding"  # (out, in, ...)
 
 
 def rules(family: str) -> dict[str, dict[str, tuple[float, float]]]:
@@ -168,7 +167,7 @@ def audit(readings: Mapping[int, Mapping[str, Reading]], *, depth: bool) -> tupl
     sizes = sorted(readings)
     first, last = readings[sizes[0]], readings[sizes[-1]]
     names = [name for name in first if all(name in readings[size] for size in sizes)]
-    kinds = {n: kind_of(first[n], last[n]) for n in names}
+    kinds = {n: kind_of(n, first[n], last[n]) for n in names}
     if depth:
         kinds = {n: "hidden" if _pooled(n) != n else "embedding" for n in names}
     powers = {
@@ -318,12 +317,10 @@ def main(
     parser.add_argument("--save", type=Path, help="write the numbers that are read")
     parser.add_argument("--against", type=Path, help="compare with saved numbers instead of rules")
     args = parser.parse_args(argv)
-    build = load(args.file, "build(width)", "(model, optimizer)")
+    build = load(args.file, f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)")
     sizes = sorted(set(args.depths or args.widths))
     if len(sizes) < 2 or sizes[0] < 1:
         raise PlanError("--widths and --depths: give two different sizes or more")
-    if args.depths and len(inspect.signature(build).parameters) < 2:
-        raise PlanError(f"{args.file}: --depths needs build(width, depth)")
     readings = {}
     for size in sizes:
         torch.manual_seed(0)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib.util
+import inspect
 import json
 import math
 import platform
@@ -133,6 +134,10 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
         raise CheckError(f"{path}: no function {signature} in it; add one that returns {returns}")
+    try:
+        inspect.signature(function).bind(*signature.split(","))
+    except TypeError as error:
+        raise CheckError(f"{path}: {name} is called as {signature}: {error}") from None
     return function
 
 
@@ -170,6 +175,8 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         writer.writerows(asdict(point) for point in measurement.points)
     (folder / "coordinate_check.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
+    if note := theory.heads_note(measurement.plans):
+        print(note)
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
     print(f"{slopes.summary(powers, numbers)}\ntable: {table}")

@@ -95,6 +95,19 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
     return Promise("stability", size, family, start, step, attention=attention, published=False)
 
 
+def heads_note(plans: Mapping[int, Plan]) -> str:
+    """A warning where muP has the library's attention while the head dimension grows; else ""."""
+    rule = _rule(plans[min(plans)])
+    heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
+    other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
+    if other or rule.get("qk_exponent") != -0.5 or all(size == heads[0] for size in heads):
+        return ""
+    return (
+        f"warning: head dimensions {heads[0]} to {heads[-1]}: qk_exponent=-0.5 is muP's only where "
+        "they are the same at all widths; add heads with the width, or multiply by 1/d"
+    )
+
+
 # A plan's numbers
 
 

@@ -276,10 +276,7 @@ WHISPER_RULES = (
 
 # The factors that peft puts beside a frozen model's matrices: name them along with the model's own
 # rules, whose patterns that begin with a module's name need "base_model.model." before it.
-LORA_RULES = (
-    Rule("*.lora_A.*", Role.LORA_A),
-    Rule("*.lora_B.*", Role.LORA_B),
-)
+LORA_RULES = (Rule("*.lora_A.*", Role.LORA_A), Rule("*.lora_B.*", Role.LORA_B))
 
 CATALOGUE: dict[str, tuple[Rule, ...]] = {
     "TORCH_DECODER_RULES": TORCH_DECODER_RULES,

@@ -51,17 +51,7 @@ _OUTSIDE = {
 }
 _TOKENS = ("tok", "wte", "word", "embed_in", "shared")
 _ADDED = (
-    "pos",
-    "wpe",
-    "type",
-    "segment",
-    "cls_token",
-    "dist_token",
-    "reg_token",
-    "mask_token",
-    "latent",
-    "bias_k",
-    "bias_v",
+    "pos wpe type segment latent bias_k bias_v cls_token dist_token reg_token mask_token".split()
 )
 
 
@@ -118,6 +108,10 @@ def suggest(model: nn.Module) -> Suggestion:
     guesses: dict[str, Guess] = {}
     names: dict[int, str] = {}
     modules = dict(model.named_modules())
+    paths = [*dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())]
+    inside = [i for i, path in enumerate(paths) if re.search(r"(^|\.)\d+\.", path)]
+    before = {*paths[: inside[0] if inside else len(paths) > 1]}  # the blocks
+    after = paths[inside[-1] + 1 :] if inside else []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first := names.setdefault(id(parameter), name) if id(parameter) in names else None:
             doubt = f"tied to {name}; most prescriptions need tie_word_embeddings=False"
@@ -130,25 +124,25 @@ def suggest(model: nn.Module) -> Suggestion:
             guesses[name] = _experts(own, module, modules[path.rpartition(".")[0]])
             continue
         plain = path.replace(".base_layer", "")  # where peft puts the layer that it adapts
-        guesses[name] = _guess(plain, own, module, parameter)
+        guesses[name] = _guess(plain, own, module, parameter, path in before)
         if re.search(r"(^|\.)(gate|gating|wg)$", path):
             beside = modules[path.rpartition(".")[0]].named_children()
             chooses = any("expert" in child for child, _ in beside)
             guesses[name] = _gate(own, guesses[name], chooses, parameter)
+    norms = [name for name, guess in guesses.items() if guess == Guess(Role.NORM_SCALE)]
+    last = [name for name in norms if name.rpartition(".")[0] in after]
+    if len(last) == 1:
+        guesses[last[0]] = Guess(Role.FINAL_NORM_SCALE)
     for one in held(model):
         if one.factor == "attention_scale" and not one.queries and one.value in (None, 1.0):
             says = "its attention does not say what it multiplies query-key products by"
             if one.value is not None:
                 says = "its attention multiplies query-key products by 1"
-            _doubt(guesses, one.path, f"{says}: plan with applied={{'attention_scale': ...}}")
+            doubt = f"{says}: plan with applied={{'attention_scale': ...}}"
+            for name, guess in guesses.items():
+                if name.startswith(f"{one.path}.") and guess.role in (Role.QUERY, Role.QKV):
+                    guesses[name] = replace(guess, doubt=guess.doubt or doubt)
     return _as_rules(guesses)
-
-
-def _doubt(guesses: dict[str, Guess], path: str, doubt: str) -> None:
-    """Adds a doubt to the queries of a module."""
-    for name, guess in guesses.items():
-        if name.startswith(f"{path}.") and guess.role in (Role.QUERY, Role.QKV):
-            guesses[name] = replace(guess, doubt=guess.doubt or doubt)
 
 
 def _gate(own: str, guess: Guess, chooses: bool, parameter: torch.Tensor) -> Guess:
@@ -188,21 +182,21 @@ def _experts(own: str, module: nn.Module, mixture: nn.Module) -> Guess:
     return Guess(role, Layout.EXPERTS if layouts.pop() else Layout.EXPERTS_TRANSPOSED)
 
 
-def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
-    """The role of one tensor from the module that owns it."""
+def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor, before: bool) -> Guess:
+    """The role of one tensor from the module that owns it, `before` the blocks or not."""
     if own in ("weight", "bias") and "norm" in type(module).__name__.lower():
         return norm_guess(own, module)
     if own == "bias":
         weight = getattr(module, "weight", None)
         unknown = Guess(Role.HIDDEN, None, "no weight")
-        of = unknown if weight is None else _weight(path, module, weight)
+        of = unknown if weight is None else _weight(path, module, weight, before)
         doubt = of.doubt and "the layer's role is uncertain"
         if of.role is Role.ROUTER:
             return Guess(Role.READOUT_BIAS, None, doubt or "a router's bias")
         role = Role.READOUT_BIAS if of.role is Role.READOUT else Role.HIDDEN_BIAS
         return Guess(role, None, doubt)
     if own == "weight":
-        return _weight(path, module, parameter)
+        return _weight(path, module, parameter, before)
     return _bare(path, own, module, parameter)
 
 
@@ -238,7 +232,7 @@ def norm_guess(own: str, module: nn.Module) -> Guess:
     return Guess(Role.NORM_SCALE, None, "is it the scale of a norm that starts at 1?")
 
 
-def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
+def _weight(path: str, module: nn.Module, weight: torch.Tensor, before: bool) -> Guess:
     """A layer's `weight`."""
     from torch import nn
 
@@ -250,8 +244,8 @@ def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
         guess = _convolution(path, module)
     else:
         transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
-        fans = weight.shape if transposed else reversed(weight.shape[:2])
-        role, doubt = _matrix(path, *fans)
+        fan_out, fan_in = reversed(weight.shape) if transposed else weight.shape[:2]
+        role, doubt = _matrix(path, fan_in, fan_out, before)
         if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
             doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
         guess = Guess(role, Layout.TRANSPOSED if transposed else None, doubt)
@@ -289,7 +283,7 @@ def _named(path: str) -> Role | None:
     return None
 
 
-def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
+def _matrix(path: str, fan_in: int, fan_out: int, before: bool) -> tuple[Role, str]:
     """The role of a matrix, and a doubt."""
     role = _named(path)
     if role is Role.QKV and fan_out % fan_in:
@@ -307,7 +301,8 @@ def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
     if path.rpartition(".")[2] == "decoder" and fan_out > fan_in:
         return Role.READOUT, ""
     if not re.search(r"\.\d+\.", path) and fan_in != fan_out:
-        if fan_out > fan_in and re.search(r"(^|[._])(in|inputs?|embed\w*|stem)([._]|$)", path):
+        called = re.search(r"(^|[._])(in|inputs?|embed\w*|stem)([._]|$)", path)
+        if before or (called and fan_out > fan_in):
             return Role.PATCH_EMBEDDING, "a matrix outside the blocks: the first layer?"
         return Role.READOUT, "a matrix outside the blocks: the readout, not the first layer?"
     if fan_in == fan_out:
@@ -325,8 +320,6 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
         return Guess(Role.RELATIVE_POSITION)
     if any(word in name for word in _ADDED) and parameter.ndim >= 2:
         return Guess(Role.POSITION_EMBEDDING)
-    if parameter.ndim > 2 and set(parameter.shape[:-1]) == {1}:
-        return Guess(Role.POSITION_EMBEDDING, None, "a token of its own, such as a class token?")
     if "lora_embedding" in path:
         return Guess(Role.HIDDEN, None, "an embedding's LoRA factor, for which there is no role")
     if parameter.ndim == 1:
@@ -343,6 +336,8 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
             return Guess(role, None, "" if certain else "which axis is the rank?")
         known = isinstance(module, nn.MultiheadAttention)
         return Guess(role, None, "" if known else "is it stored as (out, in)?")
+    if parameter.ndim > 1 and parameter.shape[:-1].numel() == 1:
+        return Guess(Role.POSITION_EMBEDDING, None, "a token of its own, such as a class token?")
     return Guess(Role.HIDDEN, None, "a tensor whose name says nothing")
 
 

@@ -5,8 +5,10 @@ Each check raises PlanError, one line that names the tensor and what to do.
 
 from __future__ import annotations
 
-import itertools
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from param_groups.contract import Prescription
 from param_groups.layers import Multiplied
+from param_groups.recipe import Recipe
 from param_groups.roles import (
     BLOCK,
     FUSED_PARTS,
@@ -52,8 +55,8 @@ def prepared(
     assignments = assign(model, rules)
     ratios = check_assigned(model, assignments, rules, prescription, base)
     prescription.check_roles({one.role for one in assignments})
-    matrices = (*BLOCK, *FUSED_PARTS)
-    paths = {_list_of(one) for one in assignments if one.role in matrices}
+    paths = {_list_of(one) for one in assignments if one.role in (*BLOCK, *FUSED_PARTS)}
+    _check_depth(assignments, prescription)
     found = []
     for one in assignments:
         rule = prescription.scaled(ratios[one.name]) if one.name in ratios else prescription
@@ -207,8 +210,9 @@ def _base_ratios(
         a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name], strict=True))
         for a in assignments
     }
+    wider = any(grew[a.name][0] != 1 for a in assignments if a.role in _SUMS_OVER_WIDTH)
     for a in assignments:
-        if a.role is Role.READOUT and grew[a.name][0] == 1 != grew[a.name][1]:
+        if wider and a.role is Role.READOUT and grew[a.name][0] == 1 != grew[a.name][1]:
             raise PlanError(
                 f"{a.name!r} ({a.role}) reads {a.fans[0]} inputs at both sizes and grows in its "
                 "outputs; a first layer has the role patch_embedding"
@@ -258,9 +262,25 @@ def _at_its_place(
 
 def _list_of(assignment: Assignment) -> str | None:
     """The path up to a tensor's first number, such as model.layers; None without a number."""
-    parts = assignment.name.split(".")
-    before = [*itertools.takewhile(lambda part: not part.isdigit(), parts)]
-    return ".".join(before) if len(before) < len(parts) else None
+    found = re.match(r"(?:(.*?)\.)?\d+(?:\.|$)", assignment.name)
+    return (found[1] or "") if found else None
+
+
+def _check_depth(assignments: Sequence[Assignment], prescription: Prescription) -> None:
+    """Refuses another depth than the model's, where that is certain: one numbered list has all
+    matrices of blocks, and all its entries the same two or more."""
+    branches = prescription.residual_multiplier(), prescription.outside_branches()
+    depth = getattr(getattr(prescription, "rule", prescription), "depth", None)  # a recipe's rule
+    names = [one.name for one in assignments if one.role in (*BLOCK, *FUSED_PARTS)]
+    kinds = Counter(re.sub(r"(^|\.)\d+\.", r"\1*.", name, count=1) for name in names)
+    lists, blocks = {kind.partition("*")[0] for kind in kinds}, {*kinds.values()}
+    nested = any(re.search(r"\.\d+\.", kind) for kind in kinds)
+    certain = len(lists) == len(blocks) == 1 < min(len(kinds), *blocks) and not nested
+    if certain and depth not in (None, *blocks) and branches != (1, prescription):
+        raise PlanError(
+            f"{names[0]!r} and its likes are in {blocks.pop()} blocks, but the prescription is for "
+            f"depth {depth}; give the prescription the model's depth"
+        )
 
 
 def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
@@ -272,6 +292,8 @@ def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescript
         return
     if named and prescription.ties_readout():
         return
+    if isinstance(prescription, Recipe):  # a tied model has no readout's initial size to ask for
+        prescription = replace(prescription, init=dict.fromkeys(Role, 0.0))
     rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
     embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
     readout = prescription(Role.READOUT, width, rows)

@@ -157,10 +157,10 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
                 "the weights that it has; " + way_out
             )
     before = {row.name: row for row in given.rows}
+    keys = ("multiplier", *(("init_mean", "init_std", "init_distribution") if given.drawn else ()))
     for new in rows:
         old = before.get(new.name)
-        same = old is not None and old.multiplier == new.multiplier
-        if not same or (given.drawn and _start(old) != _start(new)):
+        if old is None or any(getattr(old, key) != getattr(new, key) for key in keys):
             raise PlanError(
                 f"this model was prepared with another plan, which gave {new.name!r} other "
                 "initial values or another multiplier; call initialise or apply_multipliers of "
@@ -182,10 +182,6 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
                 f"a {type(module).__name__} has {name} {getattr(module, name):g}, the plan wants "
                 f"{value:g}; call plan.apply_multipliers(model); " + way_out
             )
-
-
-def _start(row: Row | None) -> tuple[float, float, str] | None:
-    return None if row is None else (row.init_mean, row.init_std, row.init_distribution)
 
 
 def _looks_drawn(parameter: nn.Parameter, row: Row) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Rule, plan, rules_for, timescale
+from param_groups import CompleteP, Everett, PlanError, Recipe, Rule, plan, rules_for, timescale
 from param_groups.check import stock
 from param_groups.stock.rules import stock as build
 from tests.param_groups.test_silently_wrong import NanoGPT
@@ -65,6 +65,30 @@ def test_completep_is_that_of_its_authors_code(width, depth, alpha):
     assert factors.get("residual_multiplier", 1.0) == pytest.approx(r**-alpha)
 
 
+def test_another_depth_than_the_models_is_refused_where_the_number_of_blocks_is_certain():
+    deep = {"qk_exponent": -0.5, "eps_per_layer": False}
+    make = lambda model, rules, depth: plan(
+        model, rules, CompleteP(32, 32, depth, 2, **deep), lr=0.1, absorb_multipliers=True,
+        applied={"residual_multiplier": 2 / depth},
+    )  # fmt: skip
+    model = gpt(32, 3)
+    assert make(model, rules_for(model), 3).rows
+    with pytest.raises(
+        PlanError, match="'transformer.h.0.attn.* are in 3 blocks.* for depth 8; gi"
+    ):
+        make(model, rules_for(model), 8)
+    layer = lambda: nn.ModuleDict({"fc1": nn.Linear(32, 32), "fc2": nn.Linear(32, 32)})
+    mlp = lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    rules = [Rule("*.weight", "mlp_in"), Rule("*.bias", "hidden_bias")]
+    for unknown in (  # two lists; layers of an MLP; blocks of two kinds; blocks that hold blocks
+        nn.ModuleDict({one: nn.ModuleList([layer(), layer()]) for one in ("encoder", "decoder")}),
+        mlp(),
+        nn.ModuleList([layer(), mlp(), layer()]),
+        nn.ModuleList([nn.ModuleList([layer(), layer()]) for _ in range(2)]),
+    ):
+        assert make(unknown, rules, 8).rows
+
+
 def test_completep_is_a_name_for_everetts_rule():
     rule = CompleteP(96, 32, 8, 2)
     fields = {"depth": 8, "base_depth": 2, "alpha_depth": 1.0, "eps_per_layer": True}
@@ -83,7 +107,7 @@ def test_stock_models_can_be_planned_in_depth(name):
         model = stock.build(name, 64)
     options = {"lr": 1.0, "absorb_multipliers": True, "head_dim": stock.HEAD_DIM}
     flat = plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), **options)
-    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=8, base_depth=2, alpha_depth=0.5)
+    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=2, base_depth=0.5, alpha_depth=0.5)
     deep = plan(model, rules_for(model), rule, applied={"residual_multiplier": 0.5}, **options)
     for row in flat.rows:
         parts = row.name.split(".")
@@ -145,6 +169,12 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
         rows = [row for row in numbers.rows if row.role in ("qkv", "mlp_out")]
         ends.append([row.decay_per_step for row in rows])
     assert ends[0] == pytest.approx(ends[1])
+    twice = Everett("mup", 128, 32, qk_exponent=-0.5, decay_exponent=-1.0)
+    for one in (twice, Recipe(twice, twice, {})):
+        with pytest.raises(
+            PlanError, match="decay_exponent -1: .*'per_group' has the rate's power"
+        ):
+            plan(model, rules_for(model), one, lr=0.1, **options)
 
 
 def test_a_decay_without_a_mode_gives_both_readings_in_numbers():

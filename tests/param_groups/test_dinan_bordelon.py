@@ -344,6 +344,9 @@ def test_bordelon_refuses_what_it_cannot_use(changes, message):
 
 # What they have in common
 
+ALIGNED = {"alpha": "3/4", "omega": "1/2", "u": "1"}
+ALIGNED |= {f"{key}_readout": value for key, value in ALIGNED.items()}
+
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
@@ -353,17 +356,8 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
     that agree: beta0 = base_depth^alpha, and base_depth's share in the branches' rates a gamma."""
     base, n = 3, 32
     rate = base ** (2 * alpha - 1 if optimizer == "sgd" else alpha - 1)
-    everett = Everett(
-        "mean_field",
-        n,
-        1,
-        optimizer=optimizer,
-        embedding_std=1.0,
-        gamma_hidden=rate,
-        depth=depth,
-        base_depth=base,
-        alpha_depth=alpha,
-    )
+    over_depth = {"depth": depth, "base_depth": base, "alpha_depth": alpha, "gamma_hidden": rate}
+    everett = Everett("mean_field", n, 1, optimizer=optimizer, embedding_std=1.0, **over_depth)
     theirs = Bordelon(8, 4, depth, optimizer=optimizer, alpha_depth=alpha, beta0=base**alpha)
     # Under SGD their first and last layer's multipliers have beta0^(1/2), which enters twice.
     share = base**alpha if optimizer == "sgd" else 1.0
@@ -384,16 +378,7 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
         (Everett("mup", 192, 128, alignment="none"), {"name": "everett", "alignment": "none"}),
         (
             Everett("ntk", 192, 128, alignment=Alignment("3/4", "1/2", 1)),
-            {
-                "alignment": {
-                    "alpha": "3/4",
-                    "omega": "1/2",
-                    "u": "1",
-                    "omega_readout": "1/2",
-                    "alpha_readout": "3/4",
-                    "u_readout": "1",
-                }
-            },
+            {"alignment": ALIGNED},
         ),
         (Dinan(192, "meta_principled", 0.25), {"name": "dinan", "width": 192, "s": 0.25}),
         (Bordelon(8, 4, 3), {"name": "bordelon", "width": 32, "depth": 3, "gamma0": 1.0}),

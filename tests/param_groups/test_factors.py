@@ -13,27 +13,12 @@ from param_groups.stock.rules import stock
 
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 # Heads of 16, for which the libraries' attention scale is 1/4.
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "intermediate_size": 64,
-}
+SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 64}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4}
-WHISPER = {
-    "vocab_size": 96,
-    "d_model": 64,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    **IDS,
-}
+WHISPER = {"vocab_size": 96, "d_model": 64, **IDS}
+for end in ("encoder", "decoder"):
+    WHISPER |= {f"{end}_layers": 1, f"{end}_attention_heads": 4, f"{end}_ffn_dim": 64}
 GRANITE = {**SIZES, "attention_multiplier": 0.25}
 # model: (sizes with which the library applies what muP with heads of 16 has, one that differs,
 # what the error says of it)
@@ -85,15 +70,11 @@ def test_the_head_dimension_of_a_stock_model_decides_what_attention_scale_it_may
         model = stock("hf:gpt2", **{**GPT2, "n_head": 2})
     for block in model.transformer.h:
         block.attn.scaling = 1 / 32
+    options = {"lr": 1.0, "absorb_multipliers": True}
     build = lambda value, **more: plan(
-        model,
-        rules_for(model),
-        Everett("mup", 64, 32),
-        lr=1.0,
-        absorb_multipliers=True,
-        applied={"attention_scale": value},
-        **more,
+        model, rules, Everett("mup", 64, 32), applied={"attention_scale": value}, **options, **more
     )
+    rules = rules_for(model)
     assert build(1 / 32).forward[0].head_dim == 32
     with pytest.raises(PlanError, match="is 0.0625, but Everett has 0.03125 for head dimension 32"):
         build(1 / 16)
@@ -140,7 +121,7 @@ def test_factors_under_the_librarys_own_names_are_compared_with_what_is_applied(
     """Granite multiplies its branches by one number and divides its logits by another."""
     with torch.device("meta"):
         model = stock("hf:granite", **GRANITE, residual_multiplier=0.5)
-    depth = Everett("mup", 64, 64, qk_exponent=-0.5, depth=4, alpha_depth=0.5)
+    depth = Everett("mup", 64, 64, qk_exponent=-0.5, depth=2, base_depth=0.5, alpha_depth=0.5)
     rules = [rule for rule in rules_for(model) if rule.role is not Role.NORM_SCALE]
     rules += [Rule("model.norm.weight", Role.FINAL_NORM_SCALE)]
     rules += [Rule("*layernorm.weight", Role.NORM_SCALE)]
@@ -230,17 +211,9 @@ def test_an_attention_of_ones_own_may_be_fused_and_read_its_scale():
         plan(model, rules, Everett("mup", 64, 64), **options)
 
 
-T5_SIZES = {
-    "vocab_size": 96,
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-    "pad_token_id": 0,
-}
+T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 2}
+T5_SIZES |= {"num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0}
+T5_SIZES |= {"pad_token_id": 0}
 
 
 @pytest.mark.parametrize("kind", ["t5", "mt5", "longt5", "switch_transformers"])

@@ -243,12 +243,8 @@ def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
     prescription = Everett(name, WIDTH, 4, optimizer=optimizer, eps_per_layer=True)
     # An epsilon as large as the gradients, so that a wrong one is seen; SGD couples its decay to
     # momentum, where only the product of rate and decay matters all the same.
-    settings = {
-        "lr": 0.02,
-        "eps": 1e-2 if optimizer == "adam" else 0.0,
-        "weight_decay": 0.05,
-        "decay_mode": mode,
-    }
+    settings = {"lr": 0.02, "eps": 1e-2 if optimizer == "adam" else 0.0}
+    settings |= {"weight_decay": 0.05, "decay_mode": mode}
     with_layers, plain = Decoder(), Decoder(plain=True)
     absorbed = decoder_plan(prescription, plain, absorb_multipliers=True, **settings)
     assert {row.multiplier for row in absorbed.rows} == {1.0}

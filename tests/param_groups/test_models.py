@@ -11,149 +11,83 @@ from param_groups.roles import assign, present
 from param_groups.stock.rules import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
 
 BERT = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-LLAMA = {**BERT, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
-IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+UNTIED = {"tie_word_embeddings": False}
+LLAMA = {**BERT, **UNTIED, "num_key_value_heads": 1, "head_dim": 16}
+GPT2 = {**UNTIED, "vocab_size": 96, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+T5 = {**UNTIED, "vocab_size": 96, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+VIT = {**BERT, "image_size": 32, "patch_size": 8, "num_labels": 5}
+WHISPER = {**UNTIED, "vocab_size": 96, "num_mel_bins": 8, "bos_token_id": 0, "eos_token_id": 1}
+WHISPER |= {"max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0}
+for end in ("encoder", "decoder"):
+    WHISPER |= {f"{end}_layers": 2, f"{end}_attention_heads": 2, f"{end}_ffn_dim": 64}
 TEXT, IMAGE = torch.arange(8)[None], torch.randn(1, 3, 32, 32)
 
 
-def hf(kind, config, **settings):
-    return getattr(transformers, kind)(getattr(transformers, config)(**settings))
+def hf(kind, **settings):
+    model = getattr(transformers, kind)
+    return model(model.config_class(**settings))
 
 
 def t5(width, **more):
     """With an lm_head of its own, which the config does not give it."""
-    model = hf(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        vocab_size=96,
-        d_model=width,
-        d_kv=16,
-        d_ff=64,
-        num_layers=2,
-        num_heads=2,
-        decoder_start_token_id=0,
-        tie_word_embeddings=False,
-        **more,
-    )
+    more |= {"d_model": width, "decoder_start_token_id": 0}
+    model = hf("T5ForConditionalGeneration", **T5, **more)
     model.lm_head.weight = nn.Parameter(torch.empty(96, width))
     return model
+
+
+def whisper(width):
+    more = {"d_model": width, "decoder_start_token_id": 0}
+    return hf("WhisperForConditionalGeneration", **WHISPER, **more)
 
 
 def vit(name, width, **more):
     return timm.create_model(name, embed_dim=width, depth=2, num_heads=2, num_classes=5, **more)
 
 
+def stages(name, n):
+    sizes = {"depths": (1, 1, 1, 1), "dims": (n // 4, n // 2, n, 2 * n), "num_classes": 5}
+    return timm.create_model(name, **sizes)
+
+
+def swin(n):
+    sizes = {"img_size": 56, "embed_dim": n // 2, "depths": (1, 1), "num_heads": (1, 2)}
+    return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, **sizes)
+
+
 def llama(name, width, **more):
-    return hf(f"{name}ForCausalLM", f"{name}Config", hidden_size=width, **LLAMA, **more)
+    return hf(f"{name}ForCausalLM", hidden_size=width, **LLAMA, **more)
+
+
+def bert(kind, width, **more):
+    return hf(kind, hidden_size=width, **BERT, **more)
 
 
 # name: (rules, model at a width)
 MODELS = {
-    "gpt2": (
-        "GPT2",
-        lambda n: hf(
-            "GPT2LMHeadModel",
-            "GPT2Config",
-            vocab_size=96,
-            n_embd=n,
-            n_layer=2,
-            n_head=2,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        ),
-    ),
+    "gpt2": ("GPT2", lambda n: hf("GPT2LMHeadModel", n_embd=n, **GPT2)),
     "llama": ("LLAMA", lambda n: llama("Llama", n)),
     "mistral": ("LLAMA", lambda n: llama("Mistral", n)),
-    "qwen2": ("LLAMA", lambda n: hf("Qwen2ForCausalLM", "Qwen2Config", hidden_size=n, **LLAMA)),
+    "qwen2": ("LLAMA", lambda n: llama("Qwen2", n)),
     "qwen3": ("LLAMA", lambda n: llama("Qwen3", n)),
     "gemma2": ("GEMMA", lambda n: llama("Gemma2", n, query_pre_attn_scalar=16)),
     "mixtral": ("LLAMA", lambda n: llama("Mixtral", n, num_local_experts=2)),
-    "gpt_neox": (
-        "GPT_NEOX",
-        lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n, **BERT),
-    ),
-    "bert": (
-        "BERT",
-        lambda n: hf(
-            "BertForMaskedLM", "BertConfig", hidden_size=n, tie_word_embeddings=False, **BERT
-        ),
-    ),
-    "bert, classes": (
-        "BERT",
-        lambda n: hf("BertForSequenceClassification", "BertConfig", hidden_size=n, **BERT),
-    ),
-    "roberta": (
-        "BERT",
-        lambda n: hf(
-            "RobertaForMaskedLM", "RobertaConfig", hidden_size=n, tie_word_embeddings=False, **BERT
-        ),
-    ),
+    "gpt_neox": ("GPT_NEOX", lambda n: bert("GPTNeoXForCausalLM", n)),
+    "bert": ("BERT", lambda n: bert("BertForMaskedLM", n, **UNTIED)),
+    "bert, classes": ("BERT", lambda n: bert("BertForSequenceClassification", n)),
+    "roberta": ("BERT", lambda n: bert("RobertaForMaskedLM", n, **UNTIED)),
     "t5": ("T5", t5),
     "t5, gated": ("T5", lambda n: t5(n, feed_forward_proj="gated-gelu")),
-    "vit": (
-        "HF_VIT",
-        lambda n: hf(
-            "ViTForImageClassification",
-            "ViTConfig",
-            hidden_size=n,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            image_size=32,
-            patch_size=8,
-            num_labels=5,
-        ),
-    ),
-    "whisper": (
-        "WHISPER",
-        lambda n: hf(
-            "WhisperForConditionalGeneration",
-            "WhisperConfig",
-            vocab_size=96,
-            d_model=n,
-            encoder_layers=2,
-            decoder_layers=2,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=64,
-            decoder_ffn_dim=64,
-            num_mel_bins=8,
-            max_source_positions=16,
-            max_target_positions=16,
-            tie_word_embeddings=False,
-            decoder_start_token_id=0,
-            **IDS,
-        ),
-    ),
+    "vit": ("HF_VIT", lambda n: hf("ViTForImageClassification", hidden_size=n, **VIT)),
+    "whisper": ("WHISPER", whisper),
     "timm vit": ("TIMM_VIT", lambda n: vit("vit_small_patch16_224", n, img_size=32)),
     "timm deit3": ("TIMM_VIT", lambda n: vit("deit3_small_patch16_224", n, img_size=32)),
     "timm dinov2": ("TIMM_VIT", lambda n: vit("vit_small_patch14_reg4_dinov2", n, img_size=28)),
     "timm eva02": ("TIMM_VIT", lambda n: vit("eva02_tiny_patch14_224", n, img_size=28)),
     "timm siglip": ("TIMM_VIT", lambda n: vit("vit_base_patch16_siglip_224", n, img_size=32)),
-    "timm convnext": (
-        "CONVNEXT",
-        lambda n: timm.create_model(
-            "convnext_atto", depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5
-        ),
-    ),
-    "timm convnextv2": (
-        "CONVNEXT",
-        lambda n: timm.create_model(
-            "convnextv2_atto", depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5
-        ),
-    ),
-    "timm swin": (
-        "SWIN",
-        lambda n: timm.create_model(
-            "swin_tiny_patch4_window7_224",
-            img_size=56,
-            embed_dim=n // 2,
-            depths=(1, 1),
-            num_heads=(1, 2),
-            num_classes=5,
-        ),
-    ),
+    "timm convnext": ("CONVNEXT", lambda n: stages("convnext_atto", n)),
+    "timm convnextv2": ("CONVNEXT", lambda n: stages("convnextv2_atto", n)),
+    "timm swin": ("SWIN", swin),
     "nn.Transformer": ("TORCH_DECODER", lambda n: nn.Transformer(n, 2, 1, 1, 64)),
     "nn.MultiheadAttention": ("TORCH_DECODER", lambda n: nn.MultiheadAttention(n, 2)),
 }
@@ -212,13 +146,9 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
 
     def model(kind, heads, key_heads, head_dim=16):
         n = heads * head_dim
-        own = {
-            "num_attention_heads": heads,
-            "num_key_value_heads": key_heads,
-            "intermediate_size": 2 * n,
-            "head_dim": head_dim,
-        }
-        build = lambda n: hf(f"{kind}ForCausalLM", f"{kind}Config", hidden_size=n, **LLAMA | own)
+        own = {"num_attention_heads": heads, "num_key_value_heads": key_heads}
+        own |= {"intermediate_size": 2 * n, "head_dim": head_dim}
+        build = lambda n: hf(f"{kind}ForCausalLM", hidden_size=n, **LLAMA | own)
         return on_meta(build, n)
 
     def planned(wide, base=None, **more):
@@ -380,9 +310,7 @@ def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
 
 
 def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
-    tied = lambda n: hf(
-        "GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1, n_head=2
-    )
+    tied = lambda n: hf("GPT2LMHeadModel", **GPT2 | {"n_embd": n, "tie_word_embeddings": True})
     model, base = on_meta(tied, 64), on_meta(tied, 16)
     with pytest.raises(PlanError, match="tied to lm_head.weight; name it once.*tie_word_emb"):
         assign(model, CATALOGUE["GPT2_RULES"])

@@ -165,15 +165,8 @@ def test_the_powers_of_width_depth_and_decay_are_those_that_are_given():
     _, made = planned(128, convention="match_rms", rate_exponent=0.0)
     assert made["up.weight"].lr == pytest.approx(0.02 * 0.2 * math.sqrt(512))
     assert Spectral(128, 32, depth=8, base_depth=2).residual_multiplier() == 0.25
-    made = plan(
-        Block(128),
-        RULES,
-        Spectral(128, 32, decay_exponent=-1.0),
-        lr=0.02,
-        weight_decay=0.01,
-        decay_mode="independent",
-        absorb_multipliers=True,
-    )
+    decay = {"weight_decay": 0.01, "decay_mode": "independent", "absorb_multipliers": True}
+    made = plan(Block(128), RULES, Spectral(128, 32, decay_exponent=-1.0), lr=0.02, **decay)
     assert made["up.weight"].decay_per_step == pytest.approx(0.0025)
     assert made["embedding.weight"].decay_per_step == pytest.approx(0.01)
 

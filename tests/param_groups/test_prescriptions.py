@@ -28,7 +28,7 @@ COLUMN = {
 }
 FAMILY = {
     "sgd": "sgd",
-    **dict.fromkeys(("adam", "adamw", "adam_atan2"), "adam"),
+    **dict.fromkeys(("adam", "AdamW", "adam_atan2"), "adam"),
     **dict.fromkeys(("adafactor", "adam_param_scaling"), "adafactor"),
 }
 EMBEDDINGS = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING)
@@ -268,7 +268,7 @@ EVERETT_ERRORS = [
     ({"base_depth": 0}, "Everett: base_depth must be positive"),
     ({"base_depth": 2, "depth": 4}, "Everett: base_depth acts with alpha_depth; give both"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
-    ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
+    ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'.*adamw"),
     ({"optimizer": "muon"}, "Everett has no rates for 'muon', whose updates.*use Spectral"),
     ({"optimizer": "Lion"}, "no exponents for 'Lion'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
@@ -379,9 +379,10 @@ def test_absorbing_a_multiplier_is_exact(optimizer, m):
     numbers = Numbers(0.5, "uniform", 0.25, multiplier=m, lr=2.0, eps=8.0, decay=0.5)
     lr_power, eps_power = ABSORBED[optimizer]
     expected = {"multiplier": 1.0, "lr": 2.0 * m**lr_power, "eps": 8.0 / m**eps_power}
-    assert numbers.absorbed(optimizer) == Numbers(
-        0.5 * m, "uniform", 0.25 * m, decay=0.5, **expected
-    )
+    for name in (optimizer, optimizer.title()):  # as torch's classes are called
+        assert numbers.absorbed(name) == Numbers(
+            0.5 * m, "uniform", 0.25 * m, decay=0.5, **expected
+        )
 
 
 @pytest.mark.parametrize("alignment", ["full", "none"])

@@ -77,25 +77,16 @@ def test_ratios_between_sizes_are_those_of_the_rule(rule):
             ours = [getattr(made[name], key) for made in (small, large)]
             rules = [getattr(made[name], key) for made in absolute]
             if rules[0]:
-                assert ours[1] / ours[0] == pytest.approx(rules[1] / rules[0], rel=1e-9), (
-                    name,
-                    key,
-                )
+                ratio = pytest.approx(rules[1] / rules[0], rel=1e-9)
+                assert ours[1] / ours[0] == ratio, (name, key)
 
 
 def test_mups_rates_of_adam():
     """mup: matrices and readout fall with the width, embeddings, norms and biases stay."""
     _, made = planned(128)
-    rates = {row.name: row.lr / 3e-3 for row in made.rows}
-    assert rates == pytest.approx(
-        {
-            "embedding.weight": 1.0,
-            "up.weight": 0.25,
-            "down.weight": 0.25,
-            "norm.weight": 1.0,
-            "readout.weight": 0.25,
-        }
-    )
+    rates = {row.name.removesuffix(".weight"): row.lr / 3e-3 for row in made.rows}
+    falling = dict.fromkeys(("up", "down", "readout"), 0.25)
+    assert rates == pytest.approx({"embedding": 1.0, "norm": 1.0, **falling})
 
 
 def test_depth_and_forward_factors_are_relative_too():
@@ -104,6 +95,18 @@ def test_depth_and_forward_factors_are_relative_too():
     assert Recipe(*PAIRS["mup"](64), init={}).attention_scale(16) == 0.25
     other = Recipe(*PAIRS["mup"](64), init={}, base_head_dim=16)
     assert other.attention_scale(16) == 0.25 and other.attention_scale(32) == 0.125
+
+
+def test_a_tied_recipe_is_told_to_untie_and_at_the_base_size_needs_not():
+    model = Block(32)
+    model.readout.weight = model.embedding.weight
+    rules = [rule for rule in RULES if rule.role is not Role.READOUT]
+    recipe = lambda n: Recipe(*PAIRS["mup"](n), init=initial_stds(model, rules))
+    assert plan(model, rules, recipe(32), **RECIPE)["readout.weight"].lr == 3e-3
+    wide = Block(64)
+    wide.readout.weight = wide.embedding.weight
+    with pytest.raises(PlanError, match="'embedding.weight' is tied to readout.weight, but Recipe"):
+        plan(wide, rules, recipe(64), **RECIPE)
 
 
 @pytest.mark.parametrize(

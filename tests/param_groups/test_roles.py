@@ -9,7 +9,13 @@ from torch import nn
 
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
 from param_groups.roles import DECODER_RULES, fans
-from param_groups.stock.rules import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
+from param_groups.stock.rules import (
+    GPT2_RULES,
+    LLAMA_RULES,
+    TIMM_VIT_RULES,
+    TORCH_DECODER_RULES,
+    stock,
+)
 from param_groups.tensors.checks import check_assigned
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
@@ -161,11 +167,6 @@ def test_a_misspelt_rule_is_an_error_at_once(arguments, message):
         Rule(*arguments)
 
 
-def test_a_role_and_a_layout_may_be_given_as_text():
-    rule = Rule("up.weight", "mlp_in", "transposed")
-    assert (rule.role, rule.layout) == (Role.MLP_IN, Layout.TRANSPOSED)
-
-
 @pytest.mark.parametrize("name", ["tokens.weight", "readout.weight"])
 def test_a_tied_tensor_is_one_row_and_any_of_its_names_will_do(name):
     (row,) = assign(Tied(), [Rule(name, Role.TOKEN_EMBEDDING)])
@@ -254,11 +255,14 @@ def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
 
 
 def test_a_first_layer_is_no_readout():
-    first = [Rule("weight", Role.READOUT)]
-    small, large = (nn.Linear(7, n, bias=False) for n in (4, 8))
-    for model, options in ((small, {}), (large, {"base": small})):
+    """Its inputs do not grow; a readout may have another number of outputs at one width."""
+    rules = [Rule("0.weight", Role.READOUT), Rule("1.weight", Role.HIDDEN)]
+    make = lambda *sizes: nn.Sequential(*(nn.Linear(*two, bias=False) for two in sizes))
+    small, rule = make((7, 4), (4, 4)), Everett("mup", 4, 4, optimizer="AdamW")
+    for model, base in ((small, None), (make((7, 8), (8, 8)), small)):
         with pytest.raises(PlanError, match="a first layer has the role patch_embedding"):
-            plan(model, first, Everett("mup", 4, 4, optimizer="AdamW"), lr=0.1, **options)
+            plan(model, rules, rule, lr=0.1, base=base)
+    assert plan(make((7, 9), (4, 4)), rules, rule, lr=0.1, base=small).rows
 
 
 def test_vectors_may_have_any_size():
@@ -294,18 +298,9 @@ VITS = {
     "normalised queries and keys": ({"qk_norm": True}, 8 + 24 + 2 * 4),
     "norm before the blocks": ({"pre_norm": True}, 8 - 1 + 2 + 24),
     "no head": ({"num_classes": 0}, 6 + 24),
-    "the paper's": (
-        {
-            "class_token": False,
-            "global_pool": "avg",
-            "qkv_bias": False,
-            "proj_bias": False,
-            "norm_layer": PLAIN_NORM,
-            "fc_norm": False,
-        },
-        5 + 2 * 4,
-    ),
 }
+PAPERS = {"class_token": False, "global_pool": "avg", "qkv_bias": False, "proj_bias": False}
+VITS["the paper's"] = ({**PAPERS, "norm_layer": PLAIN_NORM, "fc_norm": False}, 5 + 2 * 4)
 
 
 def tiny_vit(**options):
@@ -383,18 +378,10 @@ def test_torch_decoder_roles_are_the_right_ones():
     assert roles_of(model, present(TORCH_DECODER_RULES, model)) == expected
 
 
-def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
-    with torch.device("meta"):
-        return GPT2LMHeadModel(
-            GPT2Config(**config, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)
-        )
-
-
 def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
-    model = gpt2()
+    sizes = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
+    with torch.device("meta"):
+        model = stock("hf:gpt2", **sizes, bos_token_id=0, eos_token_id=0)
     assignments = assign(model, GPT2_RULES)
     block = "transformer.h.0."
     assert {a.name: (a.role, *a.fans) for a in assignments} == {
@@ -420,25 +407,12 @@ def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
         check_width(assignment, 12, model)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_llama_and_its_likes_are_covered(kind):
-    import transformers
-
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=12,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        num_hidden_layers=1,
-        head_dim=4,
-        intermediate_size=20,
-        vocab_size=16,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "intermediate_size": 20, "vocab_size": 16}
+    sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
     with torch.device("meta"):
-        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        model = stock(f"hf:{kind}", **sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0)
     assignments = {a.name: a for a in assign(model, present(LLAMA_RULES, model))}
     layer = "model.layers.0."
     expected = {
@@ -462,8 +436,8 @@ def test_llama_and_its_likes_are_covered(kind):
         if name not in expected
     }
     assert others == {
-        "Qwen2": dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), Role.HIDDEN_BIAS),
-        "Qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),
+        "qwen2": dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), Role.HIDDEN_BIAS),
+        "qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),
     }.get(kind, {})
     for assignment in assignments.values():
         check_width(assignment, 12, model)

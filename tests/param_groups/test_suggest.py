@@ -147,15 +147,8 @@ def test_bare_lora_factors_are_read_by_name_and_marked_where_the_rank_is_not_sma
     }
 
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "head_dim": 16,
-    "num_key_value_heads": 2,
-    "vocab_size": 40,
-    "pad_token_id": 0,
-}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 40, "pad_token_id": 0}
+SMALL |= {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize(
@@ -288,6 +281,23 @@ def test_what_names_shapes_and_layers_say_besides():
         if Rule(rule, Role.HIDDEN).matches(name)
     }
     assert {name: (roles[name][0], doubts.get(name, "")) for name in expected} == expected
+
+
+def test_what_stands_before_and_after_the_blocks():
+    block = lambda: nn.ModuleDict({"norm": nn.LayerNorm(8, bias=False), "mix": nn.Linear(8, 8)})
+    parts = {"signal": nn.Linear(7, 8), "blocks": nn.ModuleList([block(), block()])}
+    model = nn.ModuleDict({**parts, "last": nn.RMSNorm(8), "to_words": nn.Linear(8, 20)})
+    model.row, model.scale = nn.Parameter(torch.zeros(1, 8)), nn.Parameter(torch.zeros(()))
+    found, plain = suggest(model), suggest(nn.Sequential(nn.Linear(9, 8), nn.Linear(8, 20)))
+    roles = [f"{rule.pattern} {rule.role}" for rule in (*found.rules, *plain.rules)]
+    expected = """row position_embedding, scale hidden, signal.weight patch_embedding,
+        signal.bias hidden_bias, blocks.*.norm.weight norm_scale, blocks.*.mix.weight hidden,
+        blocks.*.mix.bias hidden_bias, last.weight final_norm_scale, to_words.weight readout,
+        to_words.bias readout_bias, 0.weight patch_embedding, 0.bias hidden_bias,
+        1.weight readout, 1.bias readout_bias"""
+    assert roles == [" ".join(line.split()) for line in expected.split(",")]
+    assert found.doubts["signal.weight"] == "a matrix outside the blocks: the first layer?"
+    assert "row" in found.doubts and "last.weight" not in found.doubts
 
 
 def test_the_command_prints_code(capsys):

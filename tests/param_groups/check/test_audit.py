@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Spectral, plan, rules_for
+from param_groups import Everett, PlanError, Role, Rule, Spectral, plan, rules_for
 from param_groups.check import audit
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
@@ -110,11 +110,13 @@ def of_plan(prescription):
 
 
 def vit(n):
-    """timm's, whose class token and positions no module owns."""
+    """timm's, whose class token and positions no module owns; and a table without leading axes."""
     options = {"embed_dim": n, "num_heads": 1, "depth": 1, "img_size": 32, "num_classes": 10}
     model = timm.create_model("vit_tiny_patch16_224", **options)
+    rules = [*rules_for(model), Rule("latents", Role.POSITION_EMBEDDING)]
+    model.latents = nn.Parameter(torch.empty(5, n))
     rule = Everett("mup", n, 64, qk_exponent=-0.5)
-    made = plan(model, rules_for(model), rule, lr=0.01, absorb_multipliers=True)
+    made = plan(model, rules, rule, lr=0.01, absorb_multipliers=True)
     made.initialise(model, seed=0)
     return model, torch.optim.AdamW(made.groups(model))
 
@@ -271,7 +273,6 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
     [
         (lambda n: None, [], "x.py: build returns .model, optimizer., got None"),
         (nanogpt, ["--widths", 64], "give two different sizes or more"),
-        (nanogpt, ["--depths", 2, 4], "--depths needs build.width, depth."),
         (nanogpt, ["--against", "none.json"], "--against none.json: no saved numbers"),
     ],
 )

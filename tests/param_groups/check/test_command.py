@@ -126,6 +126,7 @@ MISTAKES = [
     (["timm:swin_tiny_patch4_window7_224", "--widths", "64", "96", "100"], "--widths 100: stock"),
     ("x = 1\n", "no function task(width, seed)"),
     ("def task(width, seed):\n    return 3\n", "returned int; expected a param_groups.check.Check"),
+    ("def task(width):\n    pass\n", "task is called as task(width, seed): too many positional"),
 ]
 
 
@@ -142,11 +143,33 @@ def test_mistakes_are_one_line_and_exit_code_2(argv, message, tmp_path, capsys, 
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
-def test_a_mistake_inside_a_users_function_keeps_its_traceback_and_is_no_verdict(tmp_path, capsys):
-    (tmp_path / "mine.py").write_text("def task(width):\n    pass\n")
-    with pytest.raises(SystemExit, match="2"):
-        main(["check", str(tmp_path / "mine.py")])
-    assert "TypeError: task() takes 1 positional argument" in capsys.readouterr().err
+NO_SCALAR = EXAMPLE.read_text().replace("batch[1])", "batch[1]).expand(2)")
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "error"),
+    [
+        (["check"], "import absent\n", "ModuleNotFoundError: No module named 'absent'"),
+        (["check"], NO_SCALAR, "RuntimeError: grad can be implicitly created only for scalar"),
+        (["audit"], "def build(width):\n    return 1 / 0\n", "ZeroDivisionError"),
+        (["audit"], "def build(width, depth):\n    pass\n", "error: mine.py: build is called as"),
+        (
+            ["audit", "--depths", "2", "4"],
+            "def build(width):\n    pass\n",
+            "as build(width, depth)",
+        ),
+    ],
+)
+def test_an_error_in_the_users_file_is_no_verdict_and_keeps_its_traceback(
+    words, text, error, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main([words[0], "mine.py", *words[1:]])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and error in said.splitlines()[-1]
+    assert ("Traceback" in said) == ("error: " not in said)
 
 
 def test_a_file_may_import_a_module_beside_it(tmp_path, monkeypatch):

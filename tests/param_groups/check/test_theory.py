@@ -53,7 +53,7 @@ BART = {Role.TOKEN_EMBEDDING: (40, "width")} | {
 RULES = [Rule(f"{role}.weight", role) for role in MATRICES | BART]
 
 
-def plan_of(rule, shapes=MATRICES, **options):
+def plan_of(rule, shapes=MATRICES, heads=16, **options):
     """The plan of one matrix per role."""
     sizes = {"width": rule.width, "wide": 4 * rule.width}
     model = nn.ModuleDict()
@@ -64,9 +64,21 @@ def plan_of(rule, shapes=MATRICES, **options):
         owner.multiplier = 1.0
         model[str(role)] = owner
     used = [rule_ for rule_ in RULES if rule_.role in shapes]
-    head_dim = getattr(rule, "head_dim", 16)
+    head_dim = getattr(rule, "head_dim", heads)
     applied = rule.forward(head_dim if Role.QUERY in shapes else None)
     return plan(model, used, rule, lr=0.1, applied=applied, head_dim=head_dim, **options)
+
+
+def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
+    attention = {Role.QUERY: ("width", "width"), Role.KEY: ("width", "width")}
+    make = lambda rule, grows, qk: {
+        n: plan_of(Everett(rule, n, 32, qk_exponent=qk), attention, heads=n // 4 if grows else 16)
+        for n in (64, 128)
+    }
+    note = theory.heads_note(make("mup", True, -0.5))
+    assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
+    for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
+        assert theory.heads_note(make(*silent)) == ""
 
 
 def of_label(label):
