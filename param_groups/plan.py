@@ -331,8 +331,10 @@ def plan(
     from param_groups.tensors.forward import settle_factors
 
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
-    power = getattr(getattr(prescription, "rule", prescription), "decay_exponent", 0.0)
-    if weight_decay and power and decay_mode == "per_group":
+    rule = getattr(prescription, "rule", prescription)  # a recipe's
+    power = getattr(rule, "decay_exponent", 0.0)
+    still = getattr(rule, "alignment", "") == "global" or getattr(rule, "rate_exponent", 1) == 0
+    if weight_decay and power and decay_mode == "per_group" and not still:
         why = "has the rate's power of the width already; use 'independent' or 'global'"
         raise PlanError(f"decay_exponent {power:g}: decay_mode 'per_group' {why}")
     applied = _applied(applied, head_dim)

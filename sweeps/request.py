@@ -177,6 +177,8 @@ class Sources:
         for column in (key, *wanted):
             if column not in rows[0]:
                 raise UserError(f"{self.file}: around: {table} has no column {column!r}")
+        if lacking := [name for name, value in matched.items() if value is None]:
+            raise UserError(f"{self.file}: around.match: {lacking[0]!r} has no value in this sweep")
         fitting = [row for row in rows if all(plain(row[c]) == plain(v) for c, v in wanted.items())]
         data = preset_of(self.file.parent / around.sweep, around.preset or self.preset)
         parts = [data, *data.get("curves", {}).values()]

@@ -130,10 +130,15 @@ def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[A
     curves, and of runs that --where leaves out."""
     ours, curves = {point.run for point in points}, {point.curve for point in points}
     fixed = {name: sweep.keys(sweep.settings(name, {})) for name in sweep.config.curves}
+    adjusted = [key for rule in sweep.config.adjust for key in rule.set]
+    for name, curve in sweep.config.curves.items():  # what depends on the run is not known here
+        for key in [*adjusted, *(curve.horizon.keys if curve.horizon else ())]:
+            fixed[name].pop(key, None)
 
     def stays(entry: Mapping[str, Any]) -> bool:
         settings = {**fixed[entry["curve"]], **entry, **entry.get("values", {})}
-        return entry["curve"] not in curves or not all(w.fits(settings) for w in sweep.where)
+        meant = all(w.key in settings and w.fits(settings) for w in sweep.where)
+        return entry["curve"] not in curves or not meant
 
     return [e for e in old if e.get("curve") in fixed and e.get("run") not in ours and stays(e)]
 

@@ -108,14 +108,13 @@ def _shape_factor(
 
 
 def kind_of(name: str, small: Reading, large: Reading) -> str:
-    """The layer type, from the axes that grow with the width. A tensor that is no layer's `weight`
-    is rows of tokens or positions where its last axis alone grows."""
+    """The layer type, from the axes that grow; bare rows of tokens or positions are embeddings."""
     grows = [b > a for a, b in zip(small.shape, large.shape, strict=True)]
     if len(grows) < 2:
         return "vector" if any(grows) else "constant"
     if sum(grows) != 1:
         return "hidden" if any(grows) else "constant"
-    rows = small.table or (grows[-1] and name.rpartition(".")[2] != "weight")
+    rows = small.table or (grows[-1] and "weight" not in name)
     return "readout" if any(grows[1:]) and not rows else "embedding"  # (out, in, ...)
 
 

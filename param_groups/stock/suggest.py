@@ -303,7 +303,7 @@ def _matrix(path: str, fan_in: int, fan_out: int, before: bool) -> tuple[Role, s
     if not re.search(r"\.\d+\.", path) and fan_in != fan_out:
         called = re.search(r"(^|[._])(in|inputs?|embed\w*|stem)([._]|$)", path)
         if before or (called and fan_out > fan_in):
-            return Role.PATCH_EMBEDDING, "a matrix outside the blocks: the first layer?"
+            return Role.PATCH_EMBEDDING, "outside the blocks: the first layer, not the readout?"
         return Role.READOUT, "a matrix outside the blocks: the readout, not the first layer?"
     if fan_in == fan_out:
         return Role.HIDDEN, "a square matrix whose name says nothing"

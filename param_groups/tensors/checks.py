@@ -276,7 +276,7 @@ def _check_depth(assignments: Sequence[Assignment], prescription: Prescription) 
     lists, blocks = {kind.partition("*")[0] for kind in kinds}, {*kinds.values()}
     nested = any(re.search(r"\.\d+\.", kind) for kind in kinds)
     certain = len(lists) == len(blocks) == 1 < min(len(kinds), *blocks) and not nested
-    if certain and depth not in (None, *blocks) and branches != (1, prescription):
+    if certain and depth and depth % min(blocks) and branches != (1, prescription):  # may loop
         raise PlanError(
             f"{names[0]!r} and its likes are in {blocks.pop()} blocks, but the prescription is for "
             f"depth {depth}; give the prescription the model's depth"

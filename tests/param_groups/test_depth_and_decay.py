@@ -175,6 +175,8 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
             PlanError, match="decay_exponent -1: .*'per_group' has the rate's power"
         ):
             plan(model, rules_for(model), one, lr=0.1, **options)
+    still = Everett("standard", 128, 32, alignment="global", decay_exponent=-1.0)  # no power in lr
+    assert plan(model, rules_for(model), still, lr=0.1, **options)
 
 
 def test_a_decay_without_a_mode_gives_both_readings_in_numbers():

@@ -264,7 +264,7 @@ def test_what_names_shapes_and_layers_say_besides():
         "up.bias": (Role.HIDDEN_BIAS, uncertain),
         "input_proj.weight": (
             Role.PATCH_EMBEDDING,
-            "a matrix outside the blocks: the first layer?",
+            "outside the blocks: the first layer, not the readout?",
         ),
         "score.weight": (Role.READOUT, ""),
         "summary": (Role.POSITION_EMBEDDING, "a token of its own, such as a class token?"),
@@ -296,7 +296,7 @@ def test_what_stands_before_and_after_the_blocks():
         to_words.bias readout_bias, 0.weight patch_embedding, 0.bias hidden_bias,
         1.weight readout, 1.bias readout_bias"""
     assert roles == [" ".join(line.split()) for line in expected.split(",")]
-    assert found.doubts["signal.weight"] == "a matrix outside the blocks: the first layer?"
+    assert found.doubts["signal.weight"] == "outside the blocks: the first layer, not the readout?"
     assert "row" in found.doubts and "last.weight" not in found.doubts
 
 

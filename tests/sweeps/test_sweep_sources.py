@@ -403,6 +403,15 @@ def test_rows_of_a_former_config_go_where_a_condition_trains_again(toy):
     assert [row["width"] for row in kept] == ["16", "16"]
 
 
+def test_rows_stay_where_a_condition_is_on_what_their_width_decides(toy):
+    adjust = "adjust: [{where: {width: [4]}, set: {training.batch_size: 8}}]\n"
+    path = write(
+        toy, "s.yaml", f"grid: {{width: [1, 4], lr: [0.5]}}\ncurves: {{a: {{}}}}\n{adjust}"
+    )
+    for where in ([], ["training.batch_size<=2"]):
+        assert [row["width"] for row in run(toy, path, where=where)] == ["1", "4"]
+
+
 def test_powers_of_two_may_be_whole_numbers(toy):
     path = write(toy, "s.yaml", "grid: {width: {log2: [0, 1]}}\ncurves: {a: {}}\n")
     assert [point.config.width for point in load(toy, path).points] == [1, 2]

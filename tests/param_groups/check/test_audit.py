@@ -149,6 +149,14 @@ def test_a_rule_is_known_from_its_numbers(capsys, build, rule):
     assert code == 0 and f"nearest rule: {rule}" in text and "every tensor follows it" in text
 
 
+def test_rows_are_told_from_a_readout_that_a_norm_of_weights_holds():
+    small, large = (audit.Reading((10, n), False, "adam", 1.0, 1.0, 0.0, 0.0) for n in (64, 128))
+    kinds = [
+        audit.kind_of(name, small, large) for name in ("pos_embed", "head.weight_v", "head.weight")
+    ]
+    assert kinds == ["embedding", "readout", "readout"]
+
+
 @pytest.mark.parametrize("build", [nanogpt, trainer])
 def test_one_rate_and_one_initial_size_are_a_rule(capsys, build):
     code, text = run(capsys, build)
