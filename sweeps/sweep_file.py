@@ -298,7 +298,7 @@ class Sweep(LoadedFile):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        # Powers of two and multiples are floats, and a number of layers is none.
+        # Powers of two and multiples are floats; a number of layers has to be an integer.
         whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and v.is_integer()}
         settings = {**self.settings(curve, values), **whole, "seed": seed}
         if rule.constants:

@@ -149,7 +149,7 @@ def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
         beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
-        penalty = f"penalty beside {', '.join(beside)} (nats)" if beside else ""
+        penalty = f"penalty beside {', '.join(sorted(beside))} (nats)" if beside else ""
         titles = (f"{name}: best value", "paid for the base's value (nats)", penalty)
         row[2].set_visible(bool(beside))
         style.label_grid([row], titles, axis.symbol)
