@@ -39,7 +39,7 @@ WORDS = {
     "approaching": "outside the effect, moving toward the claim, and within it at the last size",
     "not reproduced, cause known": "another sign or size; a run without the cause has the claim's",
     "not reproduced": "another sign or size here, without a run that shows why",
-    "undecided": "errors, or constants whose search ends at an edge, leave it open",
+    "undecided": "errors, or constants near an edge of their search, leave it open",
     "not tested": "nothing here tests it",
 }
 FIRST_LINE = (
@@ -64,13 +64,18 @@ class Judged:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the file with its judged findings; `blocked` says why they decide nothing."""
+    """A claim of the file with its judged findings."""
 
     paper: str
     entry: Mapping[str, Any]
     found: Sequence[Judged] = ()
-    blocked: str = ""
     cause: str = ""
+
+    @property
+    def blocked(self) -> str:
+        """Why a finding decides nothing whatever its error is, or ""."""
+        estimates = (one.finding.estimate for one in self.found)
+        return next((one.blocked for one in estimates if one and one.blocked), "")
 
     @property
     def against(self) -> Sequence[Judged]:
@@ -141,7 +146,7 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
     room = float(str(effect).rstrip("%")) * (abs(low) / 100 if str(effect).endswith("%") else 1)
     value, error = estimate.value, max(estimate.error, 1e-12)
     near, reach, far = (estimate.reach_of(number) * error for number in (0.5, 1, count))
-    known = math.isfinite(value + far) and not estimate.few
+    known = math.isfinite(value + far) and not estimate.undecided
     off = max(low - value, value - high, 0.0)  # outside of what is claimed
     within, outside = known and off + near < room, known and off - far > room
     drift, arrived = _drift(estimate, low, high, room)
@@ -191,23 +196,13 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
         words = [str(of.get("published", line.published)) for line in lines]
         return [judged(f, p, effect, len(lines)) for f, p in zip(lines, words, strict=True)]
 
-    blocked = _edges(*entry["constants"]) if "constants" in entry else ""
-    claim = Claim(paper, entry, () if "untested" in entry else found(entry), blocked)
+    claim = Claim(paper, entry, () if "untested" in entry else found(entry))
     if "cause" in entry and claim.word == "not reproduced":
         without = Claim(paper, entry, found(entry["cause"]))
         if without.found and all(YES in (o.sign, o.size) or o.within for o in without.found):
             number = without.number.partition(";")[0]
             return replace(claim, cause=f"cause: {entry['cause']['words']}; without it {number}")
     return claim
-
-
-def _edges(name: str, optimizer: str) -> str:
-    """Why constants whose search ends near an edge of its box decide nothing; or ""."""
-    text = (tables.DATA / "everett" / f"{name}.yaml").read_text(encoding="utf-8")
-    found = [one for one in yaml.load(text, yaml.CSafeLoader)["constants"] if one.get("near_edge")]
-    own = [one["where"] for one in found if one["where"]["optimizer.name"] == optimizer]
-    edge = ", ".join(where["prescription.parameterization"] for where in own)
-    return f"the search of constants ends at an edge ({edge})" if edge else ""
 
 
 @functools.cache

@@ -26,9 +26,8 @@ MARKED = re.compile(
 
 def experiment_of(figure: str) -> str:
     """The folder whose runs a figure shows."""
-    for table in catalogue.load(figure).TABLES:
-        if file := tables.sweep_file(table):
-            return file.parts[0]
+    for file in filter(None, map(tables.sweep_file, catalogue.load(figure).TABLES)):
+        return file.parts[0]
     return "effective_theory" if figure.startswith("theory/") else "vit_cifar5m"
 
 

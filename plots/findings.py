@@ -56,6 +56,7 @@ class Estimate:
     `groups` (seeds, or runs of a fit) both come from, from which `fitted` parameters were estimated
     (1: a mean); `freedom` are the error's degrees of freedom where they are not groups - fitted.
     `by_size` has the same number at each size, of an exponent the local one from the size before.
+    `blocked` says why it decides nothing.
 
     Verdicts have intervals of 95 % coverage where the degrees of freedom are known. Else these are
     two standard errors, which have 70 % with two groups and 82 % with three.
@@ -67,6 +68,7 @@ class Estimate:
     fitted: int = 1
     freedom: float | None = None
     by_size: Mapping[float, Estimate] = field(default_factory=dict, compare=False, repr=False)
+    blocked: str = ""
 
     def __post_init__(self) -> None:
         if self.freedom is None and self.groups is not None:
@@ -117,17 +119,18 @@ class Estimate:
         return float(stdtrit(math.inf if self.freedom is None else self.freedom, 1 - 0.025 / count))
 
     @property
-    def few(self) -> str:
-        """The verdict where fewer than two degrees of freedom are left, or ""."""
+    def undecided(self) -> str:
+        """The verdict where something blocks one or fewer than two degrees of freedom are left."""
         known = self.groups is None or self.groups - self.fitted >= 2
-        return "" if known else f"undecided (n = {self.groups})"
+        few = "" if known else f"undecided (n = {self.groups})"
+        return f"undecided: {self.blocked}" if self.blocked else few
 
     def claimed_gain(self) -> str:
         """Whether the paper is right that this is above zero: outside the interval or within it."""
         if not math.isfinite(self.value):
             return "not measured"
-        if self.few:
-            return self.few
+        if self.undecided:
+            return self.undecided
         word = "agrees" if self.value > 0 else "disagrees"
         if not math.isfinite(self.error):
             return f"{word} in sign, " + ("one seed" if self.groups is None else "error unknown")
@@ -145,15 +148,15 @@ class Estimate:
         if not math.isfinite(self.value):
             return "not measured"
         unknown = "" if math.isfinite(self.error) else "undecided: error unknown"
-        return self.few or unknown or ("agrees" if agrees else "disagrees")
+        return self.undecided or unknown or ("agrees" if agrees else "disagrees")
 
     def distance(self, published: float) -> str:
         """How far this lies from the published number, in its own standard errors."""
         if not math.isfinite(self.value):
             return "not measured"
         off = self.value - published
-        if self.few:
-            return self.few
+        if self.undecided:
+            return self.undecided
         if not math.isfinite(self.error):
             return f"off by {off:+.2f}, error unknown"
         error = max(self.error, 1e-9)  # the rounding of a fit
@@ -200,6 +203,7 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
         least.groups if known else None,
         least.fitted if known else 1,
         freedom,
+        blocked=next((one.blocked for _, one in parts if one.blocked), ""),
     )
 
 

@@ -44,6 +44,7 @@ class RateSweep:
     it; `judges` says which seeds these are, a key of JUDGES, and `tried` has their losses at all
     rates. `noise` is the standard deviation of one run's loss over seeds (NaN: no point has two)
     with `freedom` degrees of freedom (None: not said), from the seeds of the widths `spread_of`.
+    `blocked` says why its loss decides nothing.
     """
 
     width: int
@@ -56,6 +57,7 @@ class RateSweep:
     noise: float
     freedom: int | None = None
     spread_of: tuple[int, ...] = ()
+    blocked: str = ""
 
     @cached_property
     def losses(self) -> dict[float, float]:
@@ -93,7 +95,7 @@ class RateSweep:
     def lowest(self) -> Estimate:
         """The same with its standard error, from the spread over seeds."""
         error = self.noise / math.sqrt(max(len(self.ended), 1))
-        return Estimate(self.loss, error, freedom=self.freedom)
+        return Estimate(self.loss, error, freedom=self.freedom, blocked=self.blocked)
 
 
 Sweeps = Mapping[int, RateSweep]  # by width
@@ -119,7 +121,8 @@ def rate_sweeps(
     for width, size, fresh, rate, seed, loss in tables.runs(rows, *columns):
         cell = cells.setdefault(int(width), (float(size), {}, {}))
         cell[1 + fresh].setdefault(rate, {})[seed] = loss
-    found = {}
+    edge = "near_edge" in set(rows.get("constants", ()))
+    found, why = {}, "constants near an edge" if edge else ""
     for width, (size, runs, others) in cells.items():
         losses = {rate: fmean(of.values()) for rate, of in runs.items()}
         if not any(map(math.isfinite, losses.values())):
@@ -128,7 +131,7 @@ def rate_sweeps(
         best = fits.optimum(losses, window, own / math.sqrt(min(map(len, runs.values()))))
         judges, judging = _judged(runs, others, best.grid_value)
         tried = others if judges == "fresh" else runs
-        found[width] = RateSweep(width, size, runs, best, judges, judging, tried, own)
+        found[width] = RateSweep(width, size, runs, best, judges, judging, tried, own, blocked=why)
     return found
 
 
@@ -330,7 +333,8 @@ def exponent(sweeps: Sweeps) -> Exponent:
     further = {"windows": max(moved, default=math.nan)}
     found = statistics.power(points, octaves(sweeps), left_out, None, further)
     edge = tuple(sorted(set(sweeps) - set(used)))
-    return Exponent(**{**vars(found), "edge": edge, "sweeps": sweeps})
+    blocked = next((sweep.blocked for sweep in sweeps.values() if sweep.blocked), "")
+    return Exponent(**{**vars(found), "edge": edge, "sweeps": sweeps, "blocked": blocked})
 
 
 def by_window(sweeps: Sweeps) -> dict[float | None, float]:
@@ -409,9 +413,10 @@ def difference(before: RateSweep, after: RateSweep) -> Estimate:
     """Lowest loss before minus after, at one width. Runs of one seed see the same data, and most
     start from equal weights: if both sides have the same three seeds or more, the error is that of
     paired differences, over the seeds that diverge on neither side."""
+    change = unpaired(before, after)
     if len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
-        return mean(differences(before.ended, after.ended))
-    return unpaired(before, after)
+        return replace(mean(differences(before.ended, after.ended)), blocked=change.blocked)
+    return change
 
 
 def unpaired(before: RateSweep, after: RateSweep) -> Estimate:

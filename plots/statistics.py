@@ -145,8 +145,7 @@ def slope(values: Mapping[int, Estimate]) -> Estimate:
 
 
 def extrapolated(values: Mapping[int, Estimate], octaves: float) -> Estimate:
-    """The unweighted line through all values in the logarithm of the size, `octaves` beyond the
-    largest; NaN below two sizes."""
+    """The unweighted line in log size, `octaves` beyond the largest; NaN below two sizes."""
     if len(values) < 2:
         return UNKNOWN
     apart = np.log2(list(values)) - np.mean(np.log2(list(values)))

@@ -214,8 +214,9 @@ class Sources:
 
     def constants(
         self, search: str, config: Mapping[str, Any], preset: str | None = None
-    ) -> dict[str, Any]:
-        """The config keys and values that a search found for runs like `config` (dotted keys).
+    ) -> tuple[dict[str, Any], bool | str]:
+        """The config keys and values that a search found for runs like `config` (dotted keys), and
+        True, or "near_edge" where it ended near one.
 
         `search` is the search file relative to this one, `preset` its preset if it is not this
         sweep's. Raises Missing when the search has not got there yet.
@@ -229,7 +230,7 @@ class Sources:
             keys = dict.fromkeys(key for entry in entries for key in entry["where"])
             wanted = _words({key: config.get(key) for key in keys}) or "these runs"
             raise Missing(f"{path}: no constants for {wanted}; finish {command}")
-        return fitting[0]["set"]
+        return fitting[0]["set"], "near_edge" if fitting[0].get("near_edge") else True
 
     def _place(
         self, name: str, source: str, command: str, preset: str | None = None

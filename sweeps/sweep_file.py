@@ -261,6 +261,7 @@ class Point:
     """The curve and the values that the searched keys vary within."""
     place: Place = ()
     """The values of the searched keys."""
+    constants: bool | str = False  # of a search: True, or "near_edge" where that ended near one
 
     @property
     def key(self) -> str:
@@ -301,11 +302,12 @@ class Sweep(LoadedFile):
         # Powers of two and multiples are floats; a number of layers has to be an integer.
         whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and v.is_integer()}
         settings = {**self.settings(curve, values), **whole, "seed": seed}
+        taken: bool | str = rule.constants
         if rule.constants:
             try:
                 like = self.keys({**settings, **rule.constants_of})
                 search, preset = str(self.config.constants), self.config.constants_preset
-                constants = self.sources.constants(search, like, preset)
+                constants, taken = self.sources.constants(search, like, preset)
                 self.refuse_overrides(constants, f"the constants of {search}")
                 if crossed := sorted(constants.keys() & values.keys()):
                     raise UserError(
@@ -329,7 +331,7 @@ class Sweep(LoadedFile):
         cell = curve, tuple(item for item in values.items() if item[0] not in searched)
         place = tuple(values[key] for key in searched)
         run = runs.run_id(config, curve)
-        return Point(curve, tuple(values.items()), seed, config, run, cell, place)
+        return Point(curve, tuple(values.items()), seed, config, run, cell, place, taken)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""

@@ -80,7 +80,7 @@ def write_table(
                 **{k: values[k] if k in values else _at(point.config, k) for k in keys},
                 "curve": point.curve,
                 "horizon": curve.horizon.describe() if curve.horizon else "fixed",
-                "constants": curve.constants,
+                "constants": point.constants,
                 "seed": point.seed,
                 FRESH: sweep.is_fresh(point),
                 "run": point.run,
@@ -163,10 +163,7 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; none where it diverged before the first one.
-
-    RunError for a file whose lines were damaged after the run had ended.
-    """
+    """The lines of a run's log, none where it diverged before the first; RunError if damaged."""
     if not path.exists():
         return []
     with (

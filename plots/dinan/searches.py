@@ -30,8 +30,7 @@ Losses = tuple[np.ndarray, np.ndarray]  # steps, and the losses there
 
 
 class Searched(NamedTuple):
-    """Results without failed runs, run -> its rows of metrics.csv by rising step, and which
-    strategies have failed runs."""
+    """Results but failed runs, run -> metrics by step, and which strategies have failed runs."""
 
     rows: pd.DataFrame
     logs: Mapping[str, pd.DataFrame]

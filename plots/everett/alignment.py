@@ -163,7 +163,7 @@ def _inside(found: Estimate, low: float, high: float) -> str:
     """Whether a number lies in a range: in it, outside of it, or either within the interval; one
     seed, which has none, does not say."""
     if math.isnan(found.error):
-        return found.few
+        return found.undecided
     if min(abs(found.value - low), abs(found.value - high)) <= found.reach * found.error:
         return "within noise"
     inside = found.value > low if high == 1 else low <= found.value <= high
@@ -177,7 +177,7 @@ def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> lis
     small, large = min(by_width), max(by_width)
     gap = by_width[large] - by_width[small]
     name = f"{name}readout's peak from D = {small} to {large}"
-    verdict = gap.few or _inside(gap, -SIMILAR, SIMILAR)
+    verdict = gap.undecided or _inside(gap, -SIMILAR, SIMILAR)
     claim = (f"{-SIMILAR} to {SIMILAR}", verdict) if claimed else ("no claim", "")
     return [Finding(name, gap.text(), *claim, gap)]
 

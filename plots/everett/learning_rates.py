@@ -208,8 +208,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
 
 
 def draw(data: Data) -> Iterator[tuple]:
-    """A figure per optimiser, Adam's optima alone, and Table 4: a row per optimiser,
-    parameterisation and horizon."""
+    """A figure per optimiser, Adam's optima alone, and Table 4, a row per rule and horizon."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
         own = [entry for entry in table_4 if entry.optimizer == optimizer]

@@ -436,11 +436,13 @@ def test_constants_of_hundreds_of_studies_are_read(toy):
     many = [
         {"where": {"kind": str(i)}, "set": {"gamma.a": 2.0}, "near": "x" * 999} for i in range(300)
     ]
+    many[1]["near_edge"] = ["gamma.a"]
     table = work_of(toy, write_search(toy)).table
     table.parent.mkdir(parents=True)
     table.write_text(yaml.safe_dump({"constants": many}))  # 300 KB
     sources = Sources(toy / "another.yaml", toy.parent / "results", None)
-    assert sources.constants("s.yaml", {"kind": "299"}) == {"gamma.a": 2.0}
+    assert sources.constants("s.yaml", {"kind": "299"}) == ({"gamma.a": 2.0}, True)
+    assert sources.constants("s.yaml", {"kind": "1"}) == ({"gamma.a": 2.0}, "near_edge")
     table.write_text("constants: [{\n")
     with pytest.raises(UserError, match="constants.yaml, line 1: not valid YAML"):
         sources.constants("s.yaml", {"kind": "299"})
