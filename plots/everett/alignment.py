@@ -211,6 +211,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
 
 def _of_optimizer(table: pd.DataFrame, curve: str):
     """A row per kind of layer, a column per parameterisation, a line per width."""
+    from matplotlib.ticker import MultipleLocator
+
     kinds = style.present(KINDS, table[KIND])
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
@@ -225,18 +227,12 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
         row[0].set_ylabel(label, fontsize=8)
     for axis in axes.flat:
         axis.autoscale()
-        axis.yaxis.set_major_locator(_ticks())
+        axis.yaxis.set_major_locator(MultipleLocator(0.2))
     style.label_grid(axes, rules.values(), "step")
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
     style.legend(figure, [*entries, NONE])
     figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio")
     return figure
-
-
-def _ticks():
-    from matplotlib.ticker import MultipleLocator
-
-    return MultipleLocator(0.2)
 
 
 def _figure_1(table: pd.DataFrame):

@@ -9,6 +9,7 @@ parameterisation. Where the table of Figure 8 has a curve
 sink to the usual one, and the figures say so.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -126,8 +127,8 @@ def _of_heat(table: pd.DataFrame) -> list[Finding]:
 
 
 def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
-    """What each mitigation gains at the largest width and with every doubling of the width, and
-    whether equivalent pairs agree once it is taken."""
+    """What each mitigation gains at the largest width and with every doubling of the width, how
+    mitigations differ, and whether equivalent pairs agree once one is taken."""
     found, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *style.present(NAMES, table[CURVE])])
     result = []
@@ -148,6 +149,10 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
             name = f"{label}: {curve} over {start}, per doubling of D"
             claimed = (words, verdict if claim else "", growth)
             result.append(Finding(name, growth.text(), *claimed))
+        cures = [curve for curve in MITIGATIONS if (rule, curve) in found]
+        for one, other in itertools.combinations(cures, 2):
+            pair = found[rule, one], found[rule, other]
+            result.append(rates.compared(f"{label}: {one} - {other}", *pair, None, "equal"))
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
             pair = found.get((first, curve), {}), found.get((second, curve), {})

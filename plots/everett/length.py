@@ -56,17 +56,14 @@ def read(paths: Sequence[Path]) -> Data:
 def exponents(table: pd.DataFrame) -> dict[str, dict[int, Exponent]]:
     """Parameterisation -> steps -> the exponent of the best rate."""
     found: dict[str, dict[int, Exponent]] = {}
-    for (rule, steps), sweeps in rates.lines_of(
-        table, {PARAMETERIZATION: style.LABELS}, {}
-    ).items():
+    for (rule, steps), sweeps in _lines(table).items():
         found.setdefault(rule, {})[int(steps)] = rates.exponent(sweeps)
     return {rule: dict(sorted(own.items())) for rule, own in found.items()}
 
 
 def gains(table: pd.DataFrame) -> dict[int, tuple[int, Estimate]]:
     """Steps -> (width, lowest loss of standard minus that of muP), at the largest common width."""
-    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, {})
-    result = {}
+    found, result = _lines(table), {}
     for steps in sorted({int(steps) for _, steps in found}):
         pair = [found.get((rule, str(steps)), {}) for rule in ("standard", "mup")]
         if by_width := rates.gains(*pair):

@@ -25,6 +25,10 @@ def test_mitigations_are_measured_against_the_enlarged_epsilon():
     assert gain.measured.startswith("+0.600 ± 0.014 at D = 64") and gain.verdict == "agrees"
     assert found["standard: gain of small over enlarged"].verdict == "agrees"  # none, as claimed
     assert found["standard - NTK: small"].verdict == "agrees"
+    table = mitigations()
+    table.loc[table["curve"] == "small", "final_eval_loss"] += 0.1
+    apart = lines(epsilon._of_mitigations(table))
+    assert apart["mean-field: small - atan2"].measured.startswith("+0.100 ± 0.014")
     worse = lines(epsilon._of_mitigations(mitigations(gains=(0.5, 0.0, 0.0, 0.0))))
     assert worse["standard: gain of small over enlarged"].verdict == "disagrees"
     assert worse["NTK: gain of small over enlarged"].verdict == "within noise"
