@@ -25,7 +25,7 @@ VERDICTS = {
     "agrees": ("✓", "agrees"),
     "off": ("Δ", "off by more than its error"),
     "disagrees": ("✗", "disagrees"),
-    "open": ("~", "undecided: within noise or few runs"),
+    "open": ("~", "undecided: within noise, few runs or an edge"),
     "none": ("–", "no verdict: no claim, or words only"),
 }
 

@@ -96,8 +96,8 @@ class Claim:
     @property
     def word(self) -> str:
         """The verdict, a key of WORDS."""
-        if self.blocked or not self.found:
-            return "undecided" if self.found else "not tested"
+        if not self.found:
+            return "not tested"
         if all((one.sign if one.size == NONE else one.size) == YES for one in self.found):
             return "reproduced"
         if self.against and all(one.drift == TOWARD and one.arrived for one in self.against):
@@ -167,7 +167,7 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
     last = sorted(known)[-3:]
     away = {n: max(low - known[n].value, known[n].value - high) for n in last}
     change = slope({n: replace(known[n], value=away[n]) for n in last})
-    if not math.isfinite(change.error):
+    if change.blocked or not math.isfinite(change.error):
         return UNKNOWN, False
     sure, end = abs(change.value) > 2 * change.error, known[last[-1]]
     arrived = max(away[last[-1]], 0) + end.reach_of(0.5) * end.error < room

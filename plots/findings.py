@@ -120,7 +120,7 @@ class Estimate:
 
     @property
     def undecided(self) -> str:
-        """The verdict where something blocks one or fewer than two degrees of freedom are left."""
+        """The verdict where one is blocked or fewer than two degrees of freedom are left, or ""."""
         known = self.groups is None or self.groups - self.fitted >= 2
         few = "" if known else f"undecided (n = {self.groups})"
         return f"undecided: {self.blocked}" if self.blocked else few

@@ -404,9 +404,9 @@ def cost_of(sweep: RateSweep, rate: float) -> Estimate:
         return Estimate(math.inf, math.nan)
     pairs = differences(there, sweep.ended)
     if len(pairs) >= PAIRED:
-        return mean(pairs)
+        return replace(mean(pairs), blocked=sweep.blocked)
     loss = fmean(there.values()) if there else math.nan
-    return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.lowest.error)
+    return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.lowest.error, blocked=sweep.blocked)
 
 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:

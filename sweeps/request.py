@@ -216,7 +216,7 @@ class Sources:
         self, search: str, config: Mapping[str, Any], preset: str | None = None
     ) -> tuple[dict[str, Any], bool | str]:
         """The config keys and values that a search found for runs like `config` (dotted keys), and
-        True, or "near_edge" where it ended near one.
+        True, or "near_edge" where it ended near an edge of its ranges.
 
         `search` is the search file relative to this one, `preset` its preset if it is not this
         sweep's. Raises Missing when the search has not got there yet.

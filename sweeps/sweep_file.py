@@ -261,7 +261,7 @@ class Point:
     """The curve and the values that the searched keys vary within."""
     place: Place = ()
     """The values of the searched keys."""
-    constants: bool | str = False  # of a search: True, or "near_edge" where that ended near one
+    constants: bool | str = False  # of a search: True, or "near_edge" if it ended there
 
     @property
     def key(self) -> str:

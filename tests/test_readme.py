@@ -88,7 +88,7 @@ def parses(words):
         return None
     if module == "sweeps" and arguments[1:2] == []:
         arguments = [*arguments, "--help"]
-    elif module == "sweeps" and arguments[0] in ("run", "search", "submit"):
+    elif module == "sweeps" and arguments[0] in ("run", "search"):
         arguments = [*dict.fromkeys([*arguments, "--dry-run"])]
     elif module == "effective_theory.predict":
         arguments = [*arguments, "theory.attention_draws=256"]

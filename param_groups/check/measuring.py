@@ -152,8 +152,8 @@ def measure(
             )
         if shapes[first] == shapes[width]:
             raise CheckError(
-                f"widths {first} and {width} gave models of the same shapes; the width that is "
-                "asked for must be the model's"
+                f"widths {first} and {width} gave models of the same shapes; the function of a "
+                "width must make a model of that width"
             )
     return result
 

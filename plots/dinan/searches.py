@@ -30,7 +30,7 @@ Losses = tuple[np.ndarray, np.ndarray]  # steps, and the losses there
 
 
 class Searched(NamedTuple):
-    """Results but failed runs, run -> metrics by step, and which strategies have failed runs."""
+    """Results without failed runs, run -> metrics by step, and strategies with failed runs."""
 
     rows: pd.DataFrame
     logs: Mapping[str, pd.DataFrame]

@@ -42,7 +42,7 @@ def read(paths: Sequence[Path]) -> Data:
     data = {}
     for path in paths:
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
-        named = sorted(set(table[OPTIMIZER].fillna("not said"))) if OPTIMIZER in table else []
+        named = sorted(set(table[OPTIMIZER].fillna("unknown"))) if OPTIMIZER in table else []
         if len(named) > 1:
             raise TableError(
                 f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
@@ -208,7 +208,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
 
 
 def draw(data: Data) -> Iterator[tuple]:
-    """A figure per optimiser, Adam's optima alone, and Table 4, a row per rule and horizon."""
+    """A figure per optimiser, Adam's optima alone, and Table 4 (optimiser, rule, horizon)."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
         own = [entry for entry in table_4 if entry.optimizer == optimizer]

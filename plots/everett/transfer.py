@@ -76,7 +76,7 @@ def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
         at, losses = np.log2(list(ended)), list(ended.values())
         cost = float(np.interp(math.log2(value), at, losses, math.nan, beyond)) - min(losses)
         error = math.sqrt(2 / min(map(len, sweep.chosen_from.values()))) * sweep.noise
-        result[size] = Estimate(cost, error if size > base else 0.0, freedom=sweep.freedom)
+        result[size] = replace(sweep.lowest, value=cost, error=error if size > base else 0.0)
     return result
 
 

@@ -302,7 +302,7 @@ def test_a_launch_of_one_curve_keeps_what_the_others_measured(toy):
     assert {line["curve"] for line in lines} == {"a"} and lines[1]["eval_top1"]
 
 
-def test_the_planner_counts_what_a_search_may_still_add(toy):
+def test_the_cost_counts_what_a_search_may_still_add(toy):
     work = work_of(toy, write_file(toy, SEARCH + CONFIRM % ", points: 50"))
     assert work.may_add() == (52, 52.0)
     assert drive(work).may_add() == (0, 0.0)

@@ -1,4 +1,4 @@
-"""The planner: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
+"""`sweeps cost`: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
 
 import json
 from pathlib import Path

@@ -93,7 +93,7 @@ def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
         learning_rates.read([path])
     blank = table.assign(**{"optimizer.name": ["adam", None] * (len(table) // 2)})
     (path,) = written(tmp_path, blank=blank)
-    with pytest.raises(TableError, match="2 optimisers, expected one: adam, not said"):
+    with pytest.raises(TableError, match="2 optimisers, expected one: adam, unknown"):
         learning_rates.read([path])
     (path,) = written(tmp_path, figure_13_adafactor_laptop=table)
     assert list(learning_rates.read([path])) == ["adafactor"]
