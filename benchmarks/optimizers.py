@@ -2,10 +2,12 @@
 
     python -m benchmarks.optimizers                       # some ten minutes on two cores
     python -m benchmarks.optimizers --widths 128 --optimizers adam_atan2 --repeats 100
+    python -m benchmarks.optimizers --widths 1024 --device cuda
 
 The tensors are those of nanolm_c4's decoder with the paper's 8 layers, context 512 and vocabulary
-32,101, float32 on the CPU, with random gradients. For each rule four optimisers take turns, in an
-order that rotates, so that a drift of the machine meets them alike:
+32,101, float32, with random gradients. For each rule four optimisers take turns, of muon, whose
+groups are of two rules, the first and third, in an order that rotates, so that a drift of the
+machine meets them alike:
 
     fused_adamw   torch.optim.AdamW(fused=True) on one group, the yardstick
     one           the rule with all tensors in one group
@@ -27,12 +29,18 @@ import torch
 
 from benchmarks import harness
 from nanolm_c4.model import Decoder
-from param_groups import Everett, Plan, plan
+from param_groups import Everett, Plan, Prescription, Spectral, plan
 from param_groups.roles import DECODER_RULES
 from training import optimizers
 
 BETAS, LR, EPS, WEIGHT_DECAY = (0.9, 0.98), 2**-9, 1e-9, 1e-4
 REFERENCE = "fused_adamw"
+RATIOS = {
+    "plan_to_fused_adamw": ("plan", REFERENCE),
+    "one_to_fused_adamw": ("one", REFERENCE),
+    "plan_to_one": ("plan", "one"),
+    "per_tensor_to_one": ("per_tensor", "one"),
+}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -40,7 +48,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--widths", type=int, nargs="+", default=[128, 256, 512], metavar="D")
-    names = [name for name in optimizers.OPTIMIZERS if name != "muon"]  # no rule of Everett's
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    names = list(optimizers.OPTIMIZERS)
     add("--optimizers", nargs="+", default=names, choices=names, metavar="NAME")
     add("--threads", type=int, default=2)
     add("--repeats", type=int, default=40, help="timed turns of each optimiser")
@@ -50,16 +59,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
     """A plan in which embeddings, hidden matrices, scales and readout each need another group."""
-    prescription = Everett(
-        parameterization="standard",
-        alignment="full",
-        width=width,
-        base_width=64,
-        optimizer=optimizer,
-        gamma_embedding=4.0,
-        gamma_hidden=2.0,
-        eps_per_layer=optimizer in ("adam", "adam_param_scaling", "adafactor"),
-    )
+    if optimizer == "muon":
+        prescription: Prescription = Spectral(width, base_width=64)
+    else:
+        prescription = Everett(
+            parameterization="standard",
+            alignment="full",
+            width=width,
+            base_width=64,
+            optimizer=optimizer,
+            gamma_embedding=4.0,
+            gamma_hidden=2.0,
+            eps_per_layer=optimizer in ("adam", "adam_param_scaling", "adafactor"),
+        )
     decay = {"weight_decay": WEIGHT_DECAY, "decay_mode": "independent"}
     return plan(model, DECODER_RULES, prescription, lr=LR, eps=EPS, **decay)
 
@@ -85,10 +97,8 @@ def build(groups: list[dict[str, Any]], name: str) -> dict[str, torch.optim.Opti
     """The four optimisers of one rule; they share the parameters and own their state."""
     params = [param for group in groups for param in group["params"]]
     settings = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": groups[0]["weight_decay"]}
-    ours = {
-        kind: optimizers.build(name, grouped(groups, kind), betas=BETAS)
-        for kind in ("one", "plan", "per_tensor")
-    }
+    kinds = ("plan",) if name == "muon" else ("one", "plan", "per_tensor")
+    ours = {kind: optimizers.build(name, grouped(groups, kind), betas=BETAS) for kind in kinds}
     return {REFERENCE: torch.optim.AdamW(params, fused=True, **settings), **ours}
 
 
@@ -112,13 +122,14 @@ def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     made = paid("plan", lambda: make_plan(model, width, name))
     paid("initialise", lambda: made.initialise(model, seed=0))
-    groups = paid("groups", lambda: made.groups(model))
+    model.to(args.device)
+    groups = paid("groups", lambda: made.groups(model, several=name == "muon"))
     paid("optimizer", lambda: optimizers.build(name, groups, betas=BETAS))
     generator = torch.Generator().manual_seed(0)
     for param in model.parameters():
-        param.grad = torch.randn(param.shape, generator=generator).mul_(1e-3)
+        param.grad = torch.randn(param.shape, generator=generator).mul_(1e-3).to(args.device)
     actions = {
-        kind: lambda step=optimizer.step: harness.milliseconds(step)
+        kind: lambda step=optimizer.step: harness.milliseconds(step, args.device)
         for kind, optimizer in build(groups, name).items()
     }
     times = harness.take_turns(actions, args.repeats, args.warmup)
@@ -130,10 +141,11 @@ def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
         "plan_groups": len(groups),
         "plan_ms": plan_ms,
         "step_ms": {kind: harness.spread(values) for kind, values in times.items()},
-        "plan_to_fused_adamw": harness.ratios(times, "plan", REFERENCE),
-        "one_to_fused_adamw": harness.ratios(times, "one", REFERENCE),
-        "plan_to_one": harness.ratios(times, "plan", "one"),
-        "per_tensor_to_one": harness.ratios(times, "per_tensor", "one"),
+        **{
+            ratio: harness.ratios(times, *pair)
+            for ratio, pair in RATIOS.items()
+            if times.keys() >= set(pair)
+        },
     }
 
 
@@ -148,11 +160,9 @@ def main(argv: list[str] | None = None) -> None:
         for name in args.optimizers:
             row = measure(width, name, args)
             rows.append(row)
-            fused, groups = row["plan_to_fused_adamw"]["median"], row["plan_to_one"]["median"]
-            print(
-                f"{width} {name}: {fused:.2f} x fused AdamW, groups {groups:.3f}", file=sys.stderr
-            )
-    harness.show(args, "cpu", rows)
+            fused = row["plan_to_fused_adamw"]["median"]
+            print(f"{width} {name}: {fused:.2f} x fused AdamW", file=sys.stderr)
+    harness.show(args, args.device, rows)
 
 
 if __name__ == "__main__":
