@@ -176,7 +176,7 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
 
 def matching(figure: str, pattern: str) -> list[Finding]:
     """The findings of a figure's shipped tables whose names match. Of one name the last preset
-    counts, with the sizes of all presets; of a pattern with a group the largest size counts."""
+    counts, with the sizes of all presets; of a pattern with a group the largest measured."""
     named: dict[str, Finding] = {}
     for preset in ("", tables.DESKTOP, tables.WIDE):
         for line in catalogue.of_shipped(figure + preset):
@@ -184,7 +184,8 @@ def matching(figure: str, pattern: str) -> list[Finding]:
                 named[line.name] = line.after(named.get(line.name))
     matches = [(match, one) for name, one in named.items() if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
-        return [max(matches, key=lambda one: float(one[0][1]))[1]]
+        known = [m for m in matches if (e := m[1].estimate) and not math.isnan(e.value)]
+        return [max(known or matches, key=lambda one: float(one[0][1]))[1]]
     return [line for _, line in matches]
 
 

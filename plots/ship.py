@@ -51,7 +51,10 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
     first = environments[names[0]]
+    # Beside a GPU the number of threads of its CPU changes no result.
+    same = {"threads": first.get("threads")} if "NVIDIA" in str(first.get("device")) else {}
     for name, other in environments.items():
+        other |= same
         if other != first:
             key = next(k for k in first | other if first.get(k) != other.get(k))
             words = f"run {name} was made elsewhere than {names[0]}"

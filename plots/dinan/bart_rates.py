@@ -201,7 +201,8 @@ def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     for row, width in zip(axes, widths(searched), strict=True):
         drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):
-            axis.set_title(f"{style.STRATEGIES[strategy]}, {searches.model_name(width)}")
+            name = searches.model_name(searched.rows, width)
+            axis.set_title(f"{style.STRATEGIES[strategy]}, {name}")
             rows, sweep = of(searched, strategy, width), found[strategy].get(width)
             drawn += _draw_search(axis, searched, rows, sweep)
             axis.tick_params(labelleft=True)

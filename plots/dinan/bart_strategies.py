@@ -17,7 +17,6 @@ import numpy as np
 
 from plots import style
 from plots.dinan import searches
-from plots.dinan.published import MODELS
 from plots.dinan.searches import LR, STRATEGIES, Losses, Searched
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import PAIRED
@@ -59,29 +58,25 @@ class Data:
 
     models: Models
     larger: Models
-    named: Mapping[str, str]
+    named: Mapping[tuple[int, int], str]
     failed: Sequence[str]
 
 
 def read(paths: Sequence[Path]) -> Data:
     """One sweep, or two."""
-    sweep = searches.by_loss(paths[:2])
-    larger = searches.by_loss(paths[2:]) if len(paths) > 2 else None
-    models, named, failed = optima(sweep), _names(sweep), [*sweep.failed]
-    if larger is None:
-        return Data(models, {}, named, failed)
-    both = {f"larger {key}": name for key, name in _names(larger).items()}
-    return Data(models, optima(larger), {**named, **both}, [*failed, *larger.failed])
+    sweeps = [searches.by_loss(paths[i : i + 2]) for i in range(0, len(paths), 2)]
+    models, larger = [*map(optima, sweeps), {}][:2]
+    named = {(i, w): name for i, sweep in enumerate(sweeps) for w, name in _names(sweep)}
+    return Data(models, larger, named, [line for sweep in sweeps for line in sweep.failed])
 
 
-def _names(sweep: Searched) -> dict[str, str]:
-    """Width -> the paper's name of a model; of others the width, and the blocks if known."""
-    names = {}
-    for width in sorted(map(int, sweep.rows[WIDTH].unique())):
-        layers = sweep.rows[LAYERS].iloc[0] if LAYERS in sweep.rows else None
-        blocks = "" if layers is None or width in MODELS else f", {layers} + {layers} blocks"
-        names[str(width)] = searches.model_name(width) + blocks
-    return names
+def _names(sweep: Searched) -> Iterator[tuple[int, str]]:
+    """(width, the paper's name of a model), or else the width again and the blocks if known."""
+    for width in map(int, sweep.rows[WIDTH].unique()):
+        name = searches.model_name(sweep.rows, width)
+        if LAYERS in sweep.rows and name.startswith("n"):
+            name += ", {0} + {0} blocks".format(sweep.rows[LAYERS].iloc[0])
+        yield width, name
 
 
 def optima(sweep: Searched) -> Models:
@@ -110,27 +105,27 @@ def findings(data: Data) -> list[Printed]:
     ]
     by_width: dict[float, Estimate] = {}
     for width, found in data.models.items():
-        name = data.named[str(width)]
+        name = data.named[0, width]
         result += _losses(found, name)
         by_width[width] = gap = _gap({s: best.lowest for s, best in found.items()})
         known = replace(gap, by_size=dict(by_width))
-        verdict = (-gap).claimed_gain()
-        claim = ("below 0, marginally", verdict, known)
+        claim = ("below 0, marginally", (-gap).claimed_gain(), known)
         result.append(Finding(f"{name}: standard - neural-tangent (nats)", gap.text(4), *claim))
     for width, found in data.larger.items():
-        name, last = data.named[f"larger {width}"], end(found)
-        early = f"standard - neural-tangent up to step {last:g} (nats)"
-        result += _losses(found, name)
-        gap = _gap({s: best.up_to(last) for s, best in found.items()})
-        claim = ("above 0", gap.claimed_gain(), gap)
-        result.append(Finding(f"{name}: {early}", gap.text(4), *claim))
-        result += _speed(found, name, last)
+        result += _losses(found, data.named[1, width])
+        result += _early(found, data.named[1, width], end(found), claimed=True)
+    if data.larger:
         width, found = max(data.models.items())
-        name = data.named[str(width)]
-        gap = _gap({s: best.up_to(last) for s, best in found.items()})
-        result.append(Finding(f"{name}: {early}", gap.text(4)))
-        result += _speed(found, name, last)
+        result += _early(found, data.named[0, width], end(data.larger[max(data.larger)]))
     return [*result, *data.failed]
+
+
+def _early(found: Optima, name: str, last: float, claimed: bool = False) -> list[Finding]:
+    """The difference up to a step, and how many updates neural-tangent takes to standard's loss."""
+    gap = _gap({strategy: best.up_to(last) for strategy, best in found.items()})
+    claim = ("above 0", gap.claimed_gain(), gap) if claimed else ()
+    early = f"{name}: standard - neural-tangent up to step {last:g} (nats)"
+    return [Finding(early, gap.text(4), *claim), *_speed(found, name, last)]
 
 
 def _losses(found: Optima, model: str) -> list[Finding]:
@@ -157,9 +152,8 @@ def _gap(losses: Mapping[str, Mapping[int, float]]) -> Estimate:
 
 def end(found: Optima) -> float:
     """The last evaluation of the best points."""
-    return max(
-        (steps[-1] for best in found.values() for steps, _ in best.lines.values()), default=0
-    )
+    last = [steps[-1] for best in found.values() for steps, _ in best.lines.values()]
+    return max(last, default=0)
 
 
 def updates_to(line: Losses, loss: float) -> float:
@@ -168,11 +162,8 @@ def updates_to(line: Losses, loss: float) -> float:
     below = np.flatnonzero(values <= loss)
     if not len(below):
         return math.nan
-    index = max(int(below[0]), 1)
-    if below[0] == 0:
-        return float(steps[0])
-    share = (values[index - 1] - loss) / (values[index - 1] - values[index])
-    return float(steps[index - 1] + share * (steps[index] - steps[index - 1]))
+    around = slice(max(below[0] - 1, 0), below[0] + 1)
+    return float(np.interp(-loss, -values[around], steps[around]))
 
 
 def _speed(found: Optima, model: str, last: float) -> list[Finding]:
@@ -195,23 +186,26 @@ def _speed(found: Optima, model: str, last: float) -> list[Finding]:
 
 def draw(data: Data) -> Iterator[tuple]:
     """Figure 4, and Figure 5 where there is a larger model."""
-    across = len(data.models)
-    figure, axes = style.subplots(1, across, (min(4.9, 12 / across), 3.5), sharey=True)
+    across = min(3, len(data.models))
+    down = -(-len(data.models) // across)
+    figure, axes = style.subplots(down, across, (min(4.9, 12 / across), 3.5), sharey=True)
     figure.suptitle("strategies at their optima")
+    for axis in axes.flat[len(data.models) :]:
+        axis.axis("off")
     every = [best for found in data.models.values() for best in found.values()]
-    for axis, (width, found) in zip(axes[0], data.models.items(), strict=True):
+    for axis, (width, found) in zip(axes.flat, data.models.items(), strict=False):
         entries = [_drawn(axis, strategy, best, "") for strategy, best in found.items()]
         _finish(axis, every, math.inf, entries, "(lr, wd)")
-        axis.set_title(data.named[str(width)])
-    axes[0][0].set_ylabel(style.VALIDATION_LABEL)
+        axis.set_title(data.named[0, width])
+    for axis in axes[:, 0]:
+        axis.set_ylabel(style.VALIDATION_LABEL)
     yield "figure_4_bart_strategies", figure, [0, 1]
-    for width, found in data.larger.items():
+    if data.larger:
+        (width, found), (smaller, own) = max(data.larger.items()), max(data.models.items())
         figure, axes = style.subplots(1, 1, (5.6, 3.8))
         figure.suptitle("the larger model and the smaller one (dashed)")
-        smaller, own = max(data.models.items())
-        models = ((found, f"larger {width}", {}), (own, str(smaller), {"ls": "--"}))
         entries, last = [], end(found)
-        for optima_, key, look in models:
+        for optima_, key, look in ((found, (1, width), {}), (own, (0, smaller), {"ls": "--"})):
             for strategy, best in optima_.items():
                 name = f"{data.named[key]} "
                 entries.append(_drawn(axes[0][0], strategy, best, name, last, **look))

@@ -178,9 +178,11 @@ def loss_text(values: Sequence[float]) -> str:
     return f"{values[0]:.3f}" if n == 1 else f"{average(values).text(sign='')}, n = {n}"
 
 
-def model_name(width: int) -> str:
-    """The paper's name of a model, or its width."""
-    return MODELS.get(width, f"n = {width}")
+def model_name(rows: pd.DataFrame, width: int) -> str:
+    """The paper's name of a model of its width and, within 10 %, its size; of others the width."""
+    name, size = MODELS.get(width, ("", 1.0))
+    parameters = rows.loc[rows[WIDTH] == width, tables.PARAMETERS]
+    return name if (abs(parameters / size - 1) < 0.1).all() else f"n = {width}"
 
 
 def pair(rate: float, decay: float) -> str:

@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 
+from plots.dinan.published import MODELS
 from plots.dinan.vit_search import NEIGHBOURS
 from tests.plots.made import lines, written
 
@@ -115,7 +116,7 @@ def run(
         "status": status,
         "best_eval_loss": loss,
         "final_eval_loss": math.nan if lost else 9 - math.log2(mapped),
-        "parameters": width**2,
+        "parameters": MODELS.get(width, ("", 0.0))[1],
         **columns,
     }
     lines = [

@@ -230,7 +230,7 @@ def test_the_early_stage_of_the_larger_model(tmp_path):
     assert early.measured == "-0.0750 ± ?" and not early.published
     reached = said["BART-large: updates to standard's loss then, relative"].measured
     assert reached == f"{100 * (2 - 3 / 2.05) / 50:.3f} ± ? (n = 1)"
-    axis = {one[0]: one[1] for one in bart_strategies.draw(data)}["figure_5_bart_r2c2"].axes[0]
+    axis = dict(one[:2] for one in bart_strategies.draw(data))["figure_5_bart_r2c2"].axes[0]
     assert axis.get_xlim() == (0, 50)
     assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--", "--"]
     assert [text.get_text() for text in axis.get_legend().get_texts()] == [
@@ -251,12 +251,14 @@ def test_the_early_stage_of_the_larger_model(tmp_path):
 
 def test_a_larger_model_may_be_narrow_and_deep(tmp_path):
     deep = [
-        run(s, 7e-4, 3.0, width=64, steps=50, **{"model.layers": 22})
+        run(s, 7e-4, 3.0, width=n, steps=50, parameters=6e8, **{"model.layers": 22})
         for s in ("standard", "neural_tangent")
+        for n in (64, 1024)  # and one that is as wide as BART-large is not called so
     ]
     data, said = compared(tmp_path, both(), deep)
-    assert "standard, n = 64, 22 + 22 blocks: lowest loss (nats)" in said
-    assert list(data.models) == [1024] and list(data.larger) == [64]
+    for n in (64, 1024):
+        assert f"standard, n = {n}, 22 + 22 blocks: lowest loss (nats)" in said
+    assert list(data.models) == [1024] and list(data.larger) == [64, 1024]
 
 
 def test_figure_3_has_a_line_per_rate_with_its_legend(tmp_path):
