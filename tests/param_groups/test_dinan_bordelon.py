@@ -376,10 +376,7 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
     ("prescription", "expected"),
     [
         (Everett("mup", 192, 128, alignment="none"), {"name": "everett", "alignment": "none"}),
-        (
-            Everett("ntk", 192, 128, alignment=Alignment("3/4", "1/2", 1)),
-            {"alignment": ALIGNED},
-        ),
+        (Everett("ntk", 192, 128, alignment=Alignment("3/4", "1/2", 1)), {"alignment": ALIGNED}),
         (Dinan(192, "meta_principled", 0.25), {"name": "dinan", "width": 192, "s": 0.25}),
         (Bordelon(8, 4, 3), {"name": "bordelon", "width": 32, "depth": 3, "gamma0": 1.0}),
     ],

@@ -165,12 +165,9 @@ def test_a_cause_is_known_if_a_run_without_it_does_not_contradict(figure):
         assert claims.judge("paper", {**entry, "cause": cause}).word == expected
 
 
-@pytest.fixture(scope="module")
-def every():
-    return claims.claims()
-
-
-def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice(every):
+@pytest.mark.thorough
+def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice():
+    every = claims.claims()
     tried, shipped = Counter(), catalogue.names()
     for claim in every:
         if "untested" not in claim.entry and claim.entry["figure"] in shipped:
@@ -180,7 +177,9 @@ def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice(ever
     assert tried and max(tried.values()) == 1, tried.most_common(3)
 
 
-def test_the_shipped_page_is_that_of_the_shipped_tables(every):
+@pytest.mark.thorough
+def test_the_shipped_page_is_that_of_the_shipped_tables():
+    every = claims.claims()
     text = claims.PAGE.read_text(encoding="utf-8")
     assert text == claims.page()
     assert "does not say that a paper is wrong" in text.splitlines()[0]

@@ -17,12 +17,14 @@ EXPERIMENTS = ("nanolm_c4", "vit_imagenet", "vit_cifar5m", "bart_span_denoise", 
 pytestmark = pytest.mark.xdist_group("claims")
 
 
+@pytest.mark.thorough
 def test_every_marked_file_is_as_the_command_writes_it():
     for path in fill.files():
         text = path.read_text(encoding="utf-8")
         assert text == fill.filled(text, path.relative_to(ROOT)), f"{path}: `python -m plots fill`"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_first_table_of_an_experiment_has_its_claims(experiment):
     path = ROOT / experiment / "README.md"

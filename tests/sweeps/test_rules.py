@@ -384,6 +384,7 @@ def test_recorded_results_give_the_shipped_points_and_table(results, tmp_path, t
     assert written == text
 
 
+@pytest.mark.thorough
 def test_numbers_of_former_settings_are_called_so(results):
     """The names of runs come from their settings: a table of the present ones has all of these."""
     for file in sorted(ROOT.glob("*/sweeps/*.yaml")):
