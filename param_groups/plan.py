@@ -331,13 +331,20 @@ def plan(
     from param_groups.tensors.forward import settle_factors
 
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
-    rule = getattr(prescription, "rule", prescription)  # a recipe's
-    power = getattr(rule, "decay_exponent", 0.0)
+    rule: Any = getattr(prescription, "rule", prescription)  # a recipe's
     still = getattr(rule, "alignment", "") == "global" or getattr(rule, "rate_exponent", 1) == 0
-    if weight_decay and power and decay_mode == "per_group" and not still:
-        why = "has the rate's power of the width already; use 'independent' or 'global'"
-        raise PlanError(f"decay_exponent {power:g}: decay_mode 'per_group' {why}")
-    applied = _applied(applied, head_dim)
+    width = getattr(rule, "decay_exponent", 0.0) and not still
+    idle = (None, 0.5 if getattr(rule, "optimizer", "") == "sgd" else 1.0)  # no power in the rate
+    depth = getattr(rule, "decay_depth", False) and rule.alpha_depth not in idle
+    if weight_decay and decay_mode == "per_group" and (width or depth):
+        field, size = ("decay_exponent", "width") if width else ("decay_depth", "depth")
+        why = f"has the rate's power of the {size} already; use 'independent' or 'global'"
+        raise PlanError(f"{field}: decay_mode 'per_group' {why}")
+    if not isinstance(applied, (Mapping, NoneType)):
+        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
+    if head_dim is not None:
+        check_sizes("plan", head_dim=head_dim)
+    applied = applied or {}
     check_flag("absorb_multipliers", absorb_multipliers)
     placed = prepared(model, rules, prescription, base)
     factors = [factor for reader in READERS for factor in reader(model)]  # what modules hold
@@ -383,14 +390,6 @@ def _global_numbers(
         )
     mode = choose("decay mode", decay_mode or "independent", DECAY_MODES)
     return python_number(lr), python_number(eps), python_number(weight_decay), mode
-
-
-def _applied(applied: Mapping[str, float] | None, head_dim: int | None) -> Mapping[str, float]:
-    if not isinstance(applied, (Mapping, NoneType)):
-        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
-    if head_dim is not None:
-        check_sizes("plan", head_dim=head_dim)
-    return applied or {}
 
 
 def _spared(

@@ -170,13 +170,14 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
         ends.append([row.decay_per_step for row in rows])
     assert ends[0] == pytest.approx(ends[1])
     twice = Everett("mup", 128, 32, qk_exponent=-0.5, decay_exponent=-1.0)
-    for one in (twice, Recipe(twice, twice, {})):
-        with pytest.raises(
-            PlanError, match="decay_exponent -1: .*'per_group' has the rate's power"
-        ):
+    deep = {"depth": 8, "base_depth": 2, "qk_exponent": -0.5}
+    for one in (twice, Recipe(twice, twice, {}), CompleteP(128, 32, alpha=0.5, **deep)):
+        with pytest.raises(PlanError, match="decay_.*: .*'per_group' has the rate's power of the"):
             plan(model, rules_for(model), one, lr=0.1, **options)
     still = Everett("standard", 128, 32, alignment="global", decay_exponent=-1.0)  # no power in lr
-    assert plan(model, rules_for(model), still, lr=0.1, **options)
+    for one, forward in ((still, 1.0), (CompleteP(128, 32, alpha=1.0, **deep), 0.25)):
+        options["applied"] = {"residual_multiplier": forward}
+        assert plan(model, rules_for(model), one, lr=0.1, **options)
 
 
 def test_a_decay_without_a_mode_gives_both_readings_in_numbers():
