@@ -233,6 +233,7 @@ def test_seeds_name_networks_however_they_are_split():
     assert not torch.isin(narrow, wide).any()
 
 
+@pytest.mark.thorough
 def test_two_processes_measure_what_one_does():
     settings = config(depth=0, widths=(8, 16), seeds=(30, 3))
     calls = []

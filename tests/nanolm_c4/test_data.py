@@ -81,6 +81,7 @@ def corpus(folder, tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("prepared"), path=str(folder))
 
 
+@pytest.mark.thorough
 def test_the_embedded_corpus_survives_the_round_trip(tmp_path):
     chapters = read_embedded(embedded_file())
     corpus = data.from_config(DataConfig(cache_dir=str(tmp_path)), report=lambda line: None)

@@ -74,7 +74,7 @@ def test_the_script_announces_fetches_tokenises_trains_and_draws(
         assert ran.returncode == 2 and "no NVIDIA GPU here" in ran.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_small_imitation_ends_in_the_figure(tmp_path, monkeypatch):
     """Text in C4's format, two widths of the preset, three rates, models and runs cut short."""
     monkeypatch.chdir(tmp_path)
