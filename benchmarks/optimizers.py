@@ -5,9 +5,9 @@
     python -m benchmarks.optimizers --widths 1024 --device cuda
 
 The tensors are those of nanolm_c4's decoder with the paper's 8 layers, context 512 and vocabulary
-32,101, float32, with random gradients. For each rule four optimisers take turns, of muon, whose
-groups are of two rules, the first and third, in an order that rotates, so that a drift of the
-machine meets them alike:
+32,101, float32, with random gradients. For each rule four optimisers take turns, in an
+order that rotates, so that a drift of the machine meets them alike; of muon, whose groups are of
+two rules, the first and the third:
 
     fused_adamw   torch.optim.AdamW(fused=True) on one group, the yardstick
     one           the rule with all tensors in one group
@@ -94,7 +94,7 @@ def grouped(groups: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def build(groups: list[dict[str, Any]], name: str) -> dict[str, torch.optim.Optimizer]:
-    """The four optimisers of one rule; they share the parameters and own their state."""
+    """The optimisers of one rule; they share the parameters and own their state."""
     params = [param for group in groups for param in group["params"]]
     settings = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": groups[0]["weight_decay"]}
     kinds = ("plan",) if name == "muon" else ("one", "plan", "per_tensor")

@@ -16,7 +16,7 @@ import pandas as pd
 
 from plots import panels, rates, style
 from plots.dinan import searches
-from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
+from plots.dinan.published import BART_RATES, BART_WIDTH, MODELS, RATE_EXPONENTS
 from plots.dinan.searches import LR, SKIPPED, STRATEGIES, Losses, Searched, exactly, judged, of
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
@@ -94,7 +94,7 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
         why = "the best rate is at the edge" if best.at_edge else "runs diverge beside the best"
         parabola = f"no parabola: {why}"
     beside: list[tuple[str, ...]] = [(), ()]
-    if sweep.width == BART_WIDTH:
+    if searches.model_name(searched.rows, sweep.width) == MODELS[BART_WIDTH][0]:
         theirs = BART_RATES[strategy]
         there = theirs * BART_WIDTH**power
         octaves = [math.log2(value / there) for value in (best.grid_value, best.value)]

@@ -171,11 +171,16 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     assert ends[0] == pytest.approx(ends[1])
     twice = Everett("mup", 128, 32, qk_exponent=-0.5, decay_exponent=-1.0)
     deep = {"depth": 8, "base_depth": 2, "qk_exponent": -0.5}
-    for one in (twice, Recipe(twice, twice, {}), CompleteP(128, 32, alpha=0.5, **deep)):
-        with pytest.raises(PlanError, match="decay_.*: .*'per_group' has the rate's power of the"):
+    sgd = {**deep, "optimizer": "sgd", "eps_per_layer": False}
+    for one, what in (
+        *((rule, "decay_exponent: .* width") for rule in (twice, Recipe(twice, twice, {}))),
+        (CompleteP(128, 32, alpha=0.5, **deep), "decay_depth: .* depth"),
+        (CompleteP(128, 32, alpha=1.0, **sgd), "decay_depth: .* depth"),
+    ):
+        with pytest.raises(PlanError, match=f"{what} already"):
             plan(model, rules_for(model), one, lr=0.1, **options)
     still = Everett("standard", 128, 32, alignment="global", decay_exponent=-1.0)  # no power in lr
-    for one, forward in ((still, 1.0), (CompleteP(128, 32, alpha=1.0, **deep), 0.25)):
+    for one, forward in ((still, 1.0), (CompleteP(128, 32, **deep), 0.25)):
         options["applied"] = {"residual_multiplier": forward}
         assert plan(model, rules_for(model), one, lr=0.1, **options)
 

@@ -23,7 +23,6 @@ def sweep(folder, environments):
 
 
 def test_a_table_is_copied_with_its_environment(tmp_path):
-    """That of the first run; others beside a GPU may have another share of its CPU."""
     made = [{"device": "NVIDIA H100", "threads": threads} for threads in (4, 3, 3)]
     table = sweep(tmp_path / "sweep", made)
     main(["ship", str(table), "dinan/figure", "--data", str(tmp_path / "data")])

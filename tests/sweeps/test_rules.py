@@ -31,7 +31,7 @@ from sweeps.rules import (
     next_value,
     optimum,
 )
-from sweeps.study import suggest
+from sweeps.study import is_near_edge, suggest
 from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
 
@@ -388,7 +388,16 @@ def test_numbers_of_former_settings_are_called_so(results):
             assert present == ("from former settings" not in head), file
 
 
-def test_the_shipped_constants_come_from_the_trials_that_the_sampler_gives():
+def test_shipped_constants_say_which_are_near_an_edge_of_their_ranges():
+    for table in DATA.glob("everett/constants*.yaml"):
+        for entry in (file := read_file(table))["constants"]:
+            ends, best = entry["ranges"].items(), entry["best"]["set"]
+            assert all(low <= best[key] <= high for key, (low, high) in ends)
+            near = [key for key, of in ends if is_near_edge(best[key], of, file["search"]["edge"])]
+            assert near == entry["near_edge"], (table, entry["where"])
+
+
+def test_the_sampler_gives_the_recorded_trials():
     """The second trial of preset laptop's search with standard and SGD; it depends on no loss."""
     ranges = {
         f"prescription.gamma_{layer}": (1e-2, 1e2) for layer in ("embedding", "hidden", "readout")

@@ -89,6 +89,8 @@ def test_optima_stand_beside_the_published_ones(tmp_path):
     assert loss == f"{lowest:.4f} ± ? nats, {lowest / math.log(2):.4f} ± ? bits (n = 1)"
     edge = said["standard, n = 64: lr* of the grid"]  # of another width the paper says nothing
     assert edge.measured.endswith("at the edge)") and edge.published == ""
+    small = found(bart_rates, tmp_path / "small", parabola("standard", parameters=6e7))
+    assert small[best.name.replace("neural-tangent", "standard")].published == ""
     vertex = said["standard, n = 64: lr* by a parabola, mapped"].measured
     assert vertex == "no parabola: the best rate is at the edge"
 
