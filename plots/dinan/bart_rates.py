@@ -91,7 +91,7 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
     error = f"{best.error:.2f}" if math.isfinite(best.error) else "?"
     parabola = f"{best.value:.3g}, ± {error} octaves ({best.n} rates)"
     if not best.inside:
-        why = "the best rate is at the edge" if best.at_edge else "runs diverge beside the best"
+        why = "the best rate is at the edge" if best.at_edge else "none between stable rates"
         parabola = f"no parabola: {why}"
     beside: list[tuple[str, ...]] = [(), ()]
     if searches.model_name(searched.rows, sweep.width) == MODELS[BART_WIDTH][0]:
