@@ -399,9 +399,7 @@ def test_shipped_constants_say_which_are_near_an_edge_of_their_ranges():
 
 def test_the_sampler_gives_the_recorded_trials():
     """The second trial of preset laptop's search with standard and SGD; it depends on no loss."""
-    ranges = {
-        f"prescription.gamma_{layer}": (1e-2, 1e2) for layer in ("embedding", "hidden", "readout")
-    }
+    ranges = dict.fromkeys(("embedding", "hidden", "readout"), (1e-2, 1e2))
     given = suggest([], ranges, (0, "effective-standard-sgd", 1, 1))
     recorded = [22.807887451003424, 0.22439802444770182, 0.035832244153487756]
     assert list(given.values()) == pytest.approx(recorded, rel=1e-9)
