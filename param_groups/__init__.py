@@ -4,6 +4,8 @@
 is, `prescriptions` has the papers', `plan` the result. Nothing here knows an experiment.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from param_groups.contract import Numbers, Prescription
 from param_groups.plan import Plan, plan
 from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett, Spectral
@@ -15,7 +17,20 @@ from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
 from param_groups.stock.suggest import suggest
 
+if TYPE_CHECKING:
+    from param_groups.model.trace import traced
+
 READERS.append(held)  # what modules of libraries multiply by
+
+
+def __getattr__(name: str) -> Any:
+    """`traced`, with which torch is imported: exact tables answer without it."""
+    if name != "traced":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from param_groups.model.trace import traced
+
+    return traced
+
 
 __all__ = [
     "Bordelon",
@@ -43,4 +58,5 @@ __all__ = [
     "schedule",
     "suggest",
     "timescale",
+    "traced",
 ]

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from param_groups.roles import FUSED_PARTS, PlanError, Role, choose
 
-NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
+NORMAL, UNIFORM, CONSTANT, KEPT = "normal", "uniform", "constant", "kept"
 
 # The optimiser families of the theory and the optimisers that belong to each (Everett B.8): what
 # counts is whether an update scales with the gradient, with nothing, or with the parameter.
@@ -66,7 +66,7 @@ class Numbers:
 
     Args:
         init_std: standard deviation of the initial values; `uniform` ones lie within sqrt(3) of it.
-        init_distribution: "normal", "uniform" or "constant".
+        init_distribution: "normal", "uniform", "constant", or "kept": the model's own stay.
         init_mean: their mean; `constant` tensors are filled with it.
         multiplier: what the layer multiplies by in the forward pass.
         lr: factor on the global learning rate.

@@ -40,12 +40,13 @@ LAYER_TYPE = {
     Role.READOUT: "readout",
     Role.ROUTER: "readout",  # its outputs are as few at every width
     Role.DEPTHWISE: "embedding",  # fan-in constant
-    Role.LORA_A: "hidden",  # sums over n
-    Role.LORA_B: "embedding",  # sums over the rank
+    **dict.fromkeys((Role.LORA_A, Role.NARROWING), "hidden"),  # sums over n
+    **dict.fromkeys((Role.LORA_B, Role.WIDENING), "embedding"),  # sums over the rank
     Role.RELATIVE_POSITION: "embedding",
 }
 # Their gradients' powers of n are derived for Adam's family and Adafactor only, which need none.
 _NOT_SGD = {Role.LORA_A, Role.LORA_B, Role.RELATIVE_POSITION, Role.ROUTER}
+_NOT_SGD |= {Role.NARROWING, Role.WIDENING}
 
 # Everett C.1: where the embedding's initialisation is constant in n, its std is 0.01; "we otherwise
 # omit constant factors", so muP's embedding has effective scale 1.
@@ -305,7 +306,7 @@ class Everett(Prescription):
         if role in BIASES or role is Role.LORA_B:
             return 0.0, 0.0
         power = _power(self.width, -b)
-        if role in (Role.PATCH_EMBEDDING, Role.DEPTHWISE):  # inputs of order one, fan-in constant
+        if role in (Role.PATCH_EMBEDDING, Role.DEPTHWISE, Role.WIDENING):  # fan-in constant
             return 0.0, power / math.sqrt(fan_in)
         if layer_type == "embedding":
             default = _EMBEDDING_STD[self.parameterization]

@@ -18,6 +18,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import (
+    KEPT,
     Numbers,
     Prescription,
     check_flag,
@@ -30,6 +31,7 @@ from param_groups.roles import Assignment, Fans, PlanError, Role, Rule, choose
 from param_groups.rows import (
     READERS,
     Factor,
+    Held,
     Row,
     factor_differences,
     named_by,
@@ -50,6 +52,7 @@ DECAY_MODES = {
     "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
     "absorb_multipliers the rate before they were absorbed",
 }
+_MEASURED = "take it out of the forward pass or, if it is meant, out of its rule's `measured`"
 _GLOBALS = ("lr", "eps", "weight_decay")
 
 
@@ -99,6 +102,7 @@ class Plan:
 
         parameters = self._parameters(model)
         kept = named_by(self.rows, keep)
+        kept |= {row.name for row in self.rows if row.init_distribution == KEPT}
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         for row in drawn:
@@ -349,6 +353,11 @@ def plan(
     placed = prepared(model, rules, prescription, base)
     factors = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     attention_of = {query: factor for factor in factors for query in factor.queries}
+    for one, _ in placed:  # and what a trace measured
+        for m in one.measured if one.name not in attention_of else ():
+            name, hint = ("", "") if m.factor == "attention_scale" else ("a factor", _MEASURED)
+            sizes = (m.factor, m.value, m.head_dim)
+            factors.append(Held(one.name, "as traced", name, *sizes, hint, grows=m.grows))
     if "attention_scale" in applied:  # then none lacks it
         attention_of = {}
     rows = []
@@ -359,6 +368,8 @@ def plan(
             # Initial queries carry the factor that their attention lacks.
             scale *= prescription.attention_scale(attention_of[assignment.name].head_dim or 1)
         numbers = numbers.starting_at(scale)
+        if assignment.keep:
+            numbers = replace(numbers, init_mean=0.0, init_std=0.0, init_distribution=KEPT)
         wd = weight_decay * numbers.decay
         if absorb_multipliers:
             absorbed = numbers.absorbed(numbers.optimizer or prescription.optimizer)

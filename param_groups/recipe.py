@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Which fans grow with the width; of all other roles the fan-out does.
-_BOTH = {*BLOCK, Role.QKV, Role.HIDDEN}
-_FAN_IN = {Role.READOUT, Role.ROUTER, Role.LORA_A}
+_BOTH = {*BLOCK, *FUSED_PARTS, Role.HIDDEN}
+_FAN_IN = {Role.READOUT, Role.ROUTER, Role.LORA_A, Role.NARROWING}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,14 +73,20 @@ class Role(StrEnum):
     DEPTHWISE = "depthwise"  # one small kernel per channel, as in ConvNeXt
     LAYER_SCALE = "layer_scale"  # a gain per channel on a residual branch
     RELATIVE_POSITION = "relative_position"  # numbers added to attention logits, as in T5 and Swin
+    KEY_VALUE = "key_value"  # one matrix holding key and value, as in CaiT
     ROUTER = "router"  # the matrix that chooses among experts
+    NARROWING = "narrowing"  # (r, n) for an r that does not grow: latents, gates, adapters
+    WIDENING = "widening"  # (n, r), back again; sums over what does not grow
     LORA_A = "lora_a"  # (rank, n): starts at random
     LORA_B = "lora_b"  # (n, rank): starts at zero
 
 
 # The matrices of a block, in the order of its forward pass.
 BLOCK = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT)
-FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
+FUSED_PARTS = {
+    Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE),
+    Role.KEY_VALUE: (Role.KEY, Role.VALUE),
+}
 # What stands outside of all residual branches.
 TRUNK = {
     Role.TOKEN_EMBEDDING,
@@ -103,8 +109,8 @@ class Layout(StrEnum):
     TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
-    EXPERTS = "experts"  # (experts, out, in)
-    EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
+    EXPERTS = "experts"  # (experts or layers, ..., out, in)
+    EXPERTS_TRANSPOSED = "experts_transposed"  # (experts or layers, ..., in, out)
 
 
 _TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.RELATIVE_POSITION}
@@ -120,12 +126,26 @@ UNTIE = (
 # The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
 # dimensions, value projections to fewer heads) may have any size.
 WIDTH_AXIS = {
-    **dict.fromkeys((*BLOCK[:3], Role.QKV, Role.MLP_IN, Role.READOUT), "fan_in"),
+    **dict.fromkeys((*BLOCK[:3], *FUSED_PARTS, Role.MLP_IN, Role.READOUT), "fan_in"),
     **dict.fromkeys(
         (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "fan_out"
     ),
     **dict.fromkeys((Role.ATTENTION_OUTPUT, Role.MLP_OUT), "fan_out"),
 }
+
+
+class Measured(NamedTuple):
+    """A factor of the forward pass as a trace measured it, for `plan` to compare.
+
+    `factor` is "attention_scale" (on the products of the queries that a rule names), "embed_scale",
+    "residual_multiplier" or "logit_multiplier"; `value` is None where it could not be read.
+    `grows` says that the head dimension is another at another width.
+    """
+
+    factor: str
+    value: float | None
+    head_dim: int | None = None
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,6 +160,8 @@ class Rule:
         scale: multiplies the initial values (1e-6 for a LayerScale, 0 for a closed branch).
         trunk: True for tensors outside of all residual branches, False for those inside, where a
             rule for the depth cannot know.
+        keep: the model's own initial values stay; `initialise` draws none (a state space's dt_bias).
+        measured: factors of the forward pass that go with these tensors.
 
     Raises:
         PlanError: a name that is neither role nor layout, a scale that is negative or not finite.
@@ -153,6 +175,8 @@ class Rule:
     layout: Layout | None = None
     scale: float = 1.0
     trunk: bool | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
@@ -189,6 +213,8 @@ class Assignment:
     tied_to: tuple[str, ...]
     scale: float = 1.0
     trunk: bool | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -222,9 +248,10 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     if layout is Layout.TRANSPOSED:
         return shape[0], shape[1]
     if layout in (Layout.EXPERTS, Layout.EXPERTS_TRANSPOSED):
-        if len(shape) != 3:
+        if len(shape) < 3:
             raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
-        return (shape[2], shape[1]) if layout is Layout.EXPERTS else (shape[1], shape[2])
+        out, into = shape[-2:] if layout is Layout.EXPERTS else shape[:-3:-1]
+        return into, out
     return math.prod(shape[1:]), shape[0]
 
 
@@ -308,7 +335,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     for parameter, (first, *tied) in tensors.items():
         rule = _only_rule(matching[parameter], (first, *tied))
         layout = rule.layout or default_layout(rule.role)
-        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
+        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk, rule.keep, rule.measured)
         assignments.append(Assignment(first, parameter, *own))
     return assignments
 
@@ -359,7 +386,7 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or default_layout(rule.role), rule.scale, rule.trunk)
+        (rule.role, rule.layout or default_layout(rule.role), rule.scale, rule.trunk, rule.keep)
         for rule in matching
     }
     if len(claimed) == 1:

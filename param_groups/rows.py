@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from param_groups.contract import CONSTANT
+from param_groups.contract import CONSTANT, KEPT
 from param_groups.roles import PlanError
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Held:
 
     `name` is the attribute ("" if there is none), `factor` what it is, `value` None if it cannot be
     read. `queries` are tensors whose initial values carry the factor in its place. `assumed` values
-    are a convention and not a reading.
+    are a convention and not a reading. `grows`: of an attention whose head dimension grows with the
+    width, at a size that need not be this model's.
     """
 
     path: str
@@ -92,6 +93,7 @@ class Held:
     hint: str = ""
     queries: tuple[str, ...] = ()
     assumed: bool = False
+    grows: bool = False
 
 
 # Functions from a model to the factors that its modules hold. param_groups.stock adds its own when
@@ -157,6 +159,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     init = f"{row.init_distribution} {row.init_std:.4g}"
     if row.init_distribution == CONSTANT:
         init = f"constant {row.init_mean:.4g}"
+    if row.init_distribution == KEPT:
+        init = "kept as built"
     tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
     muon = " by Muon" if row.optimizer == "muon" else ""
     return (

@@ -146,11 +146,12 @@ def layout_problem(model: nn.Module, assignment: Assignment) -> str | None:
 
 
 # Roles whose fan-in grows with the width; of all others the fan-out does.
-_SUMS_OVER_WIDTH = {*BLOCK, Role.QKV, Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A}
+_SUMS_OVER_WIDTH = {*BLOCK, *FUSED_PARTS, Role.HIDDEN, Role.READOUT, Role.ROUTER}
+_SUMS_OVER_WIDTH |= {Role.LORA_A, Role.NARROWING}
 # Tensors that several heads may share, whose gradient then is a sum over these heads: as the number
 # of heads grows with the width, so does the gradient, unless the tensor's fan-out grows alike.
 _NORMS = {Role.NORM_SCALE, Role.NORM_BIAS}
-_SHARED_BY_HEADS = {*_NORMS, Role.HIDDEN_BIAS, Role.KEY, Role.VALUE, Role.QKV}
+_SHARED_BY_HEADS = {*_NORMS, Role.HIDDEN_BIAS, Role.KEY, Role.VALUE, *FUSED_PARTS}
 
 
 def check_assigned(

@@ -67,7 +67,7 @@ def settle_factors(
         add(name, value, size)
     for one in held:
         size = one.head_dim or head_dim or getattr(prescription, "head_dim", None)
-        if one.factor in applied:
+        if one.factor in applied and not one.grows:
             value, source = applied[one.factor], "applied says"
         elif one.factor == "attention_scale" and (size is None or one.queries):
             continue
@@ -76,11 +76,13 @@ def settle_factors(
             value, source = wanted(one.factor, size), f"{rule} {verb}"
         if problem := _other_value(one, value, source, size):
             raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
+        if one.grows:  # at a size that need not be this model's
+            continue
         if one.factor == "attention_scale" and size is not None:
             add(one.factor, value, size)
         elif one.factor in FACTORS and value != 1.0:
             add(one.factor, value, None)
-    present = {name for name, _ in factors}
+    present = {name for name, _ in factors} | {one.factor for one in held if one.grows}
     attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
     power = prescription.attention_exponent()
     if attends and "attention_scale" not in present and power != _STOCK_EXPONENT:

@@ -1,0 +1,401 @@
+"""Roles from use: what every tensor of a model is for, without a name.
+
+    found = traced(build, run, widths=(64, 128))
+    print(found)
+    numbers = plan(build(1024), found.rules, Everett("mup", 1024, 64), lr=3e-3)
+
+One forward pass at two widths says into which function a tensor goes, which of its axes is summed
+over and which grow. Plain tensors at small widths: fake ones have no starts, gradients or ratios.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from param_groups.model.attention import Attention, Ranges, places
+from param_groups.model.judging import (
+    Reading,
+    biases_of_readouts,
+    inputs_of_branches,
+    judge,
+)
+from param_groups.model.recording import Recorder
+from param_groups.roles import (
+    BIASES,
+    SCALES,
+    TRUNK,
+    Measured,
+    PlanError,
+    Role,
+    Rule,
+    default_layout,
+)
+
+Build = Callable[..., nn.Module]
+_BY_HAND = "give its rule by hand: traced(..., known=[Rule({name!r}, role)])"
+_PLACES = {
+    "embedding": "embed_scale",
+    "branch": "residual_multiplier",
+    "logits": "logit_multiplier",
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What `traced` reads of a model.
+
+    Args:
+        readings: one of every tensor, in the model's order.
+        parts: {tensor: {place: ranges of its outputs}}: which outputs of a tensor make queries, keys
+            and values; None where the model takes no gradients, which would tell.
+        factors: {what: value}: what query-key products, embeddings, branches and logits are
+            multiplied by, with the power of what grows.
+        starts: {tensor: how a fresh one starts}, where that is not its role's start.
+        doubts: what could not be read, a sentence each.
+        rules: a list for `plan`; asking for it raises PlanError where a tensor has no role.
+    """
+
+    readings: tuple[Reading, ...]
+    parts: Mapping[str, Mapping[str, Ranges]]
+    factors: Mapping[str, str]
+    starts: Mapping[str, str]
+    doubts: tuple[str, ...]
+    made: tuple[Rule, ...]
+    blind: str = ""
+
+    def __getitem__(self, name: str) -> Reading:
+        """The reading of a tensor; KeyError if there is none."""
+        for reading in self.readings:
+            if reading.name == name:
+                return reading
+        raise KeyError(name)
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Rules by pattern for models of this kind, at any width and depth."""
+        if self.blind:
+            raise PlanError(self.blind)
+        for reading in self.readings:
+            if reading.problem:
+                way_out = _BY_HAND.format(name=reading.name)
+                raise PlanError(f"{reading.name!r} {reading.problem}; {way_out}")
+        return [*self.made]
+
+    def __str__(self) -> str:
+        """A line per kind of tensor: use, axes, role, why; then factors, then doubts."""
+        rows = Counter(map(_cells, self.readings))
+        header = ("tensor", "shape", "use", "role", "fan_in", "start", "why")
+        lines = [(f"{n} x {row[0]}" if n > 1 else row[0], *row[1:]) for row, n in rows.items()]
+        wide = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
+        text = [
+            "  ".join(cell.ljust(n) for cell, n in zip(line, wide, strict=True)).rstrip()
+            for line in (header, *lines)
+        ]
+        text += [f"{what}: {value}" for what, value in self.factors.items()]
+        return "\n".join([*text, *(f"# check: {doubt}" for doubt in _pooled(self.doubts))])
+
+
+def traced(
+    build: Build,
+    run: Callable[[nn.Module], Any],
+    widths: Sequence[int] = (64, 128),
+    *,
+    depths: Sequence[int] = (),
+    known: Sequence[Rule] = (),
+    draw: Sequence[str] = (),
+) -> Trace:
+    """Reads roles, layouts, fans, starts and forward factors from one pass at each of two widths.
+
+    Args:
+        build: build(width) gives a fresh model on the CPU, with its own initial values.
+        run: run(model) calls the model once, on a batch that uses every part of it.
+        widths: two; axes that differ between them grow with the width.
+        depths: two, if build(width, depth) takes one: a block holds what becomes more. Without them
+            a residual branch holds what lies between a stream and a sum with it.
+        known: rules for what cannot be read; they go before what is read.
+        draw: patterns of tensors that `plan.initialise` draws though they start in another way.
+
+    Returns:
+        A `Trace`: print it; its `rules` are for `plan`.
+
+    Raises:
+        PlanError: widths that are no two, models that differ in more than sizes, a `run` that does
+            not call the model. What could not be read is a doubt of the trace, and an error of its
+            `rules` where a rate depends on it.
+
+    Source: the powers of Yang et al. 2022, Table 8, follow from the axes that grow.
+
+    >>> from torch import nn
+    >>> layers = lambda n: nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 2))
+    >>> found = traced(layers, lambda model: model(torch.randn(3, 4)))
+    >>> [str(rule.role) for rule in found.rules]
+    ['patch_embedding', 'hidden_bias', 'readout', 'readout_bias']
+    """
+    if len(widths) != 2 or widths[0] == widths[1]:
+        raise PlanError(f"traced: widths are two different ones, got {widths!r}")
+    with torch.random.fork_rng(devices=[]):
+        at_depth = functools.partial(build, depth=min(depths)) if depths else build
+        small, large = (_record(at_depth, run, width) for width in sorted(widths))
+        again = _fresh(at_depth, min(widths), seed=1)
+        deeper = {}
+        if depths:
+            deeper = dict(_fresh(build, max(widths), 0, depth=max(depths)).named_parameters())
+    if odd := sorted({*small.parameters} ^ {*large.parameters}):
+        raise PlanError(f"traced: {odd[0]!r} is in the model of one of the widths {widths} alone")
+    doubts = [*dict.fromkeys(large.doubts)]
+    blind = ""
+    if doubts:
+        blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
+    at = places(large.attentions)
+    readings = [judge(name, small, large, at.get(name, {}), doubts) for name in large.parameters]
+    _as_siblings(readings)
+    biases_of_readouts(readings)
+    inputs_of_branches(readings, large)
+    _by_depth(readings, deeper)
+    attentions, said = _attentions(small, large, doubts)
+    measured = _measured(small, large, attentions, said)
+    for reading in readings:
+        _start(reading, small, large, again, draw)
+        if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
+            doubts.append(f"which outputs of {reading.name} make which place was not read")
+    by_hand = _by_hand(known, large, readings)
+    doubts += [f"{r.name} {r.problem}" for r in readings if r.problem]
+    return Trace(
+        readings=tuple(readings),
+        parts={name: at[name] for name in large.parameters if len(at.get(name, {})) > 1},
+        factors=said,
+        starts={r.name: r.start for r in readings if r.start},
+        doubts=tuple(doubts),
+        made=(*known, *_rules([r for r in readings if r.name not in by_hand], measured, large)),
+        blind=blind,
+    )
+
+
+# Two passes
+
+
+def _fresh(build: Build, width: int, seed: int, **depth: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = build(width, **depth)
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"traced: build({width}) gives an nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Recorder:
+    """One pass in eval mode: dropout's 1 / (1 - p) is no factor of the model's."""
+    model = _fresh(build, width, seed=0).eval()
+    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
+    if meta := [name for name, p in starts.items() if p.is_meta]:
+        raise PlanError(f"traced: {meta[0]!r} is on the meta device; build the model on the CPU")
+    constant = {
+        name for name, p in starts.items() if p.numel() and bool((p == p.flatten()[0]).all())
+    }
+    for name, p in model.named_parameters():
+        p.requires_grad_(p.is_floating_point())
+        if name in constant and not starts[name].any():  # a closed branch would hide what is in it
+            with torch.no_grad():
+                p.add_(1e-3 * torch.randn_like(p))
+    recorder = Recorder(model, constant)
+    recorder.starts = starts
+    with torch.compiler.set_stance("force_eager"), recorder:
+        run(model)
+    if not recorder.called:
+        raise PlanError("traced: run(model) has to call model(...) itself")
+    return recorder
+
+
+# What is not of one tensor
+
+
+def _as_siblings(readings: Sequence[Reading]) -> None:
+    """Experts that no token chose in this pass are as those in the same list that one chose."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Reading]] = {}
+    for reading in readings:
+        groups.setdefault((_starred(reading.name), reading.shape), []).append(reading)
+    for group in groups.values():
+        used = [r for r in group if r.role and not r.problem]
+        if used and len({(r.role, r.layout, r.fan_in) for r in used}) == 1:
+            for r in group:
+                if r.problem.startswith("is taken by nothing"):
+                    like = {"use": used[0].use, "role": used[0].role, "layout": used[0].layout}
+                    like |= {"fan_in": used[0].fan_in, "fan_out": used[0].fan_out}
+                    why = f"as {used[0].name}: no token came here"
+                    vars(r).update(like, inside=used[0].inside, why=why, problem="")
+
+
+def _by_depth(readings: Sequence[Reading], deeper: Mapping[str, nn.Parameter]) -> None:
+    """A block holds what becomes more in a deeper model, or grows in it where layers are stacked."""
+    if not deeper:
+        return
+    more = {_starred(name) for name in deeper.keys() - {r.name for r in readings}}
+    for r in readings:
+        stacked = r.name in deeper and tuple(deeper[r.name].shape) != r.shape
+        r.inside = _starred(r.name) in more or stacked
+
+
+def _attentions(
+    small: Recorder, large: Recorder, doubts: list[str]
+) -> tuple[list[tuple[Attention, Attention]], dict[str, str]]:
+    """The attentions of both passes in pairs, and their factors in words."""
+    a, b = ([one for one in r.attentions if one.soft] for r in (small, large))
+    said: Counter[str] = Counter()
+    if len(a) != len(b):
+        doubts.append(f"there are {len(a)} attentions at one width and {len(b)} at the other")
+    pairs = [*zip(a, b, strict=False)]
+    for one, other in pairs:
+        if one.factor is None or other.factor is None or other.head_dim < 1:
+            doubts.append("what an attention multiplies query-key products by was not read")
+        else:
+            said[f"{other.factor:.4g}, head dimension {other.head_dim}{_power(one, other)}"] += 1
+    keys = [f"attention {i}" if len(said) > 1 else "attention" for i in range(1, len(said) + 1)]
+    texts = (text if n == 1 else f"{text} ({n} times)" for text, n in said.items())
+    return pairs, dict(zip(keys, texts, strict=True))
+
+
+def _power(one: Attention, other: Attention) -> str:
+    """Of one head dimension the power is a guess: the number may hold a constant, too."""
+    if one.factor is None or other.factor is None or other.head_dim < 2 or other.factor <= 0:
+        return ""
+    if one.head_dim == other.head_dim:
+        return f", its power {math.log(other.factor) / math.log(other.head_dim):.3g}"
+    power = math.log(other.factor / one.factor) / math.log(other.head_dim / one.head_dim)
+    return f", as its power {power:.3g} between the widths"
+
+
+def _measured(
+    small: Recorder,
+    large: Recorder,
+    attentions: Sequence[tuple[Attention, Attention]],
+    said: dict[str, str],
+) -> dict[str, list[Measured]]:
+    """{tensor: factors that go with it}: what `plan` compares with the prescription's."""
+    found: dict[str, list[Measured]] = {}
+    for one, other in attentions:
+        makers = other.parts.get("query") or other.parts.get("key") or {}
+        grows = one.head_dim != other.head_dim
+        for name in makers:
+            for size in (one, other) if grows else (other,):
+                entry = Measured("attention_scale", size.factor, size.head_dim, grows)
+                if entry not in found.setdefault(name, []):
+                    found[name].append(entry)
+    for (place, name), factor in large.factors.items():
+        before = small.factors.get((place, name))
+        steady = before is not None and math.isclose(before, factor, rel_tol=0.02)
+        if math.isclose(factor, 1.0, rel_tol=1e-6) or (place == "input" and steady):
+            continue
+        text = f"{factor:.4g}"
+        if before and not steady:
+            sizes = [sum(p.numel() for p in r.parameters.values()) for r in (small, large)]
+            text += f" ({before:.4g} at the smaller width)" if sizes[0] < sizes[1] else ""
+        said[f"{place} {name}"] = text
+        if place in _PLACES and name in large.parameters:
+            found.setdefault(name, []).append(Measured(_PLACES[place], float(f"{factor:.7g}")))
+    return found
+
+
+def _start(
+    reading: Reading, small: Recorder, large: Recorder, again: nn.Module, draw: Sequence[str]
+) -> None:
+    """Compares a fresh tensor with its role's start: a constant becomes the rule's scale, all else
+    that is no noise about it is kept."""
+    name, p, q = reading.name, small.starts[reading.name], large.starts[reading.name]
+    if reading.role is None or not p.is_floating_point() or not q.numel():
+        return
+    fixed = torch.equal(p, again.get_parameter(name).detach()) and _varies(small, again)
+    constant = name in large.constant and (q.numel() > 1 or fixed)
+    level = float(f"{float(q.flatten()[0]):.7g}")
+    low, high = float(q.min()), float(q.max())
+    if reading.role in SCALES | BIASES | {Role.RELATIVE_POSITION}:
+        usual = 1.0 if reading.role in SCALES else 0.0
+        if constant and level == usual:
+            return
+        spread = float(q.float().std()) if q.numel() > 1 else 0.0
+        if (
+            not constant
+            and not fixed
+            and abs(float(q.mean()) - usual) < 4 * spread / q.numel() ** 0.5
+        ):
+            return  # torch's own noise about 0, as in the bias of nn.Linear
+        steady = (
+            constant and name in small.constant and float(p.flatten()[0]) == float(q.flatten()[0])
+        )
+        reading.keep = not (steady and usual == 1.0 and level >= 0)
+        reading.scale = 1.0 if reading.keep else level
+    elif constant or fixed:
+        reading.keep, reading.scale = (False, 0.0) if constant and level == 0 else (True, 1.0)
+    else:
+        return
+    reading.start = (
+        f"starts at {level:g}" if constant else f"starts between {low:.2g} and {high:.2g}"
+    )
+    rule = Rule(name, Role.HIDDEN)
+    if any(replace(rule, pattern=pattern).matches(name) for pattern in draw):
+        reading.keep, reading.scale = False, 1.0
+        reading.start += ", to be drawn"
+
+
+def _varies(small: Recorder, again: nn.Module) -> bool:
+    """Whether another seed gives the model another tensor at all."""
+    fresh = dict(again.named_parameters())
+    return any(not torch.equal(start, fresh[name].detach()) for name, start in small.starts.items())
+
+
+# Rules
+
+
+def _by_hand(known: Sequence[Rule], large: Recorder, readings: Sequence[Reading]) -> set[str]:
+    """The tensors that rules by hand name, whose readings then have their roles."""
+    names = {name for name in large.parameters if any(rule.matches(name) for rule in known)}
+    for reading in readings:
+        if reading.name in names:
+            rule = next(rule for rule in known if rule.matches(reading.name))
+            layout = rule.layout or default_layout(rule.role)
+            vars(reading).update(role=rule.role, layout=layout, why="by hand", problem="")
+    return names
+
+
+def _rules(
+    readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Recorder
+) -> list[Rule]:
+    """A rule per kind: a pattern over block numbers where it names the kind's tensors and no other."""
+    kinds: dict[Rule, list[str]] = {}
+    for r in readings:
+        if r.role is None or r.problem:
+            continue
+        layout = None if r.layout is default_layout(r.role) else r.layout
+        numbered = _starred(r.name) != r.name
+        trunk = None if r.role in TRUNK or (r.inside and numbered) else not r.inside
+        factors = tuple(measured.get(r.name, ()))
+        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors)
+        kinds.setdefault(rule, []).append(r.name)
+    rules: list[Rule] = []
+    for rule, names in kinds.items():
+        whole = {name for name in large.parameters if rule.matches(name)} == {*names}
+        rules += [rule] if whole else [replace(rule, pattern=name) for name in names]
+    return rules
+
+
+def _starred(name: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _pooled(texts: Sequence[str]) -> list[str]:
+    return [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", text) for text in texts)]
+
+
+def _cells(r: Reading) -> tuple[str, ...]:
+    axes = ["n" * (i in r.grows) + str(size) for i, size in enumerate(r.shape)]
+    layout = "" if r.role is None or r.layout is default_layout(r.role) else f" {r.layout}"
+    kept = ", kept" if r.keep else ""
+    role = f"{r.role or '?'}{layout}"
+    return _starred(r.name), " x ".join(axes), r.use, role, str(r.fan_in), r.start + kept, r.why
