@@ -160,7 +160,7 @@ class Rule:
         scale: multiplies the initial values (1e-6 for a LayerScale, 0 for a closed branch).
         trunk: True for tensors outside of all residual branches, False for those inside, where a
             rule for the depth cannot know.
-        keep: the model's own initial values stay; `initialise` draws none (a state space's dt_bias).
+        keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
         measured: factors of the forward pass that go with these tensors.
 
     Raises:

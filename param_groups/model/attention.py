@@ -113,8 +113,10 @@ def measured(raw: Tensor | None, scores: Tensor, followed: float | None) -> floa
     entering, products = scores.detach().flatten(), raw.flatten()
     ratio = (entering / products)[(entering > -1e4) & (products != 0)]
     middle = float(ratio.median()) if len(ratio) else math.nan
-    fits = len(ratio) and float(((ratio / middle - 1).abs() < 1e-3).float().mean()) > 0.9
-    return middle if fits else followed
+    close = lambda other: float(((ratio / other - 1).abs() < 1e-3).float().mean()) > 0.9
+    if not len(ratio) or not close(middle) or (followed and close(followed)):
+        return followed  # the exact number, if it is that
+    return middle
 
 
 def places(attentions: Sequence[Attention]) -> Mapping[str, dict[str, Ranges]]:

@@ -47,9 +47,7 @@ class Reading:
     problem: str = ""
 
 
-def judge(
-    name: str, small: Recorder, large: Recorder, places: Mapping[str, Ranges], doubts: list[str]
-) -> Reading:
+def judge(name: str, small: Recorder, large: Recorder, places: Mapping[str, Ranges]) -> Reading:
     """Reads one parameter that both models have; products come before lookups, these before sums.
 
     Uses are compared by function and path: caches and experts differ between two passes.
@@ -76,7 +74,7 @@ def judge(
     ):
         reading.problem = f"goes into {use.op}, after which nothing is known of it"
     elif use.summed:
-        _matrix(reading, pairs, pair, p.shape, large, places, doubts)
+        _matrix(reading, pairs, pair, p.shape, large, places)
         if any(_is_table(other) for _, other in pairs):
             reading.role, reading.layout = Role.TOKEN_EMBEDDING, Layout.TABLE
             reading.why = "looked up, and the readout too"
@@ -108,7 +106,6 @@ def _matrix(
     small: Sequence[int],
     large: Recorder,
     places: Mapping[str, Ranges],
-    doubts: list[str],
 ) -> None:
     """A matrix by the axes that grow: what it sums over, what it makes."""
     use, name = pair[1], reading.name
@@ -118,7 +115,7 @@ def _matrix(
     if len(ways) > 1:
         reading.problem = f"is summed over in two ways, {sorted(ways)} terms"
     if "normalize" in use.path:
-        doubts.append(f"{name} is normalised before use: its size has no effect")
+        reading.problem = "is normalised before use, so that its size has no effect"
     if "one_hot" in use.marks:
         reading.role, reading.why = Role.TOKEN_EMBEDDING, "takes one-hot rows"
         reading.fan_in, reading.layout = 1, Layout.TABLE

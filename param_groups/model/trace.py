@@ -55,8 +55,8 @@ class Trace:
 
     Args:
         readings: one of every tensor, in the model's order.
-        parts: {tensor: {place: ranges of its outputs}}: which outputs of a tensor make queries, keys
-            and values; None where the model takes no gradients, which would tell.
+        parts: {tensor: {place: ranges of its outputs}}: which of its outputs make queries, keys and
+            values; None where the model takes no gradients, which would tell.
         factors: {what: value}: what query-key products, embeddings, branches and logits are
             multiplied by, with the power of what grows.
         starts: {tensor: how a fresh one starts}, where that is not its role's start.
@@ -156,7 +156,7 @@ def traced(
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
     at = places(large.attentions)
-    readings = [judge(name, small, large, at.get(name, {}), doubts) for name in large.parameters]
+    readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
     _as_siblings(readings)
     biases_of_readouts(readings)
     inputs_of_branches(readings, large)
@@ -234,13 +234,14 @@ def _as_siblings(readings: Sequence[Reading]) -> None:
 
 
 def _by_depth(readings: Sequence[Reading], deeper: Mapping[str, nn.Parameter]) -> None:
-    """A block holds what becomes more in a deeper model, or grows in it where layers are stacked."""
+    """A block holds what becomes more in a deeper model, or grows in it as stacked layers do."""
     if not deeper:
         return
     more = {_starred(name) for name in deeper.keys() - {r.name for r in readings}}
     for r in readings:
         stacked = r.name in deeper and tuple(deeper[r.name].shape) != r.shape
-        r.inside = _starred(r.name) in more or stacked
+        added = r.role is Role.RELATIVE_POSITION  # which the first block may hold for all
+        r.inside = _starred(r.name) in more or stacked or added
 
 
 def _attentions(
@@ -367,7 +368,7 @@ def _by_hand(known: Sequence[Rule], large: Recorder, readings: Sequence[Reading]
 def _rules(
     readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Recorder
 ) -> list[Rule]:
-    """A rule per kind: a pattern over block numbers where it names the kind's tensors and no other."""
+    """A rule per kind: a pattern over block numbers where that names its tensors and no other."""
     kinds: dict[Rule, list[str]] = {}
     for r in readings:
         if r.role is None or r.problem:
