@@ -45,8 +45,11 @@ class Flow:
 
 @dataclass
 class Attention:
-    """One attention of a forward pass: its head dimension, the factor on query-key products,
-    these products before it, and who makes its places."""
+    """One attention of a forward pass.
+
+    `factor` is that on query-key products, in `raw`, the scores after the last step that did more
+    than multiply them. `soft`: they entered a softmax. `parts`: who makes queries, keys and values.
+    """
 
     head_dim: int
     factor: float | None
@@ -105,18 +108,19 @@ def ranges(place: Tensor, flow: Flow, results: Sequence[tuple[Tensor, int]]) -> 
     return found
 
 
-def measured(raw: Tensor | None, scores: Tensor, followed: float | None) -> float | None:
-    """The ratio of what enters the softmax to the query-key products, if nearly all entries have
-    one; else (a bias, a soft cap) the factor that was followed through the calls."""
-    if raw is None or raw.numel() != scores.numel():
+def measured(one: Attention, scores: Tensor, followed: float | None) -> float | None:
+    """The factor on query-key products in `scores`: the ratio to those before, if nearly all
+    entries have one. `followed` is what the calls since then say; None if entries have several."""
+    if one.raw is None or one.raw.numel() != scores.numel():
         return followed
-    entering, products = scores.detach().flatten(), raw.flatten()
-    ratio = (entering / products)[(entering > -1e4) & (products != 0)]
+    now, then = scores.detach().flatten(), one.raw.flatten()
+    ratio = (now / then)[(now > -1e4) & (then != 0)]
     middle = float(ratio.median()) if len(ratio) else math.nan
-    close = lambda other: float(((ratio / other - 1).abs() < 1e-3).float().mean()) > 0.9
-    if not len(ratio) or not close(middle) or (followed and close(followed)):
-        return followed  # the exact number, if it is that
-    return middle
+    if not float(((ratio / middle - 1).abs() < 1e-2).float().mean()) > 0.9:
+        return None
+    found = times(middle, one.factor)
+    exact = followed and found and math.isclose(found, followed, rel_tol=1e-2)
+    return followed if exact else found
 
 
 def places(attentions: Sequence[Attention]) -> Mapping[str, dict[str, Ranges]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -60,6 +61,11 @@ def judge(name: str, small: Recorder, large: Recorder, places: Mapping[str, Rang
     reading.grows = tuple(i for i in range(q.ndim) if p.shape[i] != q.shape[i])
     first, second = ({(u.op, u.path): u for u in reversed(r.uses[name])} for r in (small, large))
     pairs = [(first[key], use) for key, use in reversed(second.items()) if key in first]
+    if not pairs:  # another expert was chosen
+        first, second = (
+            {re.sub(r"\d+", "", str(k)): u for k, u in r.items()} for r in (first, second)
+        )
+        pairs = [(first[key], use) for key, use in second.items() if key in first]
     if not pairs:
         seen = " in both models" if first or second else ""
         reading.problem = f"is taken by nothing{seen}"

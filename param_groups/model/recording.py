@@ -264,6 +264,9 @@ class Recorder(TorchFunctionMode):
             raws = [self.attentions[i].raw for i in came.scores | came.weights]
             mixed = any(raw is not None and raw.shape[-2:] == out.shape[-2:] for raw in raws)
             kept = came if mixed else Flow()  # a mix of heads leaves scores what they are
+            if mixed and came.scores:
+                before = next(t for t, *_ in found if id(t) in self.flows)
+                kept = replace(came, factor=self._rebased(came, before, out))
             deep = made | came.made if groups > 1 else made  # so do channels that stay apart
             stacked = marks & {"stacked"}
             return replace(
@@ -425,11 +428,25 @@ class Recorder(TorchFunctionMode):
             return replace(came, factor=times(came.factor, (ins[0].numel() / out.numel()) ** 0.5))
         if bare in calls.TIMES:
             return self._times(bare, args, flows, came, ins, out)
-        if bare in calls.SUMS and came.scores:
-            for i in came.scores:
+        if came.scores and bare in {*calls.SUMS, *calls.JOINS, "tanh"}:
+            before = next(t for t in ins if id(t) in self.flows and self.flows[id(t)].scores)
+            own = [self.flows[id(before)]] if len(came.scores) == 1 else flows
+            came = replace(came, factor=joined([f for f in own if f.scores]).factor)
+            for i in came.scores if bare in calls.SUMS else ():
                 self.on_scores[i] |= {n for f in flows if not f.scores for n in f.names}
-            return replace(came, factor=joined([f for f in flows if f.scores]).factor)
+            return replace(came, factor=self._rebased(came, before, out))
         return came
+
+    def _rebased(self, came: Flow, before: Tensor, out: Tensor) -> float | None:
+        """The factor on scores after a step that does more than multiply them (a bias, a mask, a
+        soft cap, a mix of heads); from here on ratios are to its results."""
+        if len(came.scores) != 1:
+            return came.factor
+        (one,) = (self.attentions[i] for i in came.scores)
+        written = before is out  # in place: what was before is gone
+        one.factor = came.factor if written else measured(one, before, came.factor)
+        one.raw = out.detach().clone()
+        return one.factor
 
     def _softmax(self, bare: str, came: Flow, entering: Tensor) -> Flow:
         if not came.scores:
@@ -437,10 +454,8 @@ class Recorder(TorchFunctionMode):
                 came, marks=came.marks | {"softmax"} if bare == "softmax" else came.marks
             )
         for one in (self.attentions[i] for i in came.scores):
-            once = one.factor  # of the queries times that of the keys
-            one.soft, one.factor = True, came.factor
-            if len(came.scores) == 1:
-                one.factor = times(measured(one.raw, entering, times(came.factor, once, -1)), once)
+            one.soft, several = True, len(came.scores) > 1
+            one.factor = came.factor if several else measured(one, entering, came.factor)
         return replace(came, scores=frozenset(), weights=came.scores, factor=1.0)
 
     def _times(

@@ -11,6 +11,7 @@ over and which grow. Plain tensors at small widths: fake ones have no starts, gr
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections import Counter
@@ -157,9 +158,9 @@ def traced(
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
     at = places(large.attentions)
     readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
-    _as_siblings(readings)
     biases_of_readouts(readings)
     inputs_of_branches(readings, large)
+    _as_siblings(readings)
     _by_depth(readings, deeper)
     attentions, said = _attentions(small, large, doubts)
     measured = _measured(small, large, attentions, said)
@@ -290,15 +291,12 @@ def _measured(
                 if entry not in found.setdefault(name, []):
                     found[name].append(entry)
     for (place, name), factor in large.factors.items():
-        before = small.factors.get((place, name))
-        steady = before is not None and math.isclose(before, factor, rel_tol=0.02)
+        before = small.factors.get((place, name), 1.0)
+        steady = math.isclose(before, factor, rel_tol=0.02)
         if math.isclose(factor, 1.0, rel_tol=1e-6) or (place == "input" and steady):
             continue
-        text = f"{factor:.4g}"
-        if before and not steady:
-            sizes = [sum(p.numel() for p in r.parameters.values()) for r in (small, large)]
-            text += f" ({before:.4g} at the smaller width)" if sizes[0] < sizes[1] else ""
-        said[f"{place} {name}"] = text
+        other = "" if steady else f" ({before:.4g} at the smaller width)"
+        said[f"{place} {name}"] = f"{factor:.4g}{other}"
         if place in _PLACES and name in large.parameters:
             found.setdefault(name, []).append(Measured(_PLACES[place], float(f"{factor:.7g}")))
     return found
@@ -381,13 +379,25 @@ def _rules(
         kinds.setdefault(rule, []).append(r.name)
     rules: list[Rule] = []
     for rule, names in kinds.items():
-        whole = {name for name in large.parameters if rule.matches(name)} == {*names}
-        rules += [rule] if whole else [replace(rule, pattern=name) for name in names]
+        kept = 0  # numbers that the pattern keeps: all stages are not alike, all blocks of one are
+        while names:
+            groups: dict[str, set[str]] = {}
+            for name in names:
+                groups.setdefault(_starred(name, kept), set()).add(name)
+            for pattern, group in groups.items():
+                one = replace(rule, pattern=pattern)
+                if {name for name in large.parameters if one.matches(name)} == group:
+                    rules.append(one)
+                    names = [name for name in names if name not in group]
+            kept += 1
     return rules
 
 
-def _starred(name: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+def _starred(name: str, kept: int = 0) -> str:
+    """A name with * for its numbers but the first ones."""
+    numbers = itertools.count()
+    star = lambda found: found[0] if next(numbers) < kept else "*"
+    return re.sub(r"(?<![^.])\d+(?![^.])", star, name)
 
 
 def _pooled(texts: Sequence[str]) -> list[str]:
@@ -399,4 +409,12 @@ def _cells(r: Reading) -> tuple[str, ...]:
     layout = "" if r.role is None or r.layout is default_layout(r.role) else f" {r.layout}"
     kept = ", kept" if r.keep else ""
     role = f"{r.role or '?'}{layout}"
-    return _starred(r.name), " x ".join(axes), r.use, role, str(r.fan_in), r.start + kept, r.why
+    return (
+        _starred(r.name),
+        " x ".join(axes),
+        r.use,
+        role,
+        str(r.fan_in),
+        r.start + kept,
+        _starred(r.why),
+    )
