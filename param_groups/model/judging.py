@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from param_groups.model import calls
 from param_groups.model.attention import Ranges
-from param_groups.model.recording import Recorder, Use
+from param_groups.model.notes import Notes, Use
 from param_groups.roles import Layout, PlanError, Role, default_layout, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
@@ -21,7 +21,8 @@ class Reading:
     """What a trace reads of one parameter.
 
     Args:
-        name, shape: of the model at the larger width; `grows` are the axes that differ.
+        name, shape: of the model at the larger width; `grows` are the axes that differ, `axes`
+            the shape in terms of the width.
         use: the function that takes it, with the way to it.
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
@@ -34,6 +35,7 @@ class Reading:
     name: str
     shape: tuple[int, ...]
     grows: tuple[int, ...] = ()
+    axes: str = ""
     use: str = "nothing"
     role: Role | None = None
     layout: Layout | None = None
@@ -48,7 +50,7 @@ class Reading:
     problem: str = ""
 
 
-def judge(name: str, small: Recorder, large: Recorder, places: Mapping[str, Ranges]) -> Reading:
+def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -> Reading:
     """Reads one parameter that both models have; products come before lookups, these before sums.
 
     Uses are compared by function and path: caches and experts differ between two passes.
@@ -62,13 +64,13 @@ def judge(name: str, small: Recorder, large: Recorder, places: Mapping[str, Rang
     first, second = ({(u.op, u.path): u for u in reversed(r.uses[name])} for r in (small, large))
     pairs = [(first[key], use) for key, use in reversed(second.items()) if key in first]
     if not pairs:  # another expert was chosen
-        first, second = (
-            {re.sub(r"\d+", "", str(k)): u for k, u in r.items()} for r in (first, second)
-        )
-        pairs = [(first[key], use) for key, use in second.items() if key in first]
+        seen = [
+            {(u.op, re.sub(r"\d+", "", u.path)): u for u in r.uses[name]} for r in (small, large)
+        ]
+        pairs = [(seen[0][key], use) for key, use in seen[1].items() if key in seen[0]]
     if not pairs:
-        seen = " in both models" if first or second else ""
-        reading.problem = f"is taken by nothing{seen}"
+        both = " in both models" if first or second else ""
+        reading.problem = f"is taken by nothing{both}"
         return reading
     rank: Callable[[Pair], int] = lambda pair: 2 - 2 * bool(pair[1].summed) - _is_table(pair[1])
     pair = min(pairs, key=rank)
@@ -110,7 +112,7 @@ def _matrix(
     pairs: Sequence[Pair],
     pair: Pair,
     small: Sequence[int],
-    large: Recorder,
+    large: Notes,
     places: Mapping[str, Ranges],
 ) -> None:
     """A matrix by the axes that grow: what it sums over, what it makes."""
@@ -203,13 +205,11 @@ def _layout(reading: Reading, pair: Pair, small: Sequence[int]) -> Layout | None
 
 
 def _vector_or_table(
-    reading: Reading, use: Use, small: Sequence[int], large: Sequence[int], recorder: Recorder
+    reading: Reading, use: Use, small: Sequence[int], large: Sequence[int], notes: Notes
 ) -> None:
     """A table that is looked up, added or joined; a vector that scales or is added."""
     name, axes = reading.name, sum(n > 1 for n in use.shape)
-    scored = {
-        n for i, one in enumerate(recorder.attentions) if one.soft for n in recorder.on_scores[i]
-    }
+    scored = {n for i, one in enumerate(notes.attentions) if one.soft for n in notes.on_scores[i]}
     if name in scored:
         reading.role, reading.why = Role.RELATIVE_POSITION, "added to attention logits"
         reading.inside = True
@@ -256,7 +256,7 @@ def biases_of_readouts(readings: Sequence[Reading]) -> None:
                 reading.role = Role.READOUT_BIAS
 
 
-def inputs_of_branches(readings: Sequence[Reading], large: Recorder) -> None:
+def inputs_of_branches(readings: Sequence[Reading], large: Notes) -> None:
     """A hidden matrix that reads the stream's width, in a branch that no attention ends, is the
     first of its block's MLP."""
     last = {r.name: r.fan_out for r in readings if r.role is Role.MLP_OUT}

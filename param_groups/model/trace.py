@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from param_groups.model.judging import (
     inputs_of_branches,
     judge,
 )
+from param_groups.model.notes import Notes
 from param_groups.model.recording import Recorder
 from param_groups.roles import (
     BIASES,
@@ -165,6 +167,7 @@ def traced(
     attentions, said = _attentions(small, large, doubts)
     measured = _measured(small, large, attentions, said)
     for reading in readings:
+        reading.axes = _axes(reading, small, sorted(widths))
         _start(reading, small, large, again, draw)
         if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
             doubts.append(f"which outputs of {reading.name} make which place was not read")
@@ -192,27 +195,24 @@ def _fresh(build: Build, width: int, seed: int, **depth: int) -> nn.Module:
     return model
 
 
-def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Recorder:
+def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Notes:
     """One pass in eval mode: dropout's 1 / (1 - p) is no factor of the model's."""
     model = _fresh(build, width, seed=0).eval()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}
     if meta := [name for name, p in starts.items() if p.is_meta]:
         raise PlanError(f"traced: {meta[0]!r} is on the meta device; build the model on the CPU")
-    constant = {
-        name for name, p in starts.items() if p.numel() and bool((p == p.flatten()[0]).all())
-    }
+    closed = {name for name, t in starts.items() if t.numel() and not t.any()}
     for name, p in model.named_parameters():
         p.requires_grad_(p.is_floating_point())
-        if name in constant and not starts[name].any():  # a closed branch would hide what is in it
+        if name in closed:  # a closed branch would hide what is in it
             with torch.no_grad():
                 p.add_(1e-3 * torch.randn_like(p))
-    recorder = Recorder(model, constant)
-    recorder.starts = starts
+    recorder = Recorder(model, starts)
     with torch.compiler.set_stance("force_eager"), recorder:
         run(model)
     if not recorder.called:
         raise PlanError("traced: run(model) has to call model(...) itself")
-    return recorder
+    return recorder.notes
 
 
 # What is not of one tensor
@@ -228,10 +228,8 @@ def _as_siblings(readings: Sequence[Reading]) -> None:
         if used and len({(r.role, r.layout, r.fan_in) for r in used}) == 1:
             for r in group:
                 if r.problem.startswith("is taken by nothing"):
-                    like = {"use": used[0].use, "role": used[0].role, "layout": used[0].layout}
-                    like |= {"fan_in": used[0].fan_in, "fan_out": used[0].fan_out}
                     why = f"as {used[0].name}: no token came here"
-                    vars(r).update(like, inside=used[0].inside, why=why, problem="")
+                    vars(r).update(vars(replace(used[0], name=r.name, why=why)))
 
 
 def _by_depth(readings: Sequence[Reading], deeper: Mapping[str, nn.Parameter]) -> None:
@@ -246,7 +244,7 @@ def _by_depth(readings: Sequence[Reading], deeper: Mapping[str, nn.Parameter]) -
 
 
 def _attentions(
-    small: Recorder, large: Recorder, doubts: list[str]
+    small: Notes, large: Notes, doubts: list[str]
 ) -> tuple[list[tuple[Attention, Attention]], dict[str, str]]:
     """The attentions of both passes in pairs, and their factors in words."""
     a, b = ([one for one in r.attentions if one.soft] for r in (small, large))
@@ -275,8 +273,8 @@ def _power(one: Attention, other: Attention) -> str:
 
 
 def _measured(
-    small: Recorder,
-    large: Recorder,
+    small: Notes,
+    large: Notes,
     attentions: Sequence[tuple[Attention, Attention]],
     said: dict[str, str],
 ) -> dict[str, list[Measured]]:
@@ -290,20 +288,21 @@ def _measured(
                 entry = Measured("attention_scale", size.factor, size.head_dim, grows)
                 if entry not in found.setdefault(name, []):
                     found[name].append(entry)
-    for (place, name), factor in large.factors.items():
+    for place, name in dict.fromkeys((*large.factors, *small.factors)):
+        factor = large.factors.get((place, name), 1.0)
         before = small.factors.get((place, name), 1.0)
         steady = math.isclose(before, factor, rel_tol=0.02)
-        if math.isclose(factor, 1.0, rel_tol=1e-6) or (place == "input" and steady):
+        if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
             continue
-        other = "" if steady else f" ({before:.4g} at the smaller width)"
-        said[f"{place} {name}"] = f"{factor:.4g}{other}"
+        beside = "" if steady else f" ({before:.4g} at the smaller width)"
+        said[f"{place} {name}"] = f"{factor:.4g}{beside}"
         if place in _PLACES and name in large.parameters:
             found.setdefault(name, []).append(Measured(_PLACES[place], float(f"{factor:.7g}")))
     return found
 
 
 def _start(
-    reading: Reading, small: Recorder, large: Recorder, again: nn.Module, draw: Sequence[str]
+    reading: Reading, small: Notes, large: Notes, again: nn.Module, draw: Sequence[str]
 ) -> None:
     """Compares a fresh tensor with its role's start: a constant becomes the rule's scale, all else
     that is no noise about it is kept."""
@@ -343,7 +342,7 @@ def _start(
         reading.start += ", to be drawn"
 
 
-def _varies(small: Recorder, again: nn.Module) -> bool:
+def _varies(small: Notes, again: nn.Module) -> bool:
     """Whether another seed gives the model another tensor at all."""
     fresh = dict(again.named_parameters())
     return any(not torch.equal(start, fresh[name].detach()) for name, start in small.starts.items())
@@ -352,7 +351,7 @@ def _varies(small: Recorder, again: nn.Module) -> bool:
 # Rules
 
 
-def _by_hand(known: Sequence[Rule], large: Recorder, readings: Sequence[Reading]) -> set[str]:
+def _by_hand(known: Sequence[Rule], large: Notes, readings: Sequence[Reading]) -> set[str]:
     """The tensors that rules by hand name, whose readings then have their roles."""
     names = {name for name in large.parameters if any(rule.matches(name) for rule in known)}
     for reading in readings:
@@ -364,7 +363,7 @@ def _by_hand(known: Sequence[Rule], large: Recorder, readings: Sequence[Reading]
 
 
 def _rules(
-    readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Recorder
+    readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Notes
 ) -> list[Rule]:
     """A rule per kind: a pattern over block numbers where that names its tensors and no other."""
     kinds: dict[Rule, list[str]] = {}
@@ -400,21 +399,27 @@ def _starred(name: str, kept: int = 0) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", star, name)
 
 
+def _axes(reading: Reading, small: Notes, widths: Sequence[int]) -> str:
+    """A shape in terms of the width n, as 3n x n; a star marks an axis that grows otherwise."""
+    sizes = []
+    for i, size in enumerate(reading.shape):
+        share = Fraction(size, widths[1])
+        times, parts = share.as_integer_ratio()
+        if i not in reading.grows:
+            sizes.append(str(size))
+        elif small.parameters[reading.name].shape[i] == share * widths[0]:
+            sizes.append(f"{times if times > 1 else ''}n" + (f"/{parts}" if parts > 1 else ""))
+        else:
+            sizes.append(f"{size}*")
+    return " x ".join(sizes)
+
+
 def _pooled(texts: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", text) for text in texts)]
 
 
 def _cells(r: Reading) -> tuple[str, ...]:
-    axes = ["n" * (i in r.grows) + str(size) for i, size in enumerate(r.shape)]
     layout = "" if r.role is None or r.layout is default_layout(r.role) else f" {r.layout}"
-    kept = ", kept" if r.keep else ""
+    start = r.start + ", kept" * r.keep
     role = f"{r.role or '?'}{layout}"
-    return (
-        _starred(r.name),
-        " x ".join(axes),
-        r.use,
-        role,
-        str(r.fan_in),
-        r.start + kept,
-        _starred(r.why),
-    )
+    return _starred(r.name), r.axes, r.use, role, str(r.fan_in), start, _starred(r.why)
