@@ -162,8 +162,7 @@ class Recorder(TorchFunctionMode):
             before = next(t for t, *_ in found if id(t) in notes.flows)
             kept = replace(came, factor=self._rebased(came, before, out))
         deep = made | came.made if apart else made
-        kept = replace(kept, made=deep, past=0, above=0, marks=marks & {"stacked"})
-        return kept
+        return replace(kept, made=deep, past=0, above=0, marks=marks & {"stacked"})
 
     def _scores(
         self, call: Call, found: Sequence[calls.Operand], flows: Sequence[Flow], came: Flow
@@ -308,7 +307,7 @@ class Recorder(TorchFunctionMode):
             before = next(t for t in call.ins if notes.flow(t).scores)
             own = [notes.flow(before)] if len(came.scores) == 1 else flows
             came = replace(came, factor=joined([f for f in own if f.scores]).factor)
-            for i in came.scores if bare in calls.SUMS else ():
+            for i in came.scores:
                 notes.on_scores[i] |= {n for f in flows if not f.scores for n in f.names}
                 notes.on_scores[i] |= NOTHING.union(*(notes.names(t) for t in views))
             return replace(came, factor=self._rebased(came, before, out))

@@ -1,141 +1,30 @@
-"""Language models in the manner of many authors, small, with what every tensor of them should be.
-
-A case is build(width), run(model) and a line per kind of tensor: its pattern, its role, its fan-in
-(n is the width), the power of the width in its rate under Adam (Everett et al., Table 1, full
-alignment), and its start where that is not the role's: a number, or "kept".
-"""
+"""Language models: cases as traced_blocks.py has them."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-TOKENS, STEPS, HEAD = 20, 12, 8
-IDS = torch.arange(2 * STEPS).reshape(2, STEPS) % TOKENS
-
-
-@dataclass(frozen=True)
-class Case:
-    build: Callable
-    run: Callable
-    expected: str
-    attention: Callable | None = None  # from the head dimension to the factor
-    head_dim: Callable = lambda n: HEAD
-    refused: str = ""  # what the error of `rules` says, where a trace cannot know
-
-
-CASES = {}
-
-
-def case(expected, attention=None, run=lambda model: model(IDS), **more):
-    def add(build):
-        CASES[build.__name__] = Case(build, run, expected, attention, **more)
-        return build
-
-    return add
-
-
-def root(d):
-    return d**-0.5
-
-
-def linear(a, b):
-    return nn.Linear(a, b, bias=False)
-
-
-def heads(x):
-    return x.unflatten(-1, (-1, HEAD)).transpose(1, 2)
-
-
-def merged(x):
-    return x.transpose(1, 2).flatten(2)
-
-
-def causal(x):
-    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-
-
-class Rms(nn.Module):
-    """x / rms(x), times a gain that is `weight`, or 1 more than it."""
-
-    def __init__(self, n, offset=0.0):
-        super().__init__()
-        self.weight, self.offset = nn.Parameter(torch.full((n,), 1.0 - offset)), offset
-
-    def forward(self, x):
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return x * (self.weight + self.offset) if self.offset else x * self.weight
-
-
-class Stack(nn.Module):
-    """Words, blocks of two branches, a norm and a readout."""
-
-    def __init__(self, n, attention, mlp, norm=nn.LayerNorm, layers=2):
-        super().__init__()
-        self.wte = nn.Embedding(TOKENS, n)
-        parts = lambda: {"n1": norm(n), "attn": attention(n), "n2": norm(n), "mlp": mlp(n)}
-        self.blocks = nn.ModuleList(nn.ModuleDict(parts()) for _ in range(layers))
-        self.final, self.head = norm(n), linear(n, TOKENS)
-
-    def forward(self, ids):
-        x = self.wte(ids)
-        for block in self.blocks:
-            x = x + block.attn(block.n1(x))
-            x = x + block.mlp(block.n2(x))
-        return self.head(self.final(x))
-
-
-class Mlp(nn.Module):
-    def __init__(self, n, bias=False):
-        super().__init__()
-        self.up, self.down = nn.Linear(n, 4 * n, bias=bias), nn.Linear(4 * n, n, bias=bias)
-
-    def forward(self, x):
-        return self.down(F.gelu(self.up(x)))
-
-
-class Apart(nn.Module):
-    """Queries, keys and values apart; torch's own attention."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.a, self.b, self.c, self.d = (linear(n, n) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = heads(self.a(x)), heads(self.b(x)), heads(self.c(x))
-        return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
-
-
-ENDS = """
-wte.weight token_embedding 1 0
-head.weight readout n -1
-"""
-LAYER_NORMS = """
-blocks.*.n1.weight norm_scale 1 0
-blocks.*.n1.bias norm_bias 1 0
-blocks.*.n2.weight norm_scale 1 0
-blocks.*.n2.bias norm_bias 1 0
-final.weight norm_scale 1 0
-final.bias norm_bias 1 0
-"""
-GAINS = """
-blocks.*.n1.weight norm_scale 1 0
-blocks.*.n2.weight norm_scale 1 0
-final.weight norm_scale 1 0
-"""
-MLP = """
-blocks.*.mlp.up.weight mlp_in n -1
-blocks.*.mlp.down.weight mlp_out 4*n -1
-"""
-APART = """
-blocks.*.attn.a.weight query n -1
-blocks.*.attn.b.weight key n -1
-blocks.*.attn.c.weight value n -1
-blocks.*.attn.d.weight attention_output n -1
-"""
+from tests.param_groups.traced_blocks import (
+    APART,
+    ENDS,
+    GAINS,
+    HEAD,
+    LAYER_NORMS,
+    MLP,
+    TOKENS,
+    Apart,
+    Mlp,
+    Rms,
+    Stack,
+    case,
+    causal,
+    heads,
+    linear,
+    merged,
+    root,
+)
 
 
 @case(ENDS + LAYER_NORMS + APART + MLP, root)
@@ -351,156 +240,6 @@ def banks_of_layers(n):
     return Bank(n)
 
 
-class Router(nn.Module):
-    """Each token's two best of four experts, called one by one."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.gate, self.experts = linear(n, 4), nn.ModuleList(Swiglu(n) for _ in range(4))
-
-    def forward(self, x):
-        flat = x.flatten(0, 1)
-        best, which = self.gate(flat).topk(2, dim=-1)
-        best, out = best.softmax(dim=-1), torch.zeros_like(flat)
-        for i, expert in enumerate(self.experts):
-            row, slot = torch.where(which == i)
-            out[row] += best[row, slot, None] * expert(flat[row])
-        return out.view_as(x)
-
-
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.gate.weight router n -1
-blocks.*.mlp.experts.*.w1.weight mlp_in n -1
-blocks.*.mlp.experts.*.w2.weight mlp_out 3*n -1
-blocks.*.mlp.experts.*.w3.weight mlp_in n -1
-""",
-    root,
-)
-def experts_as_modules(n):
-    return Stack(n, Apart, Router, Rms)
-
-
-class Stacked(nn.Module):
-    """Experts in one tensor, all of them for all tokens, with biases; (in, out)."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.router = nn.Parameter(torch.randn(n, 4) / n)
-        self.up = nn.Parameter(torch.randn(4, n, 2 * n) * n**-0.5)
-        self.up_bias = nn.Parameter(torch.zeros(4, 2 * n))
-        self.down = nn.Parameter(torch.randn(4, 2 * n, n) * n**-0.5)
-        self.down_bias = nn.Parameter(torch.zeros(4, n))
-
-    def forward(self, x):
-        flat = x.flatten(0, 1)
-        scores, which = torch.topk(flat @ self.router, 2)
-        weights = torch.zeros(len(flat), 4).scatter(1, which, scores.softmax(-1))
-        every = torch.bmm(flat.expand(4, -1, -1), self.up) + self.up_bias[:, None]
-        every = torch.bmm(F.gelu(every), self.down) + self.down_bias[:, None]
-        return (every * weights.T[..., None]).sum(0).view_as(x)
-
-
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.router router/transposed n -1
-blocks.*.mlp.up mlp_in/experts_transposed n -1
-blocks.*.mlp.up_bias hidden_bias 1 0
-blocks.*.mlp.down mlp_out/experts_transposed 2*n -1
-blocks.*.mlp.down_bias hidden_bias 1 0
-""",
-    root,
-)
-def experts_in_a_stack(n):
-    return Stack(n, Apart, Stacked, Rms)
-
-
-class StateSpace(nn.Module):
-    """Mamba-2's parts: a convolution per channel, dt_bias, A_log, D, a gated norm."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.n, self.state = n, 4
-        self.wide = linear(n, 2 * n + 2 * self.state + n // HEAD)
-        self.conv = nn.Conv1d(n + 2 * self.state, n + 2 * self.state, 4, groups=n + 8, padding=3)
-        dt = torch.exp(torch.rand(n // HEAD) * 3 - 6)
-        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
-        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, n // HEAD + 1)))
-        self.D = nn.Parameter(torch.full((n // HEAD,), 0.5))
-        self.norm, self.out = Rms(n), linear(n, n)
-
-    def forward(self, x):
-        z, xbc, dt = self.wide(x).split((self.n, self.n + 8, self.n // HEAD), dim=-1)
-        xbc = F.silu(self.conv(xbc.mT)[..., : x.shape[1]].mT)
-        y, b, c = xbc.split((self.n, 4, 4), dim=-1)
-        dt, y = F.softplus(dt + self.dt_bias), y.unflatten(-1, (-1, HEAD))
-        decay = torch.exp(-torch.exp(self.A_log) * dt)
-        state, found = torch.zeros(len(x), y.shape[2], HEAD, 4), []
-        for t in range(x.shape[1]):
-            entry = torch.einsum("bhd,bs->bhds", y[:, t] * dt[:, t, :, None], b[:, t])
-            state = state * decay[:, t, :, None, None] + entry
-            found.append(torch.einsum("bhds,bs->bhd", state, c[:, t]))
-        y = torch.stack(found, 1) + y * self.D[:, None]
-        return self.out(self.norm(y.flatten(2) * F.silu(z)))
-
-
-class Nothing(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.gain = nn.Parameter(torch.full((), 1.0))
-
-    def forward(self, x):
-        return 0.0 * x * self.gain
-
-
-@case(
-    ENDS
-    + GAINS
-    + MLP
-    + """
-blocks.*.attn.wide.weight mlp_in n -1
-blocks.*.attn.conv.weight depthwise 4 0
-blocks.*.attn.conv.bias hidden_bias 1 0
-blocks.*.attn.dt_bias hidden_bias 1 0 kept
-blocks.*.attn.A_log layer_scale 1 0 kept
-blocks.*.attn.D layer_scale 1 0 0.5
-blocks.*.attn.norm.weight norm_scale 1 0
-blocks.*.attn.out.weight mlp_out n -1
-"""
-)
-def state_space(n):
-    return Stack(n, StateSpace, Mlp, Rms)
-
-
-class LinearAttention(Apart):
-    """No softmax, so no attention: nothing is a query."""
-
-    def forward(self, x):
-        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
-        return self.d(merged((F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ v)))
-
-
-@case(
-    ENDS
-    + GAINS
-    + MLP
-    + """
-blocks.*.attn.a.weight mlp_in n -1
-blocks.*.attn.b.weight mlp_in n -1
-blocks.*.attn.c.weight mlp_in n -1
-blocks.*.attn.d.weight mlp_out n -1
-"""
-)
-def linear_attention(n):
-    return Stack(n, LinearAttention, Mlp, Rms)
-
-
 class Latent(nn.Module):
     """Latent queries, keys and values of DeepSeek's kind in a class of another name."""
 
@@ -648,3 +387,27 @@ def one_hot_words(n):
             return self.head(F.relu(F.one_hot(ids, TOKENS).float() @ self.first))
 
     return OneHot()
+
+
+class Sinks(Apart):
+    """As in gpt-oss: a number per head beside the scores, off which a softmax may drain."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.sinks = nn.Parameter(torch.zeros(n // HEAD))
+
+    def forward(self, x):
+        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        scores = (q @ k.mT) * HEAD**-0.5
+        sinks = self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+        weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)[..., :-1]
+        return self.d(merged(weights @ v))
+
+
+@case(
+    ENDS + GAINS + APART + MLP + "blocks.*.attn.sinks relative_position/vector 1 0\n",
+    root,
+)
+def sinks_beside_scores(n):
+    return Stack(n, Sinks, Mlp, Rms)
