@@ -27,7 +27,8 @@ class Reading:
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
         start: how a fresh one starts, in words; `scale` and `keep` as in `Rule`.
-        inside: whether a residual branch holds it.
+        inside: whether a residual branch holds it; `after_blocks`: whether it meets the stream when
+            a branch has joined that.
         places: of which attention's places its outputs are, and which outputs.
         why: what led to the role; `problem`: why there is none.
     """
@@ -45,6 +46,7 @@ class Reading:
     scale: float = 1.0
     keep: bool = False
     inside: bool = False
+    after_blocks: bool = False
     places: Mapping[str, Ranges] = field(default_factory=dict)
     why: str = ""
     problem: str = ""
@@ -76,6 +78,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     pair = min(pairs, key=rank)
     use = pair[1]
     reading.use = f"{use.path} {use.op}".strip()
+    reading.after_blocks = "stream" in use.marks
     reading.inside = name in large.branch or bool(places and name in large.beside)
     if use.op == "a product of parameters" or not (
         use.summed or _is_table(use) or use.op in _VECTORS
@@ -86,7 +89,8 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
         if any(_is_table(other) for _, other in pairs):
             reading.role, reading.layout = Role.TOKEN_EMBEDDING, Layout.TABLE
             reading.why = "looked up, and the readout too"
-            reading.problem = "is a table and the readout at once, which most rules refuse"
+            if name not in large.tied:  # else `plan` sees it
+                reading.problem = "is a table and the readout at once, which most rules refuse"
     else:
         _vector_or_table(reading, use, p.shape, q.shape, large)
     if use.acts_as is not None and {*use.path.split()} & calls.ACTS:
@@ -254,6 +258,13 @@ def biases_of_readouts(readings: Sequence[Reading]) -> None:
             reading.inside = inside.get(owner, reading.inside)
             if owner in ends:
                 reading.role = Role.READOUT_BIAS
+
+
+def last_norms(readings: Sequence[Reading]) -> None:
+    """A norm on the stream after blocks is the last one, in no branch."""
+    for reading in readings:
+        if reading.role is Role.NORM_SCALE and reading.after_blocks and not reading.inside:
+            reading.role = Role.FINAL_NORM_SCALE
 
 
 def inputs_of_branches(readings: Sequence[Reading], large: Notes) -> None:

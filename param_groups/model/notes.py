@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,6 +47,8 @@ class Notes:
         self.parameters, self.starts = dict(model.named_parameters()), starts
         same = {n: bool((t == t.flatten()[0]).all()) for n, t in starts.items() if t.numel()}
         self.constant = {name for name, constant in same.items() if constant}
+        owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+        self.tied = {name for name, p in self.parameters.items() if owners[id(p)] > 1}
         self.bits = {name: 1 << i for i, name in enumerate(self.parameters)}
         # Parameters and what is made of them alone: by id, their names and the path to it.
         self.views = {id(p): (frozenset({n}), "") for n, p in self.parameters.items()}

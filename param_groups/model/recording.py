@@ -210,6 +210,7 @@ class Recorder(TorchFunctionMode):
         """nn.MultiheadAttention is one call, whose arguments are read by name."""
         notes, at, last = self.notes, len(self.notes.attentions), given["out_proj_weight"]
         width, fused = given["embed_dim_to_check"], given.get("in_proj_weight")
+        weight: Any
         size = width // given["num_heads"]
         notes.attentions.append(Attention(size, size**-0.5, soft=True))
         for i, place in enumerate(_SDPA.split()[:3]):
@@ -257,7 +258,7 @@ class Recorder(TorchFunctionMode):
         vectors = [t for t in given if isinstance(t, Tensor)]
         for t, what in zip(vectors, ("norm_scale", "norm_bias"), strict=False):
             if self.notes.names(t):
-                self.notes.use(t, what)
+                self.notes.use(t, what, marks=came.marks)
         if came.names <= self.notes.tables:
             self.notes.note_factor("embedding", came)
         return replace(came, factor=1.0, marks=came.marks | {"normed"})

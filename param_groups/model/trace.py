@@ -29,21 +29,23 @@ from param_groups.model.judging import (
     biases_of_readouts,
     inputs_of_branches,
     judge,
+    last_norms,
 )
 from param_groups.model.notes import Notes
 from param_groups.model.recording import Recorder
+from param_groups.model.starts import read_starts
 from param_groups.roles import (
-    BIASES,
-    SCALES,
     TRUNK,
     Measured,
     PlanError,
     Role,
     Rule,
     default_layout,
+    fans,
 )
 
 Build = Callable[..., nn.Module]
+_HAND = "by hand"
 _BY_HAND = "give its rule by hand: traced(..., known=[Rule({name!r}, role)])"
 _PLACES = {
     "embedding": "embed_scale",
@@ -164,14 +166,15 @@ def traced(
     inputs_of_branches(readings, large)
     _as_siblings(readings)
     _by_depth(readings, deeper)
+    last_norms(readings)
     attentions, said = _attentions(small, large, doubts)
     measured = _measured(small, large, attentions, said)
+    read_starts(readings, small, large, again, draw)
     for reading in readings:
         reading.axes = _axes(reading, small, sorted(widths))
-        _start(reading, small, large, again, draw)
         if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
             doubts.append(f"which outputs of {reading.name} make which place was not read")
-    by_hand = _by_hand(known, large, readings)
+    by_hand = _by_hand(known, readings, measured)
     doubts += [f"{r.name} {r.problem}" for r in readings if r.problem]
     return Trace(
         readings=tuple(readings),
@@ -179,7 +182,7 @@ def traced(
         factors=said,
         starts={r.name: r.start for r in readings if r.start},
         doubts=tuple(doubts),
-        made=(*known, *_rules([r for r in readings if r.name not in by_hand], measured, large)),
+        made=(*by_hand, *_rules([r for r in readings if r.why != _HAND], measured, large)),
         blind=blind,
     )
 
@@ -264,7 +267,10 @@ def _attentions(
 
 def _power(one: Attention, other: Attention) -> str:
     """Of one head dimension the power is a guess: the number may hold a constant, too."""
-    if one.factor is None or other.factor is None or other.head_dim < 2 or other.factor <= 0:
+    if (
+        not (one.factor and other.factor and other.head_dim > 1)
+        or min(one.factor, other.factor) < 0
+    ):
         return ""
     if one.head_dim == other.head_dim:
         return f", its power {math.log(other.factor) / math.log(other.head_dim):.3g}"
@@ -281,7 +287,8 @@ def _measured(
     """{tensor: factors that go with it}: what `plan` compares with the prescription's."""
     found: dict[str, list[Measured]] = {}
     for one, other in attentions:
-        makers = other.parts.get("query") or other.parts.get("key") or {}
+        parts = (other.parts.get(place) for place in ("query", "key", "value"))
+        makers = next((names for names in parts if names), {})
         grows = one.head_dim != other.head_dim
         for name in makers:
             for size in (one, other) if grows else (other,):
@@ -301,65 +308,23 @@ def _measured(
     return found
 
 
-def _start(
-    reading: Reading, small: Notes, large: Notes, again: nn.Module, draw: Sequence[str]
-) -> None:
-    """Compares a fresh tensor with its role's start: a constant becomes the rule's scale, all else
-    that is no noise about it is kept."""
-    name, p, q = reading.name, small.starts[reading.name], large.starts[reading.name]
-    if reading.role is None or not p.is_floating_point() or not q.numel():
-        return
-    fixed = torch.equal(p, again.get_parameter(name).detach()) and _varies(small, again)
-    constant = name in large.constant and (q.numel() > 1 or fixed)
-    level = float(f"{float(q.flatten()[0]):.7g}")
-    low, high = float(q.min()), float(q.max())
-    if reading.role in SCALES | BIASES | {Role.RELATIVE_POSITION}:
-        usual = 1.0 if reading.role in SCALES else 0.0
-        if constant and level == usual:
-            return
-        spread = float(q.float().std()) if q.numel() > 1 else 0.0
-        if (
-            not constant
-            and not fixed
-            and abs(float(q.mean()) - usual) < 4 * spread / q.numel() ** 0.5
-        ):
-            return  # torch's own noise about 0, as in the bias of nn.Linear
-        steady = (
-            constant and name in small.constant and float(p.flatten()[0]) == float(q.flatten()[0])
-        )
-        reading.keep = not (steady and usual == 1.0 and level >= 0)
-        reading.scale = 1.0 if reading.keep else level
-    elif constant or fixed:
-        reading.keep, reading.scale = (False, 0.0) if constant and level == 0 else (True, 1.0)
-    else:
-        return
-    reading.start = (
-        f"starts at {level:g}" if constant else f"starts between {low:.2g} and {high:.2g}"
-    )
-    rule = Rule(name, Role.HIDDEN)
-    if any(replace(rule, pattern=pattern).matches(name) for pattern in draw):
-        reading.keep, reading.scale = False, 1.0
-        reading.start += ", to be drawn"
-
-
-def _varies(small: Notes, again: nn.Module) -> bool:
-    """Whether another seed gives the model another tensor at all."""
-    fresh = dict(again.named_parameters())
-    return any(not torch.equal(start, fresh[name].detach()) for name, start in small.starts.items())
-
-
 # Rules
 
 
-def _by_hand(known: Sequence[Rule], large: Notes, readings: Sequence[Reading]) -> set[str]:
-    """The tensors that rules by hand name, whose readings then have their roles."""
-    names = {name for name in large.parameters if any(rule.matches(name) for rule in known)}
-    for reading in readings:
-        if reading.name in names:
-            rule = next(rule for rule in known if rule.matches(reading.name))
-            layout = rule.layout or default_layout(rule.role)
-            vars(reading).update(role=rule.role, layout=layout, why="by hand", problem="")
-    return names
+def _by_hand(
+    known: Sequence[Rule], readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]]
+) -> list[Rule]:
+    """Rules by hand with what was measured of their tensors, whose readings have their roles."""
+    rules = []
+    for rule in known:
+        named = [reading for reading in readings if rule.matches(reading.name)]
+        layout = rule.layout or default_layout(rule.role)
+        for r in named:
+            r.fan_in, r.fan_out = fans(r.name, r.shape, layout)
+            r.role, r.layout, r.why, r.problem = rule.role, layout, _HAND, ""
+        factors = dict.fromkeys(m for r in named for m in measured.get(r.name, ()))
+        rules.append(replace(rule, measured=rule.measured or tuple(factors)))
+    return rules
 
 
 def _rules(
@@ -371,8 +336,7 @@ def _rules(
         if r.role is None or r.problem:
             continue
         layout = None if r.layout is default_layout(r.role) else r.layout
-        numbered = _starred(r.name) != r.name
-        trunk = None if r.role in TRUNK or (r.inside and numbered) else not r.inside
+        trunk = None if r.role in TRUNK else not r.inside
         factors = tuple(measured.get(r.name, ()))
         rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors)
         kinds.setdefault(rule, []).append(r.name)

@@ -2,7 +2,6 @@
 
 import fnmatch
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -240,10 +239,7 @@ def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, fact
 def test_a_factor_that_the_rule_asks_for_is_no_error():
     build = lambda n: Scaled(n, branch=0.5)
     rule = CompleteP(WIDE, BASE, depth=2, base_depth=1, qk_exponent=-0.5)
-    rules = [
-        replace(r, role="final_norm_scale", trunk=None) if r.pattern == "final.weight" else r
-        for r in read(build).rules
-    ]
+    rules = read(build).rules
     applied = {"residual_multiplier": 0.5}
     numbers = plan(build(WIDE), rules, rule, lr=1.0, absorb_multipliers=True, applied=applied)
     assert [(f.name, f.value) for f in numbers.forward if f.name.startswith("res")] == [

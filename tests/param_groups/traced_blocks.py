@@ -123,13 +123,13 @@ blocks.*.n1.weight norm_scale 1 0
 blocks.*.n1.bias norm_bias 1 0
 blocks.*.n2.weight norm_scale 1 0
 blocks.*.n2.bias norm_bias 1 0
-final.weight norm_scale 1 0
+final.weight final_norm_scale 1 0
 final.bias norm_bias 1 0
 """
 GAINS = """
 blocks.*.n1.weight norm_scale 1 0
 blocks.*.n2.weight norm_scale 1 0
-final.weight norm_scale 1 0
+final.weight final_norm_scale 1 0
 """
 MLP = """
 blocks.*.mlp.up.weight mlp_in n -1

@@ -152,7 +152,7 @@ class OneKey(nn.Module):
     + """
 blocks.*.n1.gamma norm_scale 1 0 0
 blocks.*.n2.gamma norm_scale 1 0 0
-final.gamma norm_scale 1 0 0
+final.gamma final_norm_scale 1 0 0
 blocks.*.attn.to_q.weight query n -1
 blocks.*.attn.to_k.weight key n -1
 blocks.*.attn.to_v.weight value n -1
@@ -260,7 +260,7 @@ class Palm(nn.Module):
 @case(
     ENDS
     + """
-final.weight norm_scale 1 0
+final.weight final_norm_scale 1 0
 blocks.*.0.weight norm_scale 1 0
 blocks.*.1.all.weight qkv n -1
 blocks.*.1.attn_out.weight attention_output n -1

@@ -194,7 +194,7 @@ stages.1.mlp.up.weight mlp_in n -1
 stages.0.mlp.down.weight mlp_out 2*n -1
 stages.1.mlp.down.weight mlp_out 4*n -1
 merge.weight hidden 2*n -1
-norm.weight norm_scale 1 0
+norm.weight final_norm_scale 1 0
 norm.bias norm_bias 1 0
 head.weight readout n -1
 head.bias readout_bias 1 0
@@ -327,9 +327,9 @@ words.weight token_embedding 1 0
 *.n1.bias norm_bias 1 0
 *.n2.weight norm_scale 1 0
 *.n2.bias norm_bias 1 0
-middle.weight norm_scale 1 0
+middle.weight final_norm_scale 1 0
 middle.bias norm_bias 1 0
-final.weight norm_scale 1 0
+final.weight final_norm_scale 1 0
 final.bias norm_bias 1 0
 *.query.weight query n -1
 *.key.weight key n -1
