@@ -82,6 +82,13 @@ def check_tensors(model: nn.Module) -> None:
                 "assigning one and the same Parameter to both layers"
             )
     for path, layer in model.named_modules():
+        if replaced := _replaced(layer):
+            name, key = replaced
+            raise PlanError(
+                f"layer {path!r} does not use {key!r} as it is, but {name!r}, which is made of it "
+                "(torch.nn.utils.spectral_norm, weight_norm and prune do so): its sizes and rates "
+                "are others; plan the model before that is applied, or after it is removed"
+            )
         multiplier = getattr(layer, "multiplier", 1.0)
         neutral = isinstance(multiplier, (int, float)) and multiplier == 1.0
         owns = any(True for _ in layer.parameters(recurse=False))
@@ -117,6 +124,21 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
             f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
             "and float64); plan the model before it is quantised, or a module without this tensor"
         )
+    return None
+
+
+def _replaced(layer: nn.Module) -> tuple[str, str] | None:
+    """A tensor of a layer that is no Parameter and is made of one, and that one's name.
+
+    Known by what is there: a tensor of the same shape whose name the Parameter's contains (weight
+    beside weight_orig, weight_v, raw_weight), whatever put it there.
+    """
+    held = {**vars(layer), **layer._buffers}
+    made = {key: value for key, value in held.items() if isinstance(value, torch.Tensor)}
+    for own, parameter in layer.named_parameters(recurse=False):
+        for key, value in made.items():
+            if key in own and value.shape == parameter.shape:
+                return key, own
     return None
 
 

@@ -107,12 +107,12 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 @dataclass(frozen=True)
 class Given:
     """How a model was prepared: by which rows, whether values were drawn, which tensors were not
-    because they were frozen, and the state of every drawn tensor ((id, version) of its values)."""
+    because they were frozen, and how large the values of every drawn tensor were."""
 
     rows: Sequence[Row]
     drawn: bool
     frozen: Set[str]
-    states: Mapping[str, tuple[int, int]]
+    sizes: Mapping[str, float | None]
 
 
 # A model that is gone takes its entry with it.
@@ -131,12 +131,15 @@ def note_given(
     `kept` says that others were kept on purpose. Tensors in `frozen` were not drawn because they
     did not require gradients.
     """
-    states = {row.name: _state(model.get_parameter(row.name)) for row in drawn}
-    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, states)
+    sizes = {row.name: _size(model.get_parameter(row.name)) for row in drawn}
+    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, sizes)
 
 
-def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    return id(parameter), parameter._version
+def _size(parameter: torch.Tensor) -> float | None:
+    """The root mean square of the entries; None where this process has not all values."""
+    if is_sharded(parameter) or parameter.is_meta:
+        return None
+    return float(parameter.detach().float().square().mean().sqrt())
 
 
 def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
@@ -167,8 +170,7 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
                 "this plan; " + way_out
             )
         parameter = model.get_parameter(new.name)
-        state = given.states.get(new.name)
-        if state not in (None, _state(parameter)) and not _looks_drawn(parameter, new):
+        if not _as_large(parameter, given.sizes.get(new.name)):
             raise PlanError(
                 f"{new.name!r} has changed since plan.initialise, and its values are not the "
                 "plan's: a layer was replaced or drawn again; call initialise last, or "
@@ -184,14 +186,15 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
             )
 
 
-def _looks_drawn(parameter: nn.Parameter, row: Row) -> bool:
-    """Whether values that were touched since are still about as large as the row's: a few steps, a
-    row set to zero, or a move to another device or precision leave them so."""
-    if is_sharded(parameter) or parameter.is_meta:
+def _as_large(parameter: nn.Parameter, drawn: float | None) -> bool:
+    """Whether values are still about as large as those drawn: a few steps, a row set to zero, a
+    move to another device or precision and a second draw of one size leave them so.
+
+    Values are looked at, whatever wrote them: torch's version of a tensor does not count `.data`.
+    """
+    size = _size(parameter)
+    if size is None or drawn is None:
         return True
-    wanted = math.hypot(row.init_mean, row.init_std)
-    size = float(parameter.detach().float().square().mean().sqrt())
-    if wanted == 0:
+    if drawn == 0:
         return size < 0.1
-    slack = 0.1 + 3 / math.sqrt(2 * parameter.numel())
-    return abs(size / wanted - 1) < slack
+    return abs(size / drawn - 1) < 0.1 + 3 / math.sqrt(2 * parameter.numel())
