@@ -26,7 +26,7 @@ from param_groups.contract import (
     python_number,
     summary,
 )
-from param_groups.roles import Assignment, Fans, PlanError, Role, Rule, choose
+from param_groups.roles import BIASES, Assignment, Fans, PlanError, Role, Rule, choose
 from param_groups.rows import (
     READERS,
     Factor,
@@ -105,6 +105,13 @@ class Plan:
             if parameters[row.name].is_meta:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
+                )
+            constant = values.constant(parameters[row.name]) if row.role in BIASES else None
+            if constant and row.init_mean == 0:
+                raise PlanError(
+                    f"{row.name!r} ({row.role}) is {constant:.4g} in all entries, and initialise "
+                    "would set it to 0: a gain has the role norm_scale or layer_scale (with the "
+                    "rule's scale=, if it is not 1); a bias is to be 0 before, or named in keep="
                 )
         values.layer_multipliers(model, self.rows)  # refuses before anything is drawn
         for row in drawn:

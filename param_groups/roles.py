@@ -103,7 +103,7 @@ class Layout(StrEnum):
     TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
-    EXPERTS = "experts"  # (experts, out, in)
+    EXPERTS = "experts"  # (experts, out, in), or a stack of layers; more axes may lead
     EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
 
 
@@ -222,9 +222,9 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     if layout is Layout.TRANSPOSED:
         return shape[0], shape[1]
     if layout in (Layout.EXPERTS, Layout.EXPERTS_TRANSPOSED):
-        if len(shape) != 3:
+        if len(shape) < 3:
             raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
-        return (shape[2], shape[1]) if layout is Layout.EXPERTS else (shape[1], shape[2])
+        return (shape[-1], shape[-2]) if layout is Layout.EXPERTS else (shape[-2], shape[-1])
     return math.prod(shape[1:]), shape[0]
 
 
@@ -262,13 +262,15 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
 
     Raises:
         PlanError: a wrapped or compiled model, a tensor that no rule names or that two rules give
-            different roles, and a rule that matches nothing.
+            different roles, a rule that matches nothing, and axes that may mean two things.
 
     >>> from torch import nn
     >>> one, = assign(nn.Sequential(nn.Linear(4, 2, bias=False)), [Rule("0.weight", "readout")])
     >>> str(one.role), one.fans
     ('readout', (4, 2))
     """
+    from torch.nn.modules.conv import _ConvNd
+
     check_model(model)
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         got = f"got {reprlib.repr(rules)}"
@@ -308,6 +310,20 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     for parameter, (first, *tied) in tensors.items():
         rule = _only_rule(matching[parameter], (first, *tied))
         layout = rule.layout or default_layout(rule.role)
+        long = sum(size > 1 for size in parameter.shape)
+        if rule.layout is None and layout is Layout.VECTOR and long > 1:
+            raise PlanError(
+                f"{first!r} has shape {tuple(parameter.shape)}, and a {rule.role} is a vector: "
+                "give it the role of a matrix, or Layout.VECTOR if it holds several vectors"
+            )
+        if rule.layout is None and layout is Layout.LINEAR and parameter.ndim > 2:
+            owner = model.get_submodule(first.rpartition(".")[0])
+            if not isinstance(owner, _ConvNd):
+                raise PlanError(
+                    f"{first!r} has shape {tuple(parameter.shape)}, and {type(owner).__name__} is "
+                    "no convolution of torch: give its rule Layout.EXPERTS if it is a stack of "
+                    "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
+                )
         own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
         assignments.append(Assignment(first, parameter, *own))
     return assignments

@@ -239,6 +239,12 @@ def _base_ratios(
                 f"{a.name!r} ({a.role}) reads {a.fans[0]} inputs at both sizes and grows in its "
                 "outputs; a first layer has the role patch_embedding"
             )
+        if wider and a.role is Role.READOUT and grew[a.name][1] != 1:
+            raise PlanError(
+                f"{a.name!r} ({a.role}) has {a.fans[1]} outputs, {grew[a.name][1]:g} times those "
+                "in the base model: what leads from one width to another has the role hidden, and "
+                "a readout as many outputs at every size"
+            )
     if prescription.follows_gradients():
         counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
         counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]

@@ -51,6 +51,16 @@ def fill(model: nn.Module, row: Row, seed: int) -> None:
     put(parameter, values)
 
 
+def constant(parameter: torch.Tensor) -> float | None:
+    """The one value of all entries that this process has; None if there are several.
+
+    A single entry says nothing, unless it is the 1 of a fresh gain.
+    """
+    part = getattr(parameter, "_local_tensor", parameter).detach().flatten()
+    alike = part.numel() > 0 and bool((part == part[0]).all())
+    return float(part[0]) if alike and (part.numel() > 1 or part[0] == 1) else None
+
+
 def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
     """Copies a whole tensor's values; into a sharded tensor, this process's part of them.
 

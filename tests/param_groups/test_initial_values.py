@@ -139,6 +139,38 @@ def test_torchs_global_generator_is_left_alone(distribution):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("start", [1.0, 1.1])
+def test_a_gain_that_is_called_a_bias_is_not_set_to_zero(start):
+    """A norm's scale at 0 makes every output 0, and nothing below it has a gradient."""
+    model = nn.ParameterDict({"out": torch.randn(8, 8), "gain": torch.full((8,), start)})
+    rules = [Rule("out", Role.HIDDEN), Rule("gain", Role.HIDDEN_BIAS)]
+    numbers, before = (
+        plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True),
+        model["out"].clone(),
+    )
+    with pytest.raises(
+        PlanError, match=rf"'gain' \(hidden_bias\) is {start:g} in all entries, and "
+    ):
+        numbers.initialise(model, seed=0)
+    assert torch.equal(model["out"], before)  # nothing was drawn
+    numbers.initialise(model, seed=0, keep=["gain"])
+    assert model["gain"].eq(start).all()
+    rules[1] = Rule("gain", Role.LAYER_SCALE, scale=start)
+    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
+        model, seed=0
+    )
+    assert model["gain"].eq(start).all()
+
+
+def test_a_bias_that_is_no_constant_or_one_entry_is_set_to_zero():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    rules = [Rule("*.weight", Role.HIDDEN), Rule("*.bias", Role.HIDDEN_BIAS)]
+    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
+        model, seed=0
+    )
+    assert not model[0].bias.any() and not model[1].bias.any()
+
+
 def test_a_model_on_the_meta_device_has_nothing_to_initialise():
     with torch.device("meta"):
         model = Decoder()

@@ -1,5 +1,6 @@
 """Roles: every tensor gets exactly one, and whatever cannot be decided is an error by name."""
 
+import math
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
-from param_groups.roles import DECODER_RULES, fans
+from param_groups.roles import BIASES, DECODER_RULES, SCALES, fans
 from param_groups.stock.rules import (
     GPT2_RULES,
     LLAMA_RULES,
@@ -263,6 +264,43 @@ def test_a_first_layer_is_no_readout():
         with pytest.raises(PlanError, match="a first layer has the role patch_embedding"):
             plan(model, rules, rule, lr=0.1, base=base)
     assert plan(make((7, 9), (4, 4)), rules, rule, lr=0.1, base=small).rows
+
+
+@pytest.mark.parametrize("growing", [7, 8])
+def test_a_projection_between_two_widths_is_no_readout(growing):
+    """Its outputs grow: as a readout it starts too small and vanishes."""
+    rules = [Rule("0.weight", Role.READOUT), Rule("1.weight", Role.HIDDEN)]
+    make = lambda *sizes: nn.Sequential(*(nn.Linear(*two, bias=False) for two in sizes))
+    small, large = make((4, 6), (6, 6)), make((8, 6 * growing // 4), (6 * growing // 4,) * 2)
+    rule = Everett("mup", 4, 4)
+    with pytest.raises(PlanError, match=r"'0.weight' \(readout\).*times those in the base.*hidden"):
+        plan(large, rules, rule, lr=0.1, base=small)
+    rules[0] = Rule("0.weight", Role.HIDDEN)
+    assert plan(large, rules, rule, lr=0.1, base=small)["0.weight"].lr == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("role", sorted(SCALES | BIASES), ids=str)
+def test_a_matrix_is_no_vector_unless_its_rule_says_so(role):
+    model = nn.ParameterDict({"w": torch.ones(8, 8)})
+    with pytest.raises(PlanError, match=rf"'w' has shape \(8, 8\), and a {role} is a vector: "):
+        assign(model, [Rule("w", role)])
+    assert assign(model, [Rule("w", role, "vector")])[0].fans == (1, 8)  # one bias per expert
+    for shape in ((1, 1, 8), (8, 1), (1,)):
+        assign(nn.ParameterDict({"w": torch.ones(shape)}), [Rule("w", role)])
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 2, 8, 8)])
+def test_layers_stacked_in_one_tensor_are_no_kernel(shape):
+    """Read as one, fan_in was 16 times too large and the rate fell as the width squared."""
+    model = nn.ParameterDict({"bank": torch.zeros(shape)})
+    with pytest.raises(
+        PlanError, match="ParameterDict is no convolution of torch: give its rule L"
+    ):
+        assign(model, [Rule("bank", Role.HIDDEN)])
+    for layout, fan_in in (("experts", 8), ("linear", math.prod(shape[1:]))):
+        assert assign(model, [Rule("bank", Role.HIDDEN, layout)])[0].fans[0] == fan_in
+    found = suggest(model)
+    assert "a stack of matrices" in found.doubts["bank"] and found.rules[0].layout == "experts"
 
 
 def test_vectors_may_have_any_size():
