@@ -108,9 +108,9 @@ def test_the_head_s_bias_can_be_turned_off():
     assert runs.run_id(config) != runs.run_id(without)
 
 
-@pytest.mark.parametrize("tensor, key", [("pos_embed", "position"), ("head.bias", "head_bias")])
+@pytest.mark.parametrize(("tensor", "key"), [("pos_embed", "position"), ("head.bias", "head_bias")])
 def test_a_factor_changes_one_tensor_s_rate_alone(tensor, key):
-    """II 1E: n times the positional embedding's rate, and no other number; footnote 44: the bias."""
+    """II 1E: n times the positional embedding's rate, no other number; footnote 44: the bias."""
     for strategy in ("standard", "neural_tangent"):
         words = [f"prescription.strategy={strategy}"]
         configs = [settings(*words, *more) for more in ([], [f"prescription.{key}_lr=16"])]
