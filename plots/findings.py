@@ -96,6 +96,21 @@ class Estimate:
         text = Estimate(self.value, self.error).text(digits, sign)
         return text if math.isnan(self.value) else f"{text} (n = {self.groups} widths{edge})"
 
+    def rounded(self) -> str:
+        """The text with as many digits as the error has one of, or two that begin with a 1."""
+        if not 0 < self.error < math.inf:
+            return self.text(3)
+        places = -math.floor(math.log10(self.error))
+        return self.text(min(max(places + (self.error * 10**places < 2), 0), 4))
+
+    @property
+    def basis(self) -> tuple[float, float]:
+        """(seeds, sizes) that the number rests on, to compare two of one name: of a fit through
+        sizes their number, of others the largest size."""
+        if self.fitted > 1:
+            return 0.0, float(self.groups or 0)
+        return float(self.groups or 0), float(max(self.by_size, default=0))
+
     def compact(self) -> str:
         """value±error, without an error that is unknown."""
         return f"{self.value:.3f}" + (f"±{self.error:.3f}" if math.isfinite(self.error) else "")

@@ -315,6 +315,12 @@ class Exponent(statistics.Power):
     windows: float = math.nan
     sweeps: Sweeps = field(default_factory=dict, compare=False)
 
+    @property
+    def basis(self) -> tuple[float, float]:
+        """(seeds that choose an optimum, fewest of all widths, widths)."""
+        counts = (len(of) for s in self.sweeps.values() for of in s.chosen_from.values())
+        return float(min(counts, default=0)), float(self.groups or 0)
+
     def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
         edge = f"; at edge: {listed(self.edge)}" if self.edge else ""
@@ -331,7 +337,7 @@ def exponent(sweeps: Sweeps) -> Exponent:
     points = {width: math.log2(sweep.best.value) for width, sweep in used.items()}
     value = statistics.power(points).value
     moved = [abs(one - value) for one in by_window(used).values()]
-    found = statistics.power(points, octaves(sweeps), _without_each_seed(used))
+    found = statistics.power(points, octaves(sweeps), without_each_seed(used))
     edge = tuple(sorted(set(sweeps) - set(used)))
     blocked = next((sweep.blocked for sweep in sweeps.values() if sweep.blocked), "")
     further = {"edge": edge, "windows": max(moved, default=math.nan), "sweeps": sweeps}
@@ -348,7 +354,7 @@ def by_window(sweeps: Sweeps) -> dict[float | None, float]:
     return {window: value for window, value in found.items() if math.isfinite(value)}
 
 
-def _without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
+def without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
     """Width -> log2 of the optimum without one seed, for each of the seeds that all widths share:
     runs of a seed share random numbers across widths. None below three of them."""
     seeds = [{seed for of in s.chosen_from.values() for seed in of} for s in sweeps.values()]

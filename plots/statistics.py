@@ -74,7 +74,7 @@ def power(
     if free:
         scatter = math.sqrt(residuals @ residuals / free * (weights @ weights))
         errors["scatter"] = (scatter, free)
-    # How much of the scatter the errors explain: a point's own variance but for what the line takes.
+    # The scatter that errors explain: a point's own variance, but for what the line takes of it.
     explained = float(alone**2 @ (1 - 1 / len(x) - (x - x.mean()) * weights))
     step = np.diff(x)
     apart = np.hypot(alone[:-1], alone[1:]) / step  # errors of local slopes
