@@ -8,10 +8,10 @@ shown to lie within the effect of the claimed number or range, by two one-sided 
 be a difference beyond the effect where a side is claimed; no, where the 95 % interval of a number
 lies outside. So a difference within the effect is none, whatever is claimed of it. Of several
 findings all must; one that does not, with errors for all of them together (Bonferroni), is a no.
-*Drift*: whether over the last three sizes the number moves toward the claim or away from it, by
-more than its error; empty where that is not known. An effect has its date, and says *after the
-data* where it is younger than the commit that the runs of its tables were made from. A later preset
-stands for an earlier one where it has as many seeds and sizes; else both are judged.
+*Drift*: whether over the last three sizes of a preset the number moves toward the claim or away
+from it, by more than its error; empty where that is not known. An effect has its date, and says
+*after the data* where it is younger than the commit that the runs of its tables were made from. A
+later preset stands for an earlier one where it has as many seeds and sizes; else both are judged.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Claim:
         if not self.found:
             return "not tested"
         if all((one.sign if one.size == NONE else one.size) == YES for one in self.found):
-            return "reproduced"
+            return "reproduced in sign" if self.entry.get("beside") else "reproduced"
         if self.against and all(one.drift == TOWARD and one.arrived for one in self.against):
             return "approaching"
         if all(YES in (one.sign, one.size) for one in self.found):
@@ -151,10 +151,10 @@ class Claim:
 
 
 def _label(name: str, names: Sequence[str]) -> str:
-    """What tells a finding's name from the others: the words between those that all begin and end
+    """What tells a finding's name from the others: the parts between those that all begin and end
     with; the whole of a name that stands alone, but for its unit."""
-    split = [one.split() for one in dict.fromkeys(names)]
-    words = name.split()
+    split = [re.split("(?<=[,:]) ", one) for one in dict.fromkeys(names)]
+    words = re.split("(?<=[,:]) ", name)
     if len(split) > 1:
         rest = [words, *split]
         while all(rest) and len({one[0] for one in rest}) == 1:
@@ -224,16 +224,15 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
 
 def matching(figure: str, pattern: str) -> list[tuple[str, Finding]]:
     """(preset, finding) of a figure's shipped tables whose names match. Of one name a later preset
-    stands for the earlier ones, with the sizes of all, unless it rests on fewer seeds or sizes; of
-    a pattern with a group the largest measured."""
+    stands for the earlier ones, unless it rests on fewer seeds or sizes; of a pattern with a group
+    the largest measured."""
     named: dict[str, list[tuple[str, Finding]]] = {}
     for preset in ("", tables.DESKTOP, tables.WIDE):
         for line in catalogue.of_shipped(figure + preset):
             if isinstance(line, Finding):
                 before = named.get(line.name, [])
                 left = [one for one in before if weaker(line, one[1])]
-                whole = functools.reduce(Finding.after, (one for _, one in before), line)
-                named[line.name] = [*left, (preset, whole)]
+                named[line.name] = [*left, (preset, line)]
     matches = [(match, of) for name, of in named.items() if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
         known = [m for m in matches if any(_measured(one) for _, one in m[1])]
@@ -299,7 +298,8 @@ def page() -> str:
     for paper in dict.fromkeys(claim.paper for claim in claims()):
         lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for of, claim in ((claim.entry, claim) for claim in claims() if claim.paper == paper):
-            differs = (of.get("untested"), claim.blocked, claim.cause, of.get("differs"))
+            said = (of.get("untested"), of.get("beside"), claim.blocked, claim.cause)
+            differs = (*said, of.get("differs"))
             number = "; ".join(filter(None, (claim.number, claim.effect)))
             cells = (of["claim"], of["where"], claim.word, number)
             three = (claim.column("sign"), claim.column("size"), claim.known_drift)
