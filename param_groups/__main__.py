@@ -1,4 +1,4 @@
-"""`param-groups exponents|constraints|solve|table|suggest|check`."""
+"""`param-groups exponents|constraints|solve|table|suggest|check|audit|transfer`."""
 
 from __future__ import annotations
 
@@ -141,6 +141,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             from param_groups.check import audit
 
             audit.main(words[1:])
+            return
+        if words[:1] == ["transfer"]:
+            from param_groups.check import transfer_command
+
+            transfer_command.main(words[1:])
             return
         args = _parser().parse_args(words)
         result = args.command(args)
@@ -296,7 +301,7 @@ def suggestion(args: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    names = "exponents|constraints|solve|table|suggest|check|audit"
+    names = "exponents|constraints|solve|table|suggest|check|audit|transfer"
     commands = parser.add_subparsers(required=True, metavar=names)
 
     def command(name: str, call: Callable[[argparse.Namespace], Any], **words: Any) -> Any:
@@ -333,6 +338,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
     commands.add_parser("audit", help="which rule does an optimiser of anybody's follow?")
+    commands.add_parser("transfer", help="train several widths: does the best rate stay?")
     of_suggest = command("suggest", suggestion, help="rules to look over for a stock model")
     of_suggest("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
     return parser

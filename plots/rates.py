@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from measure import fits
+from param_groups import fits
 from plots import statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean

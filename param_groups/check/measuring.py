@@ -208,7 +208,7 @@ def _measure_one(
     check.plan.initialise(model, seed)
     if check.after_init is not None:
         check.after_init(model)
-    optimizer = _optimizer(check)
+    optimizer = optimizer_of(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.plan)
     first, gradient = _first_outputs(check, parts, batches[0])
@@ -239,9 +239,9 @@ def _measure_one(
     return points, tuple(name for name in parts if name not in first)
 
 
-def _optimizer(check: Check) -> torch.optim.Optimizer:
+def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     """The check's own, or torch's update rule of the plan's prescription (Adam where it names
-    none), without decay: that moves a tensor by a share of itself, whatever its rate."""
+    none); without decay unless it `decays`: that moves a tensor by a share of itself."""
     optimizer = check.optimizer
     if optimizer is None:
         name = str(check.plan.prescription.get("optimizer", "adam"))
@@ -252,7 +252,8 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
                 "that is built over plan.groups(model)"
             )
         groups = check.plan.groups(check.model, several=name == "muon")
-        optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
+        spared = {} if decays else {"weight_decay": 0.0}
+        optimizer = kinds[name]([{**group, **spared} for group in groups])
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move

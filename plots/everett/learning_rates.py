@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from measure.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
+from param_groups.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
 from plots import panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from measure.fits import Optimum
+from param_groups.fits import Optimum
 from plots.__main__ import make
 from plots.dinan import bart_rates, bart_strategies, searches
 from plots.rates import RateSweep
