@@ -10,6 +10,7 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,6 +79,13 @@ class Plan:
     weight_decay: float
     decay_mode: str
     forward: tuple[Factor, ...] = ()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook, whose lines scroll and do not wrap."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(self.table())}</pre>'
 
     def __getitem__(self, name: str) -> Row:
         """The row of a tensor, by any of its names; KeyError if there is none."""
