@@ -15,6 +15,7 @@ from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
 from param_groups.stock.suggest import suggest
 
+__version__ = "0.1.0"
 READERS.append(held)  # what modules of libraries multiply by
 
 __all__ = [

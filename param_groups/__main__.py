@@ -1,4 +1,7 @@
-"""`param-groups exponents|constraints|solve|table|suggest|check|audit|transfer`."""
+"""Published scaling rules as numbers for every tensor: their tables, rules, check, audit, transfer.
+
+Every command has `--help`: param-groups check --help
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from param_groups import exponents
+from param_groups import __version__, exponents
 from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.exponents import (
     ALIGNMENTS,
@@ -300,9 +303,10 @@ def suggestion(args: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    names = "exponents|constraints|solve|table|suggest|check|audit|transfer"
-    commands = parser.add_subparsers(required=True, metavar=names)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("param-groups", description=__doc__, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"param-groups {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
     def command(name: str, call: Callable[[argparse.Namespace], Any], **words: Any) -> Any:
         added = commands.add_parser(name, **words)

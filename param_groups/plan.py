@@ -10,6 +10,7 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -79,6 +80,13 @@ class Plan:
     decay_mode: str
     forward: tuple[Factor, ...] = ()
 
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook, whose lines scroll and do not wrap."""
+        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(self.table())}</pre>'
+
     def __getitem__(self, name: str) -> Row:
         """The row of a tensor, by any of its names; KeyError if there is none."""
         for row in self.rows:
@@ -86,7 +94,9 @@ class Plan:
                 return row
         raise KeyError(name)
 
-    def initialise(self, model: nn.Module, seed: int, *, keep: Iterable[str] = ()) -> None:
+    def initialise(
+        self, model: nn.Module, seed: int, *, keep: Iterable[str] = (), overwrite: bool = False
+    ) -> None:
         """Draws the tensors, sets the multipliers of their layers and the forward factors.
 
         Tensors that do not require gradients keep their values, as do those that a pattern of
@@ -94,6 +104,9 @@ class Plan:
         values depend on (seed, name) alone, drawn in float32 on the CPU: the same on every device,
         in every precision, sharded or not, and untouched by tensors added elsewhere. Twice is the
         same as once. An error leaves the model as it was.
+
+        Raises PlanError where values are those of a checkpoint or of training, as far as a model
+        shows it, unless `overwrite` says that they may go: `apply_multipliers` keeps them.
         """
         from param_groups.tensors import values
 
@@ -101,13 +114,16 @@ class Plan:
         kept = named_by(self.rows, keep)
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
+        check_flag("overwrite", overwrite)
+        if not overwrite:
+            values.check_fresh(model, drawn, whole=not (kept or frozen))
         for row in drawn:
             if parameters[row.name].is_meta:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
             constant = values.constant(parameters[row.name]) if row.role in BIASES else None
-            if constant and row.init_mean == 0:
+            if constant and row.init_mean == 0 and (constant == 1 or not overwrite):
                 raise PlanError(
                     f"{row.name!r} ({row.role}) is {constant:.4g} in all entries, and initialise "
                     "would set it to 0: a gain has the role norm_scale or layer_scale (with the "
@@ -336,6 +352,7 @@ def plan(
     """
     from param_groups.tensors.checks import prepared
     from param_groups.tensors.forward import settle_factors
+    from param_groups.tensors.values import note_versions
 
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
     rule: Any = getattr(prescription, "rule", prescription)  # a recipe's
@@ -378,6 +395,7 @@ def plan(
     roles = {row.role for row in rows}
     forward = settle_factors(model, roles, prescription, applied, head_dim, factors)
     origin = prescription.describe()
+    note_versions(model)
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 

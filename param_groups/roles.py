@@ -154,6 +154,17 @@ class Rule:
     scale: float = 1.0
     trunk: bool | None = None
 
+    if TYPE_CHECKING:  # the fields hold members; names are taken, too
+
+        def __init__(
+            self,
+            pattern: str,
+            role: Role | str,
+            layout: Layout | str | None = None,
+            scale: float = 1.0,
+            trunk: bool | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
             raise PlanError(f"a rule's pattern is a text with * and ?, got {self.pattern!r}")

@@ -205,7 +205,7 @@ def _measure_one(
 ) -> tuple[list[Coordinate], tuple[str, ...]]:
     """The points of one width and seed, and the modules that were never called."""
     model = check.model.to(device)
-    check.plan.initialise(model, seed)
+    check.plan.initialise(model, seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check)

@@ -17,7 +17,7 @@ from torch import nn
 
 from param_groups.contract import CONSTANT, UNIFORM
 from param_groups.layers import Multiplied
-from param_groups.roles import PlanError
+from param_groups.roles import PlanError, Role
 from param_groups.rows import Factor, Row
 from param_groups.tensors.checks import is_sharded
 from param_groups.tensors.forward import factor_places
@@ -75,6 +75,50 @@ def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
     mesh, placements = parameter.device_mesh, parameter.placements
     part = distribute_tensor(values.to(parameter.device), mesh, placements, src_data_rank=None)
     parameter.to_local().copy_(part.to_local())
+
+
+# What a model held before
+
+# Of every tensor of a model that was planned or drawn, (id, torch's count of writes) at that time.
+_VERSIONS: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+_CONSTANT_WHEN_FRESH = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.NORM_BIAS}
+
+
+def note_versions(model: nn.Module) -> None:
+    """Remembers when each tensor was last written to."""
+    _VERSIONS[model] = {name: (id(p), p._version) for name, p in model.named_parameters()}
+
+
+def check_fresh(model: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
+    """Raises PlanError where a draw would erase a checkpoint's values or those of training.
+
+    Known by a Hugging Face model's name, in the evaluation mode that from_pretrained leaves it in
+    (if the `whole` model is drawn); by a norm that is no constant; and by writes since the plan.
+    """
+    way_out = (
+        "; plan.apply_multipliers(model) keeps the weights of a checkpoint, keep= those of a part, "
+        "and initialise(..., overwrite=True) draws all anew"
+    )
+    source = getattr(model, "name_or_path", "")
+    if whole and source and isinstance(source, str) and not model.training:
+        raise PlanError(f"the model was loaded from {source!r}, and its weights would go{way_out}")
+    for row in drawn:
+        parameter = model.get_parameter(row.name)
+        identity, version = _VERSIONS.get(model, {}).get(row.name, (0, 0))
+        if identity == id(parameter) and parameter._version > version:
+            raise PlanError(
+                f"{row.name!r} was written to since the plan was made or drawn, by load_state_dict "
+                f"or training, and its values would go{way_out}"
+            )
+        # Memory that nothing was written to, as to_empty leaves it, holds anything.
+        written = row.role in _CONSTANT_WHEN_FRESH and parameter._version > 0
+        if written and parameter.numel() > 1 and constant(parameter) is None:
+            raise PlanError(
+                f"{row.name!r} ({row.role}) has other values than a fresh model's, which are one "
+                f"number: those of a checkpoint would go{way_out}"
+            )
 
 
 # Multipliers
@@ -142,6 +186,7 @@ def note_given(
     did not require gradients.
     """
     sizes = {row.name: _size(model.get_parameter(row.name)) for row in drawn}
+    note_versions(model)
     _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, sizes)
 
 
