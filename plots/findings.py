@@ -86,7 +86,7 @@ class Estimate:
 
     def through_widths(self, digits: int = 2, sign: str = "+", edge: str = "") -> str:
         """An exponent, or a difference of two, whose groups are the widths of a fit."""
-        digits += 0 < self.error < 0.5 * 10.0**-digits  # which ± 0.00 would hide
+        digits += 0.05 <= self.error * 10.0**digits < 0.5  # which ± 0.00 would hide
         text = Estimate(self.value, self.error).text(digits, sign)
         return text if math.isnan(self.value) else f"{text} (n = {self.groups} widths{edge})"
 
