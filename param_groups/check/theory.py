@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -34,10 +35,11 @@ MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever thei
 FIRST_STEPS = Alignment(alpha=1, omega=HALF, u=0, omega_readout=1)
 OK, EXCEPTION, GROWS, VANISHES = "ok", "expected exception", "grows", "vanishes"
 DIFFERS = "differs"  # numbers of several sizes that are not one power of the size
+WITHOUT_EPS = ("sgd", "adam_atan2", "muon")
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
 # no paper may have 1/(n + 1), and exponents of the theory differ by halves.
-_EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01}
+_EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01, "epsilon": 0.01, "decay": 0.01}
 _NEAR, _STRAIGHT = 0.25, 0.1
 
 
@@ -119,6 +121,16 @@ class Powers:
     start: Fraction | None
     step: Fraction | None
     multiplier: Fraction
+    epsilon: Fraction | None
+    decay: Fraction | None
+
+    def of(self, quantity: str) -> Fraction | None:
+        """The power of the size in a number."""
+        exponents = {"start": self.start, "rate": self.step}
+        if quantity in exponents:
+            value = exponents[quantity]
+            return None if value is None else -value
+        return {"epsilon": self.epsilon, "decay": self.decay}[quantity]
 
 
 def power(small: float, large: float, ratio: float) -> Fraction | None:
@@ -160,10 +172,16 @@ class PlanExponents:
         common = set.intersection(*({row.name for row in plan.rows} for plan in plans.values()))
         self.names = [row.name for row in plans[self.sizes[0]].rows if row.name in common]
         self.pairs = [*itertools.pairwise(self.sizes)]
+        self._known: dict[tuple[str, tuple[int, int]], Powers] = {}
 
     def powers(self, name: str, sizes: tuple[int, int] | None = None) -> Powers:
         """A tensor's exponents between two sizes, by default the smallest and the largest."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
+        if (name, (low, high)) not in self._known:
+            self._known[name, (low, high)] = self._powers(name, low, high)
+        return self._known[name, (low, high)]
+
+    def _powers(self, name: str, low: int, high: int) -> Powers:
         small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
         a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
@@ -172,11 +190,36 @@ class PlanExponents:
         step = None if c is None else SHIFT[self.family] * a - c
         if step is not None and self.by_muon(name) and self.size != "depth":
             step += 1  # entries of a matrix of one spectral norm, that all point one way
-        return Powers(kind_of(small, large, self.size), start, step, -a)
+        # Adafactor adds epsilon to the square of the gradient.
+        square = 2 if small.optimizer == "adafactor" else 1
+        eps = None if small.optimizer in WITHOUT_EPS else power(small.eps, large.eps, ratio)
+        epsilon = None if eps is None else eps / square + a
+        decay = power(small.decay_per_step, large.decay_per_step, ratio)
+        return Powers(kind_of(small, large, self.size), start, step, -a, epsilon, decay)
 
     def by_muon(self, name: str) -> bool:
         """Whether a tensor's updates are orthogonalised."""
         return self.plans[self.sizes[0]][name].optimizer == "muon"
+
+    def all_zero(self, name: str, quantity: str) -> bool:
+        """Whether a number says nothing at any size: it is 0, or the optimiser has no epsilon."""
+        rows = [self.plans[size][name] for size in self.sizes]
+        if quantity == "epsilon" and rows[0].optimizer in WITHOUT_EPS:
+            return True
+        read: Callable[[Row], float] = {
+            "start": lambda row: math.hypot(row.init_std, row.init_mean),
+            "rate": lambda row: row.lr,
+            "epsilon": lambda row: row.eps,
+            "decay": lambda row: row.decay_per_step,
+        }[quantity]
+        return not any(map(read, rows))
+
+    def usual(self, quantity: str, kind: str) -> Fraction:
+        """The median of a number's powers over all tensors of a kind."""
+        powers = (p for name in self.names if (p := self.powers(name)).kind == kind)
+        return statistics.median_low(
+            [v for p in powers if (v := p.of(quantity)) is not None] or [ZERO]
+        )
 
     def attends(self, name: str) -> bool:
         """Whether a tensor makes queries or keys."""
@@ -197,7 +240,7 @@ class Judged:
     """A verdict from numbers alone, before any training."""
 
     name: str
-    quantity: str  # start, rate, factor, constant or change
+    quantity: str  # start, rate, epsilon, decay, factor, constant or change
     power: float | None
     expected: float | None
     verdict: str
@@ -249,24 +292,58 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
 
 
 def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    """The verdicts on the numbers of one tensor, those that are not zero at all sizes."""
     whole = numbers.powers(name)
-    rows = [numbers.plans[size][name] for size in numbers.sizes]
-    if len({math.hypot(row.init_std, row.init_mean) > 0 for row in rows}) > 1:
-        return [Judged(name, "start", None, None, DIFFERS, expected.source, "zero at some sizes")]
-    start = expected.start.get(whole.kind, ZERO)
     kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
-    step = expected.step.get(kind, ZERO)
+    start = expected.start.get(whole.kind, ZERO)
     if not expected.published and whole.kind == "readout" and whole.start is not None:
         start = max(start, whole.start)  # a readout may start smaller than needed
-    between = [numbers.powers(name, pair) for pair in numbers.pairs]
-    result = []
-    if whole.start is not None and whole.kind != "constant":
-        values = [-(p.start if p.start is not None else whole.start) for p in between]
-        result.append(_word(name, "start", values, -start, expected))
-    if whole.step is not None:
-        values = [-(p.step if p.step is not None else whole.step) for p in between]
-        result.append(_word(name, "rate", values, -step, expected))
+    aims = {
+        "start": -start,
+        "rate": -expected.step.get(kind, ZERO),
+        "epsilon": _epsilon(name, numbers, expected),
+        "decay": _decay(name, numbers, expected),
+    }
+    between, result = [numbers.powers(name, pair) for pair in numbers.pairs], []
+    for quantity, aim in aims.items():
+        zeros = {one is None for one in (p.of(quantity) for p in between)}
+        if len(zeros) > 1 or (True in zeros and not numbers.all_zero(name, quantity)):
+            note = "zero at some sizes"
+            result.append(Judged(name, quantity, None, None, DIFFERS, expected.source, note))
+        elif zeros == {False} and (quantity, whole.kind) != ("start", "constant"):
+            values = [value for p in between if (value := p.of(quantity)) is not None]
+            result.append(_word(name, quantity, values, aim, expected))
     return result
+
+
+def _epsilon(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
+    """The power expected of epsilon. For a rule of no paper: that of most tensors of the kind, if
+    no constant epsilon of Table 1 grows more; one that falls is only nearer to none."""
+    kind = numbers.powers(name).kind
+    if expected.published:
+        return expected.epsilon(kind, numbers.attends(name))
+    highest = (
+        {"embedding": ZERO, "hidden": HALF}.get(kind, ONE) if numbers.size == "width" else ZERO
+    )
+    return min(numbers.usual("epsilon", kind), highest)
+
+
+def _decay(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
+    """The power expected of the share that a step removes. For a rule of no paper: that of most
+    tensors of the kind, which does not grow but by a rate's power."""
+    kind, attends = numbers.powers(name).kind, numbers.attends(name)
+    holds_rate = numbers.plans[numbers.sizes[0]].decay_mode == "per_group"
+    if not expected.published:
+        usual = numbers.usual("decay", kind)
+        return usual if holds_rate else min(usual, ZERO)
+    aim = expected.decay.get(kind, ZERO)
+    if holds_rate:  # of the tensor before it has absorbed a multiplier
+        own = "query" if attends else kind
+        step = expected.step.get(own, expected.step.get(kind, ZERO))
+        multiplier = expected.multiplier.get(own, expected.multiplier.get(kind, ZERO))
+        aim -= step - SHIFT[numbers.family] * multiplier
+        aim += 1 if numbers.by_muon(name) and numbers.size != "depth" else 0
+    return aim
 
 
 def _word(
