@@ -255,8 +255,15 @@ def _at_equal_depths(points: Sequence[Coordinate]) -> list[Coordinate]:
             continue
         stack = point.name[: found.start()]
         few, many = blocks.get((stack, shallowest), 0), blocks[stack, point.width]
+        # A block's output is the stream behind it; its modules read the stream before it (0) or
+        # within it (1/2), so between these. In the first half of few blocks half a block is much:
+        # there changes inside of blocks are not compared.
+        whole = found.end() == len(point.name)
+        at = 1.0 if whole else 0.25
         for block in range(few):
-            if int(found.group()) + 1 == round((block + 1) * many / few):
+            alike = round((block + at) * many / few - at)
+            late = whole or point.quantity != "change" or 2 * block + 1 >= few
+            if int(found.group()) == alike and late:
                 name = f"{stack}{block}{point.name[found.end() :]}"
                 kept.append(replace(point, name=name))
     return kept
