@@ -228,7 +228,7 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     if not isinstance(check, Check) or not len(check.batches):
         raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")
     model = check.model.to(device)
-    check.plan.initialise(model, run.seed)
+    check.plan.initialise(model, run.seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check, decays=True)
