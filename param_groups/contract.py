@@ -26,6 +26,12 @@ OPTIMIZER_FAMILY = {
 }
 
 
+def default_epsilon(optimizer: str) -> float:
+    """The global epsilon where none is said: torch's 1e-8 beside a root, and 1e-30 for Adafactor,
+    which adds it to g^2 (Shazeer & Stern 2018)."""
+    return 1e-30 if optimizer == "adafactor" else 1e-8
+
+
 def of_families(*families: str) -> tuple[str, ...]:
     """The optimisers of some families."""
     return tuple(name for name, family in OPTIMIZER_FAMILY.items() if family in families)

@@ -196,6 +196,8 @@ class Everett(Prescription):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
         found = self._at_width(role, fan_in)
+        if self.spare_vectors and role in SCALES | BIASES:
+            found = replace(found, decay=0.0)
         if self.alpha_depth is None or role in TRUNK:  # where gradients and rates know no depth
             return found
         gradient = self.residual_multiplier()
@@ -241,7 +243,7 @@ class Everett(Prescription):
             multiplier=multiplier,
             lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)) * extra,
             eps=_power(self._ratio, self._eps_exponent(layer_type)),
-            decay=self._decay(role, layer_type),
+            decay=self._decay(layer_type),
         )
 
     def scaled(self, ratio: float) -> Everett:
@@ -289,10 +291,8 @@ class Everett(Prescription):
         gradient = exponents.gradient_exponents(self.parameterization)[layer_type]
         return 2 * gradient if self.optimizer == "adafactor" else gradient
 
-    def _decay(self, role: Role, layer_type: str) -> float:
+    def _decay(self, layer_type: str) -> float:
         """The factor on the decay per step at this width."""
-        if self.spare_vectors and role in SCALES | BIASES:
-            return 0.0
         sums = layer_type in ("hidden", "readout")
         return float(self._ratio**self.decay_exponent) if sums and self.decay_exponent else 1.0
 

@@ -22,6 +22,7 @@ from param_groups.contract import (
     Prescription,
     check_flag,
     check_sizes,
+    default_epsilon,
     finite,
     python_number,
     summary,
@@ -275,7 +276,7 @@ def plan(
     prescription: Prescription,
     *,
     lr: float,
-    eps: float = 1e-8,
+    eps: float | None = None,
     weight_decay: float = 0.0,
     decay_mode: str | None = None,
     absorb_multipliers: bool = False,
@@ -297,7 +298,8 @@ def plan(
         model: unwrapped and uncompiled, on any device or "meta".
         rules: which role each tensor has; together they name every tensor.
         prescription: the papers', or a class of your own that derives from `Prescription`.
-        lr, eps: the global values that the prescription's factors multiply.
+        lr, eps: the global values that the prescription's factors multiply; eps is by default 1e-8,
+            and 1e-30 for Adafactor, which adds it to g^2.
         weight_decay: see `decay_mode`.
         decay_mode: what a decay means, a name of DECAY_MODES; has to be given with one.
         absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
@@ -330,6 +332,7 @@ def plan(
     from param_groups.tensors.checks import prepared
     from param_groups.tensors.forward import settle_factors
 
+    eps = default_epsilon(prescription.optimizer) if eps is None else eps
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
     rule: Any = getattr(prescription, "rule", prescription)  # a recipe's
     still = getattr(rule, "alignment", "") == "global" or getattr(rule, "rate_exponent", 1) == 0

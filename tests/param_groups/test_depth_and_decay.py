@@ -207,3 +207,35 @@ def test_a_time_scale_in_tokens_is_a_decay_per_step():
     for wrong in ({"tau": 0.0}, {"tokens": 0}, {"tokens_per_step": -1}, {"tau": 1e-4}):
         with pytest.raises(PlanError, match="timescale: "):
             timescale(**{"tokens_per_step": 1000, "tokens": 1_000_000, "tau": 0.2, **wrong})
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_every_vector_is_spared_and_every_matrix_decays(depth):
+    """Norms' and hidden biases, and the readout's, which has numbers of its own."""
+    model = nn.ModuleDict(
+        {"blocks": nn.ModuleList(gpt(32, 2).transformer.h), "norm": nn.LayerNorm(32)}
+    )
+    model["head"] = nn.Linear(32, 16)
+    rules = [Rule("blocks.*.ln_*.weight", "norm_scale"), Rule("*.ln_*.bias", "norm_bias")]
+    rules += [Rule("norm.weight", "final_norm_scale"), Rule("norm.bias", "norm_bias", trunk=True)]
+    rules += [Rule("*.c_attn.weight", "qkv"), Rule("*.attn.c_proj.weight", "attention_output")]
+    rules += [Rule("*.c_fc.weight", "mlp_in"), Rule("*.mlp.c_proj.weight", "mlp_out")]
+    rules += [Rule("*.c_*.bias", "hidden_bias")]
+    rules += [Rule("head.weight", "readout"), Rule("head.bias", "readout_bias")]
+    rule = CompleteP(32, 32, depth, 2, qk_exponent=-0.5)
+    factors = {} if depth == 2 else {"residual_multiplier": 2 / depth}
+    options = {"lr": 0.1, "weight_decay": 1e-3, "decay_mode": "independent", "applied": factors}
+    numbers = plan(model, rules, rule, absorb_multipliers=True, **options)
+    spared = {row.name for row in numbers.rows if row.decay_per_step == 0}
+    assert spared == {row.name for row in numbers.rows if len(row.shape) == 1}
+    assert "head.bias" in spared and "head.weight" not in spared
+
+
+@pytest.mark.parametrize(("optimizer", "eps"), [("adafactor", 1e-30), ("adam", 1e-8)])
+def test_the_default_epsilon_is_the_optimisers(optimizer, eps):
+    """Adafactor adds it to g^2, where 1e-8 would be a tenth of a gradient of 3e-4's square."""
+    model, rule = nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", "mlp_in")]
+    numbers = plan(model, rule, Everett("standard", 16, 16, optimizer=optimizer), lr=1.0)
+    assert (numbers.eps, numbers.rows[0].eps) == (eps, eps)
+    explicit = plan(model, rule, Everett("standard", 16, 16, optimizer=optimizer), lr=1.0, eps=1e-6)
+    assert explicit.rows[0].eps == 1e-6
