@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from param_groups import Dinan, Role
-from param_groups.contract import Numbers
+from param_groups.prescription import Numbers
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from effective_theory.stratos import STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role
 from param_groups.__main__ import STRATOS_NAMES
 from param_groups.check.theory import power
-from param_groups.exponents import (
+from param_groups.rules.exponents import (
     FULL_ALIGNMENT,
     LAYERS,
     PARAMETERIZATION_TABLE,

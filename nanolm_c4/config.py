@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from param_groups.contract import of_families
+from param_groups.prescription import of_families
 from training.config import WIDEST, Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 

@@ -4,12 +4,12 @@
 is, `prescriptions` has the papers', `plan` the result. Nothing here knows an experiment.
 """
 
-from param_groups.contract import Numbers, Prescription
 from param_groups.plan import Plan, plan
-from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett, Spectral
-from param_groups.recipe import Recipe, initial_stds
+from param_groups.prescription import Numbers, Prescription
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
 from param_groups.rows import READERS, Factor, Row
+from param_groups.rules.dinan import Bordelon, CompleteP, Dinan, Everett, Spectral
+from param_groups.rules.wrappers import Recipe, initial_stds
 from param_groups.schedules import guard, schedule, timescale
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from param_groups import exponents
-from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
-from param_groups.exponents import (
+from param_groups.prescription import OPTIMIZER_FAMILY, exponent_optimizer
+from param_groups.roles import BLOCK, PlanError, Role, choose
+from param_groups.rows import align
+from param_groups.rules import exponents
+from param_groups.rules.dinan import Bordelon, Dinan, Everett
+from param_groups.rules.exponents import (
     ALIGNMENTS,
     LAYERS,
     OPTIMIZERS,
@@ -23,9 +26,6 @@ from param_groups.exponents import (
     gradient_exponents,
     solve,
 )
-from param_groups.prescriptions import Bordelon, Dinan, Everett
-from param_groups.roles import BLOCK, PlanError, Role, choose
-from param_groups.rows import align
 
 Rows = list[tuple[str, ...]]
 

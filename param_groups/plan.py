@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import (
+from param_groups.prescription import (
     Numbers,
     Prescription,
     check_flag,
@@ -41,7 +41,7 @@ from param_groups.rows import (
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
-    from param_groups.tensors.muon import MuonAdamW
+    from param_groups.optim import MuonAdamW
 
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
@@ -96,7 +96,7 @@ class Plan:
         in every precision, sharded or not, and untouched by tensors added elsewhere. Twice is the
         same as once. An error leaves the model as it was.
         """
-        from param_groups.tensors import values
+        from param_groups.model import values
 
         parameters = self._parameters(model)
         kept = named_by(self.rows, keep)
@@ -124,7 +124,7 @@ class Plan:
         with alignment="global", Dinan's "standard"). Raises PlanError when a layer that applies no
         multiplier would need one, or when the tensors of one layer disagree.
         """
-        from param_groups.tensors import forward, values
+        from param_groups.model import forward, values
 
         self._parameters(model)
         for layer, multiplier in values.layer_multipliers(model, self.rows).items():
@@ -145,7 +145,7 @@ class Plan:
         initialised nor given its multipliers, and for a tensor that was frozen when it was
         initialised and no longer is. Not for torch.optim.Adafactor, which takes a pair as epsilon.
         """
-        from param_groups.tensors import values
+        from param_groups.model import values
 
         parameters = self._parameters(model)
         kinds = sorted({row.optimizer for row in self.rows})
@@ -199,7 +199,7 @@ class Plan:
 
         Source: Jordan et al. 2024, Muon.
         """
-        from param_groups.tensors.muon import MuonAdamW
+        from param_groups.optim import MuonAdamW
 
         if others := sorted({row.optimizer for row in self.rows} - {"muon", "adam"}):
             raise PlanError(f"the plan is for {others[0]}; plan.optimizers has Muon and AdamW")
@@ -329,8 +329,8 @@ def plan(
     >>> round(numbers["0.weight"].lr, 5)  # 0.5 (512 / 128)^(-1/2), times the multiplier 512^(-1/2)
     0.01105
     """
-    from param_groups.tensors.checks import prepared
-    from param_groups.tensors.forward import settle_factors
+    from param_groups.model.forward import settle_factors
+    from param_groups.model.read import prepared
 
     eps = default_epsilon(prescription.optimizer) if eps is None else eps
     lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)

@@ -87,7 +87,7 @@ def is_users(error: Exception) -> bool:
         return True
     # Imported here because it imports torch, which a mistyped command need not wait for.
     from param_groups import PlanError
-    from param_groups.exponents import ExponentError
+    from param_groups.rules.exponents import ExponentError
 
     return isinstance(error, (PlanError, ExponentError))
 

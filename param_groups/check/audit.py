@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups import exponents
 from param_groups.check.command import load_function
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.prescriptions import MUON_CONVENTIONS
+from param_groups.prescription import OPTIMIZER_FAMILY
 from param_groups.roles import PlanError
 from param_groups.rows import align
+from param_groups.rules import exponents
+from param_groups.rules.dinan import MUON_CONVENTIONS
 
 NUMBERS = ("init", "lr", "eps", "decay")
 EXACT, DRAWN = 0.02, 0.15  # tolerances of a power: of numbers, of the size of random tensors

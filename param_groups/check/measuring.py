@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
-from param_groups.tensors.muon import MuonAdamW
 
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG = " along the loss gradient"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from param_groups import exponents
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.rules import exponents
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
 
 ONE = Fraction(1)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from param_groups.check.measuring import Check, CheckError
 from param_groups.plan import plan
-from param_groups.prescriptions import Everett
 from param_groups.roles import Role
+from param_groups.rules.dinan import Everett
 from param_groups.stock.rules import rules_for, stock
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64

@@ -21,11 +21,11 @@ from typing import Any
 
 from param_groups.check.measuring import pooled, scanned
 from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment
 from param_groups.plan import Plan
+from param_groups.prescription import OPTIMIZER_FAMILY
 from param_groups.roles import BIASES, BLOCK, FUSED_PARTS, SCALES, TRUNK, Role
 from param_groups.rows import Row
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
 MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever their names
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from param_groups import Bordelon, Dinan, Everett, PlanError, Role
-from param_groups.exponents import Alignment
+from param_groups.rules.exponents import Alignment
 from tests.param_groups.test_prescriptions import (
     ALPHAS,
     BLOCK,

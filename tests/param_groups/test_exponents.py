@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from param_groups import exponents as ex
 from param_groups.__main__ import constraint_rows, everett_rows, everett_table
+from param_groups.rules import exponents as ex
 from tests.param_groups.table_1 import PAPER
 
 ROWS = {(line.split()[0], line.split()[1]): line.split()[2:] for line in PAPER.split("\n") if line}

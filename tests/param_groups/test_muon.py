@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
 from param_groups import Everett, PlanError, Role, Rule, Spectral, guard, plan
+from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
-from param_groups.tensors.muon import MuonAdamW, orthogonalised
 from training.optimizers import build
 
 

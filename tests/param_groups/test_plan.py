@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from param_groups import Dinan, Everett, Plan, PlanError, Role, Rule, plan
-from param_groups.contract import Numbers, Prescription
-from param_groups.exponents import TENSOR_PROGRAMS
 from param_groups.layers import Embedding, LayerNorm, Linear
 from param_groups.plan import DECAY_MODES, dumps
+from param_groups.prescription import Numbers, Prescription
+from param_groups.rules.exponents import TENSOR_PROGRAMS
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
 RULES = (

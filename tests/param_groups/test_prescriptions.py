@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
-from param_groups.exponents import TENSOR_PROGRAMS, Alignment, is_stable
+from param_groups.rules.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 
 # Everett et al.

@@ -8,6 +8,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
+from param_groups.model.read import check_assigned
 from param_groups.roles import DECODER_RULES, fans
 from param_groups.stock.rules import (
     GPT2_RULES,
@@ -16,7 +17,6 @@ from param_groups.stock.rules import (
     TORCH_DECODER_RULES,
     stock,
 )
-from param_groups.tensors.checks import check_assigned
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))

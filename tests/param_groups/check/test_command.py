@@ -13,8 +13,8 @@ from param_groups import Everett, Prescription
 from param_groups.__main__ import main
 from param_groups.check import command, failed, fit, judge, measure
 from param_groups.check.slopes import BAD, GROWS, VANISHES
-from param_groups.everett import LAYER_TYPE
 from param_groups.roles import Role
+from param_groups.rules.everett import LAYER_TYPE
 
 EXAMPLE = Path(example.__file__)
 BASE = example.BASE_WIDTH

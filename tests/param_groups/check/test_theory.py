@@ -25,7 +25,7 @@ from param_groups.check.theory import (
     expected_of,
     expected_update,
 )
-from param_groups.exponents import HALF, Alignment
+from param_groups.rules.exponents import HALF, Alignment
 from training.config import load
 
 # Until commit 10aa469 these exponents were written down by hand for each prescription; the table
@@ -456,6 +456,6 @@ def test_a_wrong_role_is_found_by_the_axes_that_grow(role, name, monkeypatch):
     changed = [Rule(name, role) if rule.pattern == name else rule for rule in example.RULES]
     monkeypatch.setattr(example, "RULES", changed)
     # The plan's check of widths finds some of them first.
-    monkeypatch.setattr("param_groups.tensors.checks.check_assigned", lambda *_: {})
+    monkeypatch.setattr("param_groups.model.read.check_assigned", lambda *_: {})
     plans = {n: mlp(n) for n in (64, 128, 256)}
     assert {tensor for tensor, _ in bad(plans)} == {name}

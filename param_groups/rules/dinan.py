@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from param_groups.contract import (
+from param_groups.prescription import (
     CONSTANT,
     NORMAL,
     UNIFORM,
@@ -27,8 +27,8 @@ from param_groups.contract import (
     finite,
     of_families,
 )
-from param_groups.everett import CompleteP, Everett
 from param_groups.roles import BLOCK, FUSED_PARTS, PlanError, Role, choose
+from param_groups.rules.everett import CompleteP, Everett
 
 __all__ = [
     "DINAN_INIT",

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from torch import nn
 
-from param_groups.contract import Prescription, check_positive
 from param_groups.layers import Scaled
+from param_groups.prescription import Prescription, check_positive
 from param_groups.roles import PlanError, Role, choose
 from param_groups.rows import Factor, Held
 

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.contract import Prescription
 from param_groups.layers import Multiplied
-from param_groups.recipe import Recipe
+from param_groups.prescription import Prescription
 from param_groups.roles import (
     BLOCK,
     FUSED_PARTS,
@@ -32,6 +31,7 @@ from param_groups.roles import (
     assign,
     fans_of,
 )
+from param_groups.rules.wrappers import Recipe
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -12,7 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from param_groups.contract import CONSTANT, NORMAL, Numbers, Prescription, check_positive, finite
+from param_groups.prescription import (
+    CONSTANT,
+    NORMAL,
+    Numbers,
+    Prescription,
+    check_positive,
+    finite,
+)
 from param_groups.roles import (
     BIASES,
     BLOCK,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from param_groups import exponents
-from param_groups.contract import (
+from param_groups.prescription import (
     CONSTANT,
     NORMAL,
     OPTIMIZER_FAMILY,
@@ -26,8 +25,9 @@ from param_groups.contract import (
     finite,
     of_families,
 )
-from param_groups.exponents import Alignment
 from param_groups.roles import BIASES, BLOCK, SCALES, TRUNK, PlanError, Role, choose
+from param_groups.rules import exponents
+from param_groups.rules.exponents import Alignment
 
 # Which of the paper's three layer types a role belongs to (App. C.1). The paper's model has no
 # biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
