@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from param_groups.families import SHIFT
 from param_groups.rules import exponents
 from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
 
@@ -146,8 +147,6 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
 
 
 PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon, "spectral": _spectral}
-# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
-SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
 
 
 def _fraction(value: object) -> Fraction:

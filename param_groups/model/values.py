@@ -18,7 +18,7 @@ from torch import nn
 from param_groups.layers import Multiplied
 from param_groups.model.forward import factor_places
 from param_groups.model.read import is_sharded
-from param_groups.prescription import CONSTANT, UNIFORM
+from param_groups.quantities import CONSTANT, UNIFORM
 from param_groups.roles import PlanError
 from param_groups.rows import Factor, Row
 

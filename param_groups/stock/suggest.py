@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from param_groups.roles import Layout, Role, Rule, check_model, default_layout
+from param_groups.roles import Layout, Role, Rule, check_model
 from param_groups.stock.factors import held
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
@@ -385,5 +385,5 @@ def _patterns(name: str) -> Iterable[str]:
 
 
 def _read_alike(one: Guess, other: Guess) -> bool:
-    layouts = (guess.layout or default_layout(guess.role) for guess in (one, other))
+    layouts = (guess.layout or guess.role.facts.layout for guess in (one, other))
     return one.role is other.role and len({*layouts}) == 1
