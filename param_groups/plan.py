@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.prescription import Prescription, Tensor, numbers_of, summary
+from param_groups.prescription import Prescription, Tensor, checked, numbers_of, summary
 from param_groups.quantities import DECAY_MODES, Asked, finite
 from param_groups.roles import Fans, PlanError, Role, Rule
 from param_groups.rows import (
@@ -314,15 +314,13 @@ def plan(
     from param_groups.model.forward import forward_pass
     from param_groups.model.read import read
 
-    if not isinstance(prescription, Prescription):
-        raise PlanError(f"a prescription is a rule such as Everett(...); got {prescription!r}")
-    optimizer = prescription.optimizer
+    optimizer = checked(prescription).optimizer
     asked = Asked.of(lr, eps, weight_decay, decay_mode, absorb_multipliers, optimizer)
     tensors = read(model, rules, prescription, base)
     forward = forward_pass(model, tensors, prescription, applied, head_dim)
     rows = [_row(tensor, prescription, forward.starts, asked) for tensor in tensors]
-    rows = _spared(rows, no_decay, asked)
-    return Plan(tuple(rows), prescription.describe(), *asked.globals, forward.factors)
+    origin = prescription.describe()
+    return Plan(_spared(rows, no_decay, asked), origin, *asked.globals, forward.factors)
 
 
 def _row(
@@ -352,7 +350,7 @@ def _row(
     )
 
 
-def _spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> list[Row]:
+def _spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row, ...]:
     """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
     spared = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
     rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
@@ -365,7 +363,7 @@ def _spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> list[Row]
                 f"{row.name!r} in a step, which must be below 1: with decay_mode "
                 f"{asked.decay_mode!r} that fraction is {DECAY_MODES[asked.decay_mode]}"
             )
-    return rows
+    return tuple(rows)
 
 
 def dumps(value: Plan) -> str:

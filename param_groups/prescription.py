@@ -138,7 +138,10 @@ class Forward(NamedTuple):
     def factors(self, head_dim: int | None = None) -> dict[str, float]:
         """By name, those that are not 1, and the attention's where a head dimension is given."""
         scale = {} if head_dim is None else {"attention_scale": self.attention_scale(head_dim)}
-        others = {name: getattr(self, name) for name in ("residual_multiplier", "logit_multiplier")}
+        others = {
+            "residual_multiplier": self.residual_multiplier,
+            "logit_multiplier": self.logit_multiplier,
+        }
         return scale | {name: value for name, value in others.items() if value != 1.0}
 
 
@@ -261,6 +264,15 @@ class Prescription(ABC):
             )
         aliases = [alias for alias, name in ALIASES.items() if name in optimizers]
         choose("optimizer", self.optimizer, (*optimizers, *aliases))
+
+
+def checked(prescription: Prescription) -> Prescription:
+    """A prescription that a plan can be made of; PlanError for what is none."""
+    if not isinstance(prescription, Prescription):
+        raise PlanError(f"a prescription is a rule such as Everett(...); got {prescription!r}")
+    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
+        raise PlanError(f"{prescription.form} has no {sorted(lacking)[0]}")
+    return prescription
 
 
 def numbers_of(prescription: Prescription, tensor: Tensor, asked: Asked) -> Numbers:

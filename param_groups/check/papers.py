@@ -93,7 +93,11 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
     start = {layer: table[layer].scale for layer in LAYERS}
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
-    return Promise("Everett et al., Table 1", size, family, start, step, aligned)
+    source = "Everett et al., Table 1"
+    if rule.get("optimizer") == "muon":
+        source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
+        aligned = exponents.TENSOR_PROGRAMS
+    return Promise(source, size, family, start, step, aligned)
 
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
@@ -128,16 +132,6 @@ def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
     return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
 
 
-def _spectral(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """muP's powers in AdamW's tensors; Muon's steps have one spectral norm."""
-    if size == "depth":
-        return None if rule["depth"] is None else over_depth(ONE, family)
-    step = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
-    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
-    source = "muP, and one spectral norm for Muon (Bernstein et al. 2024)"
-    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS)
-
-
 def over_depth(alpha: Fraction, family: str) -> Promise:
     """Bordelon et al., Tables 1 and 2: rates in branches; other tensors do not depend on depth."""
     start = dict.fromkeys(LAYERS, ZERO)
@@ -146,7 +140,7 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
     return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
 
 
-PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon, "spectral": _spectral}
+PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
 
 
 def _fraction(value: object) -> Fraction:

@@ -114,7 +114,7 @@ class Everett(Prescription):
             check_finite("Everett", qk_exponent=self.qk_exponent)
 
     def _check_alignment(self) -> None:
-        if isinstance(self.alignment, str):
+        if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
             if self.hidden_layers is not None:
                 raise PlanError("Everett: hidden_layers goes with an Alignment; leave it out")

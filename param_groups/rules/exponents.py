@@ -145,16 +145,16 @@ PARAMETERIZATION_TABLE: dict[str, Parameterization] = {
 
 def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
-    if isinstance(value, str):
-        return PARAMETERIZATION_TABLE[choose("parameterization", value, PARAMETERIZATION_TABLE)]
-    return value
+    if isinstance(value, Parameterization):
+        return value
+    return PARAMETERIZATION_TABLE[choose("parameterization", value, PARAMETERIZATION_TABLE)]
 
 
 def _alignment(value: str | Alignment) -> Alignment:
     """Look up "full" or "none"; pass an alignment through."""
-    if isinstance(value, str):
-        return ALIGNMENTS[choose("alignment", value, ALIGNMENTS)]
-    return value
+    if isinstance(value, Alignment):
+        return value
+    return ALIGNMENTS[choose("alignment", value, ALIGNMENTS)]
 
 
 def _rates(c: Mapping[str, Number]) -> Exponents:

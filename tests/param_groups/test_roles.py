@@ -7,9 +7,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from nanolm_c4.model import RULES
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
 from param_groups.model.read import check_assigned
-from param_groups.roles import DECODER_RULES, fans
+from param_groups.roles import fans
 from param_groups.stock.rules import (
     GPT2_RULES,
     LLAMA_RULES,
@@ -443,7 +444,7 @@ def test_llama_and_its_likes_are_covered(kind):
         check_width(assignment, 12, model)
 
 
-CATALOGUES = [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
+CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
 
 
 @pytest.mark.parametrize("rules", CATALOGUES)

@@ -12,7 +12,7 @@ from torch import nn
 import examples.coordinate_check_mlp as example
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups import Bordelon, Dinan, Everett, Numbers, Prescription, Role, Rule, plan
+from param_groups import Bordelon, Dinan, Everett, Forward, Numbers, Prescription, Role, Rule, plan
 from param_groups.check import judge, stock, theory
 from param_groups.check.measuring import pooled
 from param_groups.check.slopes import BAD
@@ -243,18 +243,18 @@ class Mine(Prescription):
     readout: float = 1.0
     alignment: str | None = None
 
-    def numbers(self, role, fan_in, fan_out):
-        sgd = self.optimizer == "sgd"
+    def __call__(self, tensor):
+        role, sgd = tensor.role, self.optimizer == "sgd"
         if role in (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING):
             return Numbers(1.0, lr=self.width if sgd else 1.0)
         if role is Role.READOUT_BIAS:
             return Numbers(0.0)
         if role is Role.READOUT:
             return Numbers(self.width**-self.readout, lr=1 / self.width)
-        return Numbers(fan_in**-0.5, lr=self.width ** (sgd - self.rate))
+        return Numbers(tensor.fan_in**-0.5, lr=self.width ** (sgd - self.rate))
 
-    def attention_exponent(self):
-        return -1.0
+    def forward(self, size=None):
+        return Forward(attention=-1.0)
 
 
 def plans_of_mine(**fields):
