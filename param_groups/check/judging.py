@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from param_groups.check.measuring import Held
-from param_groups.check.papers import ONE, SHIFT, Promise
+from param_groups.check.papers import ONE, Promise
 from param_groups.check.theory import (
     DIFFERS,
     FIRST_STEPS,
@@ -22,9 +22,9 @@ from param_groups.check.theory import (
     expected_of,
     rule_of,
 )
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import HALF, LAYERS, ZERO
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
+from param_groups.rules.exponents import HALF, LAYERS, ZERO
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
 # no paper may have 1/(n + 1), and exponents of the theory differ by halves.

@@ -33,9 +33,9 @@ from param_groups.check.recording import (
     spectral_norm,
     square,
 )
+from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
-from param_groups.tensors.muon import MuonAdamW
 
 TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3

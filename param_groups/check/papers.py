@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from param_groups import exponents
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.families import SHIFT
+from param_groups.rules import exponents
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
 
 ONE = Fraction(1)
 
@@ -111,10 +112,13 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
     start = {layer: table[layer].scale for layer in LAYERS}
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
-    multiplier = {layer: table[layer].a for layer in LAYERS}
     source = "Everett et al., Table 1"
-    found = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
-    return _varied(found, rule)
+    if rule.get("optimizer") == "muon":
+        source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
+        aligned = exponents.TENSOR_PROGRAMS
+    multiplier = {layer: table[layer].a for layer in LAYERS}
+    promise = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
+    return _varied(promise, rule)
 
 
 def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
@@ -167,18 +171,6 @@ def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
     return replace(found, multiplier=multiplier)
 
 
-def _spectral(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """muP's powers in AdamW's tensors; Muon's steps have one spectral norm."""
-    if size == "depth":
-        return None if rule["depth"] is None else over_depth(ONE, family)
-    step = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
-    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
-    source = "muP, and one spectral norm for Muon (Bernstein et al. 2024)"
-    multiplier = {"embedding": -HALF, "readout": HALF}  # of Table 1
-    found = Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS)
-    return _varied(replace(found, multiplier=multiplier), rule)
-
-
 def over_depth(alpha: Fraction, family: str) -> Promise:
     """Bordelon et al., Tables 1 and 2: rates in branches; other tensors do not depend on depth."""
     start = dict.fromkeys(LAYERS, ZERO)
@@ -187,9 +179,7 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
     return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
 
 
-PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon, "spectral": _spectral}
-# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
-SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
+PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
 
 
 def _fraction(value: object) -> Fraction:

@@ -22,14 +22,13 @@ from fractions import Fraction
 from typing import Any
 
 from param_groups.check.measuring import pooled, scanned
-from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment
+from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import BIASES, BLOCK, FUSED_PARTS, SCALES, TRUNK, Role
+from param_groups.roles import Layout, Role
 from param_groups.rows import Row
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
-MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever their names
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with
 # the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,
 # see effective_theory). u = 0 leaves out the product of two changes, which is of second order.
@@ -135,9 +134,10 @@ def kind_of(small: Row, large: Row, size: str) -> str:
     if role in (Role.READOUT_BIAS, Role.RELATIVE_POSITION):
         return "constant"
     if size == "depth":
-        inside = role in MATRICES or (role not in TRUNK and pooled(small.name) != small.name)
+        facts = role.facts
+        inside = facts.block or (facts.branch and pooled(small.name) != small.name)
         return "hidden" if inside else "readout" if role is Role.READOUT else "embedding"
-    if role in SCALES | BIASES or role is Role.LORA_B:
+    if role.facts.layout is Layout.VECTOR or role is Role.LORA_B:
         return "embedding"
     axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
     if axes > 1 or role is Role.LORA_A:

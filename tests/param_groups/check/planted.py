@@ -17,14 +17,16 @@ from torch import nn
 from param_groups import (
     Bordelon,
     CompleteP,
+    Decay,
     Dinan,
+    EpsFollows,
     Everett,
+    Muon,
     Plan,
     Prescription,
-    Recipe,
     Role,
     Rule,
-    Spectral,
+    Tuned,
     plan,
 )
 
@@ -240,15 +242,17 @@ def subjects(seed: int) -> list[Subject]:
         for optimizer in optimizers:
             for alignment in ("full", "none"):
                 options = {"optimizer": optimizer, "alignment": alignment}
-                options["eps_per_layer"] = draw.random() < 0.5
+                around = EpsFollows if draw.random() < 0.5 else lambda rule: rule
                 add(
-                    f"everett {name} {optimizer} {alignment} {options['eps_per_layer']}",
-                    lambda n, name=name, options=options: Everett(name, n, 32, **options),
+                    f"everett {name} {optimizer} {alignment} {around is EpsFollows}",
+                    lambda n, name=name, options=options, around=around: around(
+                        Everett(name, n, 32, **options)
+                    ),
                 )
     for exponent in (-0.5, -1.0):
         add(
             f"everett mup decay {exponent}",
-            lambda n, e=exponent: Everett("mup", n, 32, decay_exponent=e),
+            lambda n, e=exponent: Decay(Everett("mup", n, 32), exponent=e),
             decay=(0.01, "independent"),
         )
     add("everett mup experts", lambda n: Everett("mup", n, 32), model=(("experts", True),))
@@ -293,11 +297,11 @@ def subjects(seed: int) -> list[Subject]:
                 lr=2**-5,
             )
     for convention in ("spectral", "original", "match_rms"):
-        add(f"muon {convention}", lambda n, c=convention: Spectral(n, 32, convention=c))
+        add(f"muon {convention}", lambda n, c=convention: Muon(Everett("mup", n, 32), convention=c))
     init = {role: 0.1 for roles in KINDS.values() for role in map(str, roles)}
     add(
         "recipe",
-        lambda n: Recipe(Everett("mup", n, 32), Everett("mup", 32, 32), init=init),
+        lambda n: Tuned(Everett("mup", n, 32), init=init),
     )
     for optimizer in ("adam", "sgd", "adafactor"):
         add(f"mine {optimizer}", lambda n, o=optimizer: Mine(n, o))

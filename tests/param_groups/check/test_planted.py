@@ -4,17 +4,10 @@ Numbers are judged of all 500 cases. A case whose numbers are wrong has failed, 
 shows; of the others, and of the mistakes that training alone has to show, a sample is trained.
 """
 
-import dataclasses
-import functools
-
-import pytest
-import torch
-from torch import nn
-
-from param_groups.check import Check, failed, fit, judge, measure
+from param_groups.check import Check, judge
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import Measurement, _held
-from param_groups.check.slopes import BAD, decided
+from param_groups.check.measuring import _held
+from param_groups.check.slopes import BAD
 from tests.param_groups.check import planted
 from training import optimizers
 
