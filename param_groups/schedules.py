@@ -6,12 +6,15 @@ Every group's rate is the plan's times one factor of the step. A scheduler that 
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import OPTIMIZER_FAMILY, check_positive, exponent_optimizer
+from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.plan import Plan
+from param_groups.quantities import check_positive
 from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:
@@ -85,8 +88,10 @@ def schedule(
 ) -> LambdaLR:
     """A torch scheduler that multiplies every group's rate by `factor` of its arguments.
 
+    To resume, make it before the states are loaded, the optimiser's and then its own.
+
     Args:
-        optimizer: over the groups of a plan, or any other.
+        optimizer: over the groups of a plan, or any other; one that has not stepped.
         shape: "cosine", "linear" or "constant".
         total_steps: optimiser steps of the run.
         warmup_steps: the first of them, in which the factor grows from 0.
@@ -97,7 +102,8 @@ def schedule(
 
     Raises:
         PlanError: an unknown shape, a floor outside [0, 1], a run of no steps, a warm-up that is
-            negative or longer than the run.
+            negative or longer than the run, an optimiser that has stepped or holds a loaded state;
+            later, a state that is loaded and has other rates than the optimiser's groups.
 
     >>> import torch
     >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
@@ -113,12 +119,57 @@ def schedule(
         raise PlanError(f"total_steps must be a number above 0, got {total_steps!r}")
     if not (isinstance(warmup_steps, Real) and 0 <= warmup_steps <= total_steps):
         raise PlanError(f"warmup_steps must lie in [0, {total_steps}], got {warmup_steps!r}")
+    under_way = any(optimizer.state.values()) or any(
+        group["lr"] not in (0, group.get("initial_lr", group["lr"]))
+        for group in optimizer.param_groups
+    )
+    if under_way:  # a schedule begins with the first factor, which is 0 in a warm-up
+        raise PlanError(
+            "the optimiser has stepped, or its state was loaded: make the schedule first, then "
+            "load the optimiser's state and the schedule's; a new run needs a new optimiser"
+        )
+
+    class Schedule(LambdaLR):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            _same_rates("schedule's base_lrs", state_dict["base_lrs"], self.base_lrs)
+            super().load_state_dict(state_dict)
+
+    def compare(made: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        saved, own = state["param_groups"], made.param_groups
+        for one, other in zip(saved, own, strict=False):  # torch compares their numbers
+            if one.get("param_names", other.get("param_names")) != other.get("param_names"):
+                raise PlanError(
+                    "the optimiser's state has its tensors in other groups than the optimiser, and "
+                    "torch would give them each other's moments: load it under the plan it is from"
+                )
+        rates = ([group.get("initial_lr") for group in groups] for groups in (saved, own))
+        _same_rates("optimiser's initial_lr", *rates)
+
     settings = {"warmup_steps": warmup_steps, "total_steps": total_steps}
-    return LambdaLR(optimizer, lambda step: factor(shape, step, **settings, floor=floor))
+    made = Schedule(optimizer, lambda step: factor(shape, step, **settings, floor=floor))
+    # accelerate's is a shell around torch's.
+    getattr(optimizer, "optimizer", optimizer).register_load_state_dict_pre_hook(compare)
+    return made
+
+
+_OTHER_PLAN = (
+    "the state is of another plan, whose rates would be trained with; to keep its moments, write "
+    "the new groups' lr and initial_lr into its param_groups, and base_lrs into a schedule's "
+    "state, before load_state_dict"
+)
+
+
+def _same_rates(of: str, saved: Sequence[Any], own: Sequence[Any]) -> None:
+    for old, new in zip(saved, own, strict=False):
+        if old is None or not math.isclose(old, new, rel_tol=1e-6):
+            raise PlanError(f"the saved {of} is {old}, this one's {new}: {_OTHER_PLAN}")
 
 
 def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
-    """Watches that rates keep the plan's ratios, as no scheduler with absolute rates lets them.
+    """Watches that the optimiser's rates are the plan's, times one factor for all groups.
+
+    Schedulers with absolute rates, an old state and a keyword that the groups' own numbers
+    override make them others.
 
     Args:
         optimizer: over the plan's groups; call this after the scheduler is made.
@@ -128,8 +179,9 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
         A handle, whose `.remove()` ends it.
 
     Raises:
-        PlanError: now or before a step, once ratios differ; at once for one of torch's optimisers
-            that no exponents describe, or whose updates scale otherwise than the plan's.
+        PlanError: now or before a step, once ratios differ or the rates that a schedule multiplies
+            are not the plan's; at once for one of torch's optimisers that no exponents describe, or
+            whose updates scale otherwise than the plan's, and for a keyword that acts on no group.
 
     >>> import torch, param_groups
     >>> model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9, bias=False))
@@ -149,6 +201,7 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
         got = f"{type(optimizer).__name__} and {type(plan).__name__}"
         raise PlanError(f"guard takes a torch optimiser and a plan, got {got}")
     _check_kind(optimizer, plan)
+    _check_keywords(getattr(optimizer, "optimizer", optimizer), plan)
     rates = {name: row.lr for row in plan.rows for name in (row.name, *row.tied_to)}
 
     def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -170,9 +223,31 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
                     f"{factors[str(first)]:.4g} of the plan's rate, {name!r} {factor:.4g}; it sets "
                     "absolute rates, use param_groups.schedule or a LambdaLR"
                 )
+        for group in optimizer.param_groups:
+            # OneCycleLR's initial_lr is where its warm-up begins, and max_lr what it multiplies.
+            peak = group.get("max_lr", group.get("initial_lr"))
+            for name in group["param_names"]:
+                if peak is None or not math.isclose(peak, rates[name], rel_tol=1e-6):
+                    raise PlanError(
+                        f"{name!r} has the initial_lr {peak}, the plan {rates[name]}: {_OTHER_PLAN}"
+                    )
 
     check(optimizer)
     return optimizer.register_step_pre_hook(check)
+
+
+def _check_keywords(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """Refuses a number that was given to the optimiser and that every group overrides, unless it
+    is the plan's global number."""
+    usual = inspect.signature(type(optimizer).__init__).parameters
+    for key, value in optimizer.defaults.items():
+        held = [group.get("initial_lr" if key == "lr" else key) for group in optimizer.param_groups]
+        taken = key in usual and value != usual[key].default
+        if taken and value not in (*held, getattr(plan, key, None)):
+            raise PlanError(
+                f"{key}={value} of {type(optimizer).__name__} acts on no group, as the plan gives "
+                f"each its own: leave it out, and give it to plan({key}=...) if it is meant"
+            )
 
 
 def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:

@@ -201,7 +201,7 @@ class Losses:
 
 def initialise(task: Task) -> None:
     """Gives the model the values it starts from."""
-    task.plan.initialise(task.model, task.config.seed)
+    task.plan.initialise(task.model, task.config.seed, overwrite=True)
     if task.after_init is not None:
         task.after_init(task.model)
 

@@ -1,1 +1,1 @@
-"""Reading a torch model: what its tensors are for, filling them, training its matrices."""
+"""Reading a torch model: what its tensors are for, what a plan does to it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from param_groups.model import calls
 from param_groups.model.attention import Ranges
 from param_groups.model.notes import Notes, Use
-from param_groups.roles import Layout, PlanError, Role, default_layout, fans
+from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
 _VECTORS = {"bias", "norm_scale", "norm_bias", "scale", "added", "joined", "elementwise"}
@@ -237,7 +237,7 @@ def _vector_or_table(
     else:
         reading.role = Role.HIDDEN_BIAS
         reading.why = next((mark for mark in sorted(use.marks) if mark.startswith("of ")), "added")
-    reading.layout = default_layout(reading.role)
+    reading.layout = reading.role.facts.layout
     if reading.layout is Layout.TABLE and len(reading.shape) == 1:
         reading.layout = Layout.VECTOR
     reading.fan_out = reading.shape[-1] if reading.shape else 1

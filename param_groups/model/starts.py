@@ -9,9 +9,9 @@ from torch import nn
 
 from param_groups.model.judging import Reading
 from param_groups.model.notes import Notes
-from param_groups.roles import BIASES, SCALES, Role, Rule
+from param_groups.roles import Role, Rule
 
-_ZERO = BIASES | {Role.RELATIVE_POSITION}
+_STARTS = {"one": 1.0, "zero": 0.0}
 
 
 def read_starts(
@@ -40,16 +40,15 @@ def _read(reading: Reading, small: Notes, large: Notes, fixed: bool) -> None:
     name, start = reading.name, large.starts[reading.name].float()
     constant = name in large.constant and (start.numel() > 1 or fixed)
     level, before = float(start.flatten()[0]), float(small.starts[name].flatten()[0])
-    usual = 1.0 if reading.role in SCALES else 0.0 if reading.role in _ZERO else None
+    usual = _STARTS.get(reading.role.facts.start) if reading.role else None
     noise = not constant and not fixed
     if usual is None and noise:
         return
     if usual is not None:
         error = float(start.std()) / start.numel() ** 0.5 if start.numel() > 1 else 0.0
-        if (constant and level == usual) or (
-            noise and abs(float(start.mean()) - usual) < 4 * error
-        ):
-            return  # nn.Linear draws its bias about 0
+        about = abs(float(start.mean()) - usual) <= 4 * error  # as nn.Linear draws its bias
+        if (constant and level == usual) or (noise and about):
+            return
     steady = constant and name in small.constant and level == before
     reading.keep = not (steady and (level == 0 or (usual == 1 and level > 0)))
     reading.scale = 1.0 if reading.keep else float(f"{level:.7g}")

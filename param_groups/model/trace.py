@@ -35,12 +35,11 @@ from param_groups.model.notes import Notes
 from param_groups.model.recording import Recorder
 from param_groups.model.starts import read_starts
 from param_groups.roles import (
-    TRUNK,
+    Layout,
     Measured,
     PlanError,
     Role,
     Rule,
-    default_layout,
     fans,
 )
 
@@ -318,7 +317,7 @@ def _by_hand(
     rules = []
     for rule in known:
         named = [reading for reading in readings if rule.matches(reading.name)]
-        layout = rule.layout or default_layout(rule.role)
+        layout = rule.layout or rule.role.facts.layout
         for r in named:
             r.fan_in, r.fan_out = fans(r.name, r.shape, layout)
             r.role, r.layout, r.why, r.problem = rule.role, layout, _HAND, ""
@@ -335,8 +334,8 @@ def _rules(
     for r in readings:
         if r.role is None or r.problem:
             continue
-        layout = None if r.layout is default_layout(r.role) else r.layout
-        trunk = None if r.role in TRUNK else not r.inside
+        layout = r.layout if r.layout is not r.role.facts.layout or _is_stack(r) else None
+        trunk = not r.inside if r.role.facts.branch else None
         factors = tuple(measured.get(r.name, ()))
         rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors)
         kinds.setdefault(rule, []).append(r.name)
@@ -354,6 +353,14 @@ def _rules(
                     names = [name for name in names if name not in group]
             kept += 1
     return rules
+
+
+def _is_stack(r: Reading) -> bool:
+    """Whether its axes may mean two things, so that a rule has to say which."""
+    long = sum(size > 1 for size in r.shape)
+    return (
+        (len(r.shape) > 2) if r.layout is Layout.LINEAR else r.layout is Layout.VECTOR and long > 1
+    )
 
 
 def _starred(name: str, kept: int = 0) -> str:
@@ -383,7 +390,7 @@ def _pooled(texts: Sequence[str]) -> list[str]:
 
 
 def _cells(r: Reading) -> tuple[str, ...]:
-    layout = "" if r.role is None or r.layout is default_layout(r.role) else f" {r.layout}"
+    layout = "" if r.role is None or r.layout is r.role.facts.layout else f" {r.layout}"
     start = r.start + ", kept" * r.keep
     role = f"{r.role or '?'}{layout}"
     return _starred(r.name), r.axes, r.use, role, str(r.fan_in), start, _starred(r.why)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from param_groups.roles import Layout, Role, Rule, check_model, default_layout
+from param_groups.roles import Layout, Role, Rule, check_model
 from param_groups.stock.factors import held
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
@@ -142,7 +142,28 @@ def suggest(model: nn.Module) -> Suggestion:
             for name, guess in guesses.items():
                 if name.startswith(f"{one.path}.") and guess.role in (Role.QUERY, Role.QKV):
                     guesses[name] = replace(guess, doubt=guess.doubt or doubt)
+    for name, parameter in model.named_parameters():
+        guesses[name] = _compared(guesses[name], parameter)
     return _as_rules(guesses)
+
+
+def _compared(guess: Guess, parameter: torch.Tensor) -> Guess:
+    """The guess, with a doubt where a plan would give a tensor another start than it has."""
+    if guess.role.facts.layout is Layout.VECTOR and sum(n > 1 for n in parameter.shape) > 1:
+        guess = replace(guess, layout=Layout.VECTOR)
+    if parameter.is_meta or hasattr(parameter, "device_mesh") or not parameter.is_floating_point():
+        return guess
+    values = parameter.detach().flatten()
+    constant = bool((values[:999] == values[0]).all()) and bool((values == values[0]).all())
+    says, start = "", 1.0 if guess.role.facts.start == "one" else 0.0
+    if guess.role.facts.layout is Layout.VECTOR:
+        if constant and values[0] != start:
+            says = f"is {values[0]:.4g} in your model, and would start at {start:g}"
+        elif not constant and (rms := float((values.float() - start).square().mean().sqrt())) > 0.5:
+            says = f"is {rms:.2g} away from {start:g} in your model, where it would start"
+    elif constant and not (guess.role is Role.LORA_B and values[0] == 0):
+        says = f"is {values[0]:.4g} in all entries of your model, and would be drawn at random"
+    return replace(guess, doubt="; ".join(filter(None, (guess.doubt, says))))
 
 
 def _gate(own: str, guess: Guess, chooses: bool, parameter: torch.Tensor) -> Guess:
@@ -184,7 +205,7 @@ def _experts(own: str, module: nn.Module, mixture: nn.Module) -> Guess:
 
 def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor, before: bool) -> Guess:
     """The role of one tensor from the module that owns it, `before` the blocks or not."""
-    if own in ("weight", "bias") and "norm" in type(module).__name__.lower():
+    if "norm" in type(module).__name__.lower() and (own in ("weight", "bias") or _long(parameter)):
         return norm_guess(own, module)
     if own == "bias":
         weight = getattr(module, "weight", None)
@@ -200,18 +221,20 @@ def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor, befo
     return _bare(path, own, module, parameter)
 
 
+def _long(parameter: torch.Tensor) -> bool:
+    return parameter.ndim == 1 and parameter.numel() > 1
+
+
 def norm_guess(own: str, module: nn.Module) -> Guess:
-    """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
+    """A norm's scale, what is added to 1 in its place, or its shift: told apart by what the layer
+    does as the tensor goes from 0 to 1."""
     import torch
 
     if own == "bias":
         return Guess(Role.NORM_BIAS)
-    weight = module.get_parameter("weight")
+    weight = module.get_parameter(own)
     size = weight.shape[0] if weight.ndim == 1 else 1
-    given = {
-        name: torch.full(p.shape, float(name == "weight"), device="cpu")
-        for name, p in module.named_parameters()
-    }
+    given = {name: torch.zeros(p.shape, device="cpu") for name, p in module.named_parameters()}
     # Of buffers a copy, which a batch norm in training counts and averages in.
     given |= {
         name: torch.zeros_like(b, device="cpu") if b.is_meta else b.to("cpu", copy=True)
@@ -221,14 +244,18 @@ def norm_guess(own: str, module: nn.Module) -> Guess:
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         try:
             with torch.no_grad():
-                out = torch.func.functional_call(module, given, (x,))
-            rms = out.square().mean().sqrt().item()
+                at_0 = torch.func.functional_call(module, given, (x,))
+                at_1 = torch.func.functional_call(
+                    module, {**given, own: torch.ones(weight.shape, device="cpu")}, (x,)
+                )
+            moved = at_1 - at_0
+            rms = moved.square().mean().sqrt().item()
         except Exception:  # a norm of other inputs: nothing is known of it
             continue
         if 0.8 < rms < 1.2:
-            return Guess(Role.NORM_SCALE)
-        if 1.6 < rms < 2.4:  # multiplies by 1 + weight
-            return Guess(Role.NORM_BIAS)
+            varies = moved.std(0).mean().item() > 0.1
+            plain = at_0.square().mean().sqrt().item() < 0.2
+            return Guess(Role.NORM_SCALE if varies and plain else Role.NORM_BIAS)
     return Guess(Role.NORM_SCALE, None, "is it the scale of a norm that starts at 1?")
 
 
@@ -325,6 +352,8 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
     if parameter.ndim == 1:
         if name.startswith("gamma"):
             return Guess(Role.LAYER_SCALE)
+        if _long(parameter) and not parameter.is_meta and bool((parameter == 1).all()):
+            return Guess(Role.NORM_SCALE, None, "a vector of ones: the scale of a norm?")
         certain = name.endswith("_bias")
         return Guess(Role.HIDDEN_BIAS, None, "" if certain else "a vector whose name says nothing")
     if name.endswith("_bias") and "expert" in path:
@@ -338,6 +367,8 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
         return Guess(role, None, "" if known else "is it stored as (out, in)?")
     if parameter.ndim > 1 and parameter.shape[:-1].numel() == 1:
         return Guess(Role.POSITION_EMBEDDING, None, "a token of its own, such as a class token?")
+    if parameter.ndim > 2:
+        return Guess(Role.HIDDEN, Layout.EXPERTS, "a stack of matrices (out, in), or a kernel?")
     return Guess(Role.HIDDEN, None, "a tensor whose name says nothing")
 
 
@@ -385,5 +416,5 @@ def _patterns(name: str) -> Iterable[str]:
 
 
 def _read_alike(one: Guess, other: Guess) -> bool:
-    layouts = (guess.layout or default_layout(guess.role) for guess in (one, other))
+    layouts = (guess.layout or guess.role.facts.layout for guess in (one, other))
     return one.role is other.role and len({*layouts}) == 1

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import param_groups
 from param_groups.__main__ import everett_table, main
 
 ROOT = Path(__file__).parents[2]
 BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
 SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
+COMMANDS = {*"exponents constraints solve table suggest check audit".split()}
 NUMBERS = {
     "optimizer",
     "init_mean",
@@ -40,6 +42,14 @@ def parsed(command, capsys):
         raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(output(command + " --json", capsys), parse_constant=refuse)
+
+
+def test_help_names_every_command_and_the_version_is_the_packages(capsys):
+    for words, expected in (("--help", COMMANDS), ("--version", {param_groups.__version__})):
+        with pytest.raises(SystemExit) as ended:
+            main([words])
+        printed = capsys.readouterr().out
+        assert ended.value.code == 0 and expected <= {*re.split(r"[\s,]+", printed)}
 
 
 # exponents
@@ -339,7 +349,7 @@ def test_a_wrong_command_line_says_how_it_is_used(command, word, capsys):
         main(command.split())
     printed = capsys.readouterr()
     assert (stopped.value.code, printed.out) == (2, "")
-    assert printed.err.startswith("usage: python -m param_groups")
+    assert printed.err.startswith("usage: param-groups")
     assert word in printed.err.splitlines()[-1]
 
 
@@ -348,7 +358,7 @@ def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--help"])
     assert stopped.value.code == 0
-    assert "python -m param_groups" in capsys.readouterr().out
+    assert "usage: param-groups" in capsys.readouterr().out
 
 
 def run(*arguments):

@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
-from param_groups import Bordelon, Everett, PlanError, Role, Rule, plan
-from param_groups.contract import NORMAL, UNIFORM, Numbers
+from param_groups import Bordelon, EpsFollows, Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Linear
 from param_groups.plan import DECAY_MODES
+from param_groups.prescription import NORMAL, UNIFORM, Numbers
 from tests.param_groups.test_plan import (
     CONTEXT,
     HEAD_RULES,
@@ -139,6 +140,119 @@ def test_torchs_global_generator_is_left_alone(distribution):
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("start", [1.0, 1.1])
+def test_a_gain_that_is_called_a_bias_is_not_set_to_zero(start):
+    """A norm's scale at 0 makes every output 0, and nothing below it has a gradient."""
+    model = nn.ParameterDict({"out": torch.randn(8, 8), "gain": torch.full((8,), start)})
+    rules = [Rule("out", Role.HIDDEN), Rule("gain", Role.HIDDEN_BIAS)]
+    numbers, before = (
+        plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True),
+        model["out"].clone(),
+    )
+    with pytest.raises(
+        PlanError, match=rf"'gain' \(hidden_bias\) is {start:g} in all entries, and "
+    ):
+        numbers.initialise(model, seed=0)
+    assert torch.equal(model["out"], before)  # nothing was drawn
+    numbers.initialise(model, seed=0, keep=["gain"])
+    assert model["gain"].eq(start).all()
+    rules[1] = Rule("gain", Role.LAYER_SCALE, scale=start)
+    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
+        model, seed=0
+    )
+    assert model["gain"].eq(start).all()
+
+
+def test_a_bias_that_is_no_constant_or_one_entry_is_set_to_zero():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    rules = [Rule("*.weight", Role.HIDDEN), Rule("*.bias", Role.HIDDEN_BIAS)]
+    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
+        model, seed=0
+    )
+    assert not model[0].bias.any() and not model[1].bias.any()
+
+
+def pretrained(tmp_path):
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=4)
+    config.tie_word_embeddings = False
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    return transformers.GPT2LMHeadModel.from_pretrained(tmp_path), rules_for
+
+
+def normed(*_):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
+    rules = [Rule("0.weight", Role.HIDDEN), Rule("1.weight", Role.NORM_SCALE)]
+    return model, lambda _: [*rules, Rule("1.bias", Role.NORM_BIAS)]
+
+
+def loaded_before(tmp_path):
+    model, rules = normed()
+    state = {**model.state_dict(), "1.weight": torch.linspace(0.5, 1.5, 8)}
+    model.load_state_dict(state)
+    return model, rules
+
+
+def loaded_after(model):
+    model.load_state_dict({name: value + 1e-3 for name, value in model.state_dict().items()})
+
+
+def stepped(model):
+    model(torch.ones(1, 8)).square().sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1e-6).step()
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (pretrained, None, "the model was loaded from '.*', and its weights would go"),
+        (loaded_before, None, r"'1.weight' \(norm_scale\) has other values than a fresh model's"),
+        (normed, loaded_after, "'0.weight' was written to since the plan was made or drawn, by l"),
+        (normed, stepped, "'0.weight' was written to since the plan was made or drawn, by load_s"),
+    ],
+    ids=["from_pretrained", "load_state_dict", "load_state_dict after plan", "a step"],
+)
+def test_a_checkpoint_is_not_drawn_over_in_silence(tmp_path, make, change, message):
+    model, rules = make(tmp_path)
+    rule = Everett("mup", 8, 8, qk_exponent=-0.5)
+    numbers = plan(model, rules(model), rule, lr=0.1, absorb_multipliers=True)
+    if change:
+        change(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(PlanError, match=f"{message}.*apply_multipliers.* keeps .*overwrite=True"):
+        numbers.initialise(model, seed=0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    numbers.initialise(model, seed=0, overwrite=True)
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    numbers.initialise(model.train(), seed=0)  # what it drew itself may be drawn again
+    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
+    if change:  # after training, too
+        change(model)
+        with pytest.raises(PlanError, match=message):
+            numbers.initialise(model, seed=0)
+
+
+def test_a_fresh_model_of_a_checkpoints_config_and_a_new_head_are_drawn(tmp_path):
+    model, rules = pretrained(tmp_path)
+    fresh = transformers.AutoModelForCausalLM.from_config(model.config)
+    assert fresh.name_or_path  # a config keeps where it is from
+    rule = Everett("mup", 8, 8, qk_exponent=-0.5)
+    for one, keep in ((fresh, ()), (model, ["transformer.*"])):
+        numbers = plan(one, rules(one), rule, lr=0.1, absorb_multipliers=True)
+        numbers.initialise(one, seed=0, keep=keep)
+    model.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    numbers.initialise(model, seed=0)
+
+
+def test_memory_that_nothing_was_written_to_is_drawn():
+    with torch.device("meta"):
+        model, rules = normed()
+    numbers = plan(model, rules(model), Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True)
+    model.to_empty(device="cpu")
+    model[1].weight.data.copy_(torch.rand(8))  # whatever it holds
+    numbers.initialise(model, seed=0)
+
+
 def test_a_model_on_the_meta_device_has_nothing_to_initialise():
     with torch.device("meta"):
         model = Decoder()
@@ -240,7 +354,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", ["ntk", "mup", "mean_field"])
 def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
     """Plain torch layers follow the layers with multipliers, epsilon and decay included."""
-    prescription = Everett(name, WIDTH, 4, optimizer=optimizer, eps_per_layer=True)
+    prescription = EpsFollows(Everett(name, WIDTH, 4, optimizer=optimizer))
     # An epsilon as large as the gradients, so that a wrong one is seen; SGD couples its decay to
     # momentum, where only the product of rate and decay matters all the same.
     settings = {"lr": 0.02, "eps": 1e-2 if optimizer == "adam" else 0.0}

@@ -1,5 +1,6 @@
 """Roles: every tensor gets exactly one, and whatever cannot be decided is an error by name."""
 
+import math
 from functools import partial
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from nanolm_c4.model import RULES
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
-from param_groups.roles import DECODER_RULES, fans
+from param_groups.model.read import check_assigned
+from param_groups.roles import fans
 from param_groups.stock.rules import (
     GPT2_RULES,
     LLAMA_RULES,
@@ -16,7 +19,6 @@ from param_groups.stock.rules import (
     TORCH_DECODER_RULES,
     stock,
 )
-from param_groups.tensors.checks import check_assigned
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
@@ -265,6 +267,45 @@ def test_a_first_layer_is_no_readout():
     assert plan(make((7, 9), (4, 4)), rules, rule, lr=0.1, base=small).rows
 
 
+@pytest.mark.parametrize("growing", [7, 8])
+def test_a_projection_between_two_widths_is_no_readout(growing):
+    """Its outputs grow: as a readout it starts too small and vanishes."""
+    rules = [Rule("0.weight", Role.READOUT), Rule("1.weight", Role.HIDDEN)]
+    make = lambda *sizes: nn.Sequential(*(nn.Linear(*two, bias=False) for two in sizes))
+    small, large = make((4, 6), (6, 6)), make((8, 6 * growing // 4), (6 * growing // 4,) * 2)
+    rule = Everett("mup", 4, 4)
+    with pytest.raises(PlanError, match=r"'0.weight' \(readout\).*times those in the base.*hidden"):
+        plan(large, rules, rule, lr=0.1, base=small)
+    rules[0] = Rule("0.weight", Role.HIDDEN)
+    assert plan(large, rules, rule, lr=0.1, base=small)["0.weight"].lr == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    "role", [role for role in Role if role.facts.layout is Layout.VECTOR], ids=str
+)
+def test_a_matrix_is_no_vector_unless_its_rule_says_so(role):
+    model = nn.ParameterDict({"w": torch.ones(8, 8)})
+    with pytest.raises(PlanError, match=rf"'w' has shape \(8, 8\), and a {role} is a vector: "):
+        assign(model, [Rule("w", role)])
+    assert assign(model, [Rule("w", role, "vector")])[0].fans == (1, 8)  # one bias per expert
+    for shape in ((1, 1, 8), (8, 1), (1,)):
+        assign(nn.ParameterDict({"w": torch.ones(shape)}), [Rule("w", role)])
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 2, 8, 8)])
+def test_layers_stacked_in_one_tensor_are_no_kernel(shape):
+    """Read as one, fan_in was 16 times too large and the rate fell as the width squared."""
+    model = nn.ParameterDict({"bank": torch.zeros(shape)})
+    with pytest.raises(
+        PlanError, match="ParameterDict is no convolution of torch: give its rule L"
+    ):
+        assign(model, [Rule("bank", Role.HIDDEN)])
+    for layout, fan_in in (("experts", 8), ("linear", math.prod(shape[1:]))):
+        assert assign(model, [Rule("bank", Role.HIDDEN, layout)])[0].fans[0] == fan_in
+    found = suggest(model)
+    assert "a stack of matrices" in found.doubts["bank"] and found.rules[0].layout == "experts"
+
+
 def test_vectors_may_have_any_size():
     """A norm over a head dimension or a bias of a fused matrix is no width mismatch."""
     for role in (Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS):
@@ -443,7 +484,7 @@ def test_llama_and_its_likes_are_covered(kind):
         check_width(assignment, 12, model)
 
 
-CATALOGUES = [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
+CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
 
 
 @pytest.mark.parametrize("rules", CATALOGUES)

@@ -14,12 +14,12 @@ from training.optimizers import OPTIMIZERS, build
 STEPS = 10
 
 
-def prepared(optimizer=torch.optim.AdamW, family="adam", **options):
+def prepared(optimizer=torch.optim.AdamW, family="adam", lr=0.1, **options):
     """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8 under Adam."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 16, False), torch.nn.Linear(16, 3, False))
     rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
     rule = Everett("standard", 16, 2, optimizer=family)
-    numbers = plan(model, rules, rule, lr=0.1, **options)
+    numbers = plan(model, rules, rule, lr=lr, **options)
     numbers.initialise(model, seed=0)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -145,6 +145,8 @@ def test_a_guard_ends_and_wants_the_plans_groups():
         optimizer.step()
     handle.remove()
     optimizer.step()
+    for group in optimizer.param_groups:  # a plan of no rates divides by none
+        group["lr"] = group["initial_lr"] = 0.0
     guard(optimizer, replace(numbers, rows=[replace(row, lr=0.0) for row in numbers.rows]))
     for groups in ([], [{"param_names": ["other.weight"]}]):
         bare = torch.optim.AdamW([{"params": optimizer.param_groups[0]["params"], **dict(*groups)}])
@@ -212,3 +214,94 @@ def test_optimisers_that_may_follow_the_plan_pass(optimizer, family, options):
     numbers, made = prepared(optimizer, family, **options)
     guard(made, numbers)
     made.step()
+
+
+def resumed(lr, *, made=prepared, shape="cosine", **options):
+    """(plan, optimiser) at another rate, the optimiser's and the schedule's state after 3 steps."""
+    _, old = made()
+    clock = schedule(old, shape, total_steps=STEPS, warmup_steps=2)
+    rates(old, clock, 3)
+    return *prepared(lr=lr, **options), old.state_dict(), clock.state_dict()
+
+
+def test_an_old_state_does_not_bring_back_old_rates():
+    """It holds lr and initial_lr, all a quarter of the plan's: no ratio has changed."""
+    numbers, optimizer, state, _ = resumed(0.4)
+    guard(optimizer, numbers)
+    optimizer.load_state_dict(state)
+    with pytest.raises(PlanError, match="'0.weight' has the initial_lr 0.1, the plan 0.4: the st"):
+        optimizer.step()
+    with pytest.raises(PlanError, match="the initial_lr 0.1, the plan 0.4: the state is of anothe"):
+        guard(optimizer, numbers)
+
+
+def test_a_schedule_refuses_the_states_of_another_plan_and_leaves_its_own():
+    numbers, optimizer, state, clock_state = resumed(0.4)
+    clock = schedule(optimizer, total_steps=STEPS)
+    with pytest.raises(PlanError, match="saved optimiser's initial_lr is 0.1, this one's 0.4: the"):
+        optimizer.load_state_dict(state)
+    assert not optimizer.state and optimizer.param_groups[0]["lr"] == 0.4
+    with pytest.raises(PlanError, match="saved schedule's base_lrs is 0.1, this one's 0.4: the st"):
+        clock.load_state_dict(clock_state)
+    # The way out that the text names.
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        saved.update(lr=group["lr"], initial_lr=group["initial_lr"])
+    optimizer.load_state_dict(state)
+    clock.load_state_dict({**clock_state, "base_lrs": clock.base_lrs})
+    guard(optimizer, numbers)
+    optimizer.step()
+    assert int(next(iter(optimizer.state.values()))["step"]) == 4  # it kept its moments
+    clock.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.4 * factor_after(4))
+
+
+def factor_after(step):
+    return (1 + math.cos(math.pi * step / STEPS)) / 2
+
+
+@pytest.mark.parametrize("family", [torch.optim.AdamW, SGD, torch.optim.SGD], ids=str)
+def test_a_schedule_is_made_before_a_state_is_loaded(family):
+    """Made after it, a schedule would begin with a warm-up's first factor, 0."""
+    options = {"optimizer": family, "family": "adam" if family is torch.optim.AdamW else "sgd"}
+    made = functools.partial(prepared, **options)
+    _, optimizer, state, clock_state = resumed(0.1, made=made, **options)
+    late = made()[1]
+    late.load_state_dict(state)
+    with pytest.raises(PlanError, match="make the schedule first, then load the optimiser's state"):
+        schedule(late, total_steps=STEPS, warmup_steps=2)
+    clock = schedule(optimizer, total_steps=STEPS, warmup_steps=2)
+    optimizer.load_state_dict(state)
+    clock.load_state_dict(clock_state)
+    assert optimizer.param_groups[0]["lr"] == state["param_groups"][0]["lr"] > 0
+
+
+def test_moments_stay_with_their_tensors():
+    """torch loads them by their order, whatever the groups are called."""
+    _, optimizer, state, _ = resumed(0.1)
+    schedule(optimizer, total_steps=STEPS)
+    state["param_groups"].reverse()
+    with pytest.raises(PlanError, match="torch would give them each other's moments"):
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"weight_decay": 0.3}, r"weight_decay=0.3 of AdamW acts on no group.*plan\(weight_decay="),
+        (
+            {"eps": 1e-6},
+            r"eps=1e-06 of AdamW acts on no group, as the plan .*give it to plan\(eps=",
+        ),
+        ({"lr": 0.2}, r"lr=0.2 of AdamW acts on no group, as the plan .*give it to plan\(lr="),
+    ],
+)
+def test_a_keyword_that_every_group_overrides_is_refused(keywords, message):
+    with pytest.raises(PlanError, match=message):
+        guard(*reversed(prepared(functools.partial(torch.optim.AdamW, **keywords))))
+
+
+@pytest.mark.parametrize("keywords", [{"betas": (0.9, 0.95)}, {"lr": 0.1}, {"amsgrad": True}])
+def test_a_keyword_that_acts_or_says_what_the_plan_says_passes(keywords):
+    numbers, optimizer = prepared(functools.partial(torch.optim.AdamW, **keywords))
+    guard(optimizer, numbers)
+    optimizer.step()

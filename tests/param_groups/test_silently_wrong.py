@@ -6,9 +6,20 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
-from param_groups import Everett, Layout, Plan, PlanError, Role, Rule, plan, rules_for, suggest
+from param_groups import (
+    Depth,
+    Everett,
+    Layout,
+    Plan,
+    PlanError,
+    Role,
+    Rule,
+    plan,
+    rules_for,
+    suggest,
+)
 from param_groups.stock.rules import stock
 
 
@@ -160,6 +171,46 @@ def test_a_tensor_behind_a_parametrisation(kind):
         linear(parametrised(kind))
 
 
+class RawWeight(nn.Linear):
+    """What weight-dropping layers do: another tensor in the place of the weight."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes, bias=False)
+        self.raw_weight = nn.Parameter(self._parameters.pop("weight").detach())
+        self.weight = self.raw_weight * 2
+
+
+class Buffered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kernel_raw = nn.Parameter(torch.ones(16, 16))
+        self.register_buffer("kernel", torch.ones(16, 16))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.utils.spectral_norm(nn.Linear(16, 16, bias=False)),
+        prune.random_unstructured(nn.Linear(16, 16, bias=False), "weight", 0.9),
+        RawWeight(16, 16),
+        Buffered(),
+    ],
+    ids=["spectral_norm", "prune", "a weight that is dropped", "a buffer"],
+)
+def test_a_layer_that_computes_its_weight_from_a_parameter(layer):
+    """Pruned to a tenth, a layer had 0.041 of the plan's 0.125."""
+    (name,) = dict(layer.named_parameters())
+    with pytest.raises(PlanError, match=f"does not use {name!r} as it is, but '(weight|kernel)'"):
+        plan(layer, [Rule(name, Role.MLP_IN)], Everett("mup", 16, 16), lr=0.1)
+
+
+def test_tensors_that_are_beside_a_weight_pass():
+    layer = nn.Linear(16, 16, bias=False)
+    layer.register_buffer("mask", torch.ones(16, 16))
+    layer.weights_seen, layer.scale = torch.ones(16, 16), torch.ones(())
+    linear(layer)
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
@@ -190,12 +241,26 @@ def redraw(model):
 
 
 def empty(model):
-    model.to_empty(device="cpu")
     with torch.no_grad():
-        model[1].weight.fill_(7.0)  # whatever was in memory
+        model[0].weight.copy_(model[0].to_empty(device="cpu").weight.fill_(1 / 4))
+        model[1].to_empty(device="cpu").weight.fill_(math.nan)  # whatever was in memory
 
 
-@pytest.mark.parametrize("change", [replace_layer, redraw, empty])
+def write_data(model):
+    model[1].weight.data.normal_(0, 3.0)  # torch counts no version of it
+
+
+def scale_data(model):
+    model[1].weight.data.mul_(2)
+
+
+def assign_data(model):
+    model[1].weight.data = torch.randn(16, 16)
+
+
+@pytest.mark.parametrize(
+    "change", [replace_layer, redraw, empty, write_data, scale_data, assign_data]
+)
 def test_values_that_are_not_the_plans_any_more(change):
     model, numbers = linear(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
     numbers.initialise(model, seed=0)
@@ -232,7 +297,7 @@ SAVED = linear(nn.Linear(16, 16, bias=False))[1].to_dict()
     [
         (lambda: linear(nn.Linear(16, 16), absorb_multipliers="False"), "absorb_multipliers is T"),
         (lambda: linear(nn.Linear(16, 16), absorb_multipliers=torch.tensor(True)), "is True or F"),
-        (lambda: Everett("mup", 16, 16, eps_per_layer="0"), "eps_per_layer is True or False"),
+        (lambda: Depth(Everett("mup", 16, 16), 4, decays="0"), "Depth: decays is True or False"),
         (lambda: linear(nn.Linear(16, 16), head_dim=math.nan), "head_dim must be positive"),
         
         (lambda: plan(nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", Role.MLP_IN)],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Layout, PlanError, Role, Rule, assign, rules_for
+from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, rules_for
 from param_groups.__main__ import main
 from param_groups.check import stock
 from param_groups.stock import rules as shipped
@@ -136,8 +136,8 @@ def test_lora_factors_and_the_layers_they_adapt_are_recognised():
 
 def test_bare_lora_factors_are_read_by_name_and_marked_where_the_rank_is_not_small():
     model = nn.Module()
-    model.lora_A, model.lora_B = nn.Parameter(torch.ones(2, 8)), nn.Parameter(torch.ones(2, 8))
-    model.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.ones(2, 8))})
+    model.lora_A, model.lora_B = nn.Parameter(torch.rand(2, 8)), nn.Parameter(torch.rand(2, 8))
+    model.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.rand(2, 8))})
     found = suggest(model)
     roles = {name: role for name, (role, _) in read(model, found.rules).items()}
     assert (roles["lora_A"], roles["lora_B"]) == (Role.LORA_A, Role.LORA_B)
@@ -182,8 +182,8 @@ def test_routers_and_stacks_of_experts_are_recognised(name, router, layout, more
 
 def test_experts_and_gates_that_shapes_do_not_settle_are_marked():
     experts = nn.Module()
-    experts.w1, experts.w2 = (nn.Parameter(torch.ones(4, 8, 8)) for _ in range(2))
-    experts.odd = nn.Parameter(torch.ones(4, 8, 6))
+    experts.w1, experts.w2 = (nn.Parameter(torch.rand(4, 8, 8)) for _ in range(2))
+    experts.odd = nn.Parameter(torch.rand(4, 8, 6))
     mixture = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False), "experts": experts})
     plain = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False)})
     found = suggest(nn.ModuleDict({"moe": mixture, "mlp": plain}))
@@ -200,9 +200,8 @@ class Bare(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.w1, self.mystery = (
-            nn.Parameter(torch.ones(shape)) for shape in ((8,), (8, 8), (8, 8))
-        )
+        self.weight = nn.Parameter(torch.ones(8))
+        self.w1, self.mystery = (nn.Parameter(torch.rand(8, 8)) for _ in range(2))
 
 
 class MaskedNorm(nn.Module):
@@ -242,7 +241,7 @@ def test_what_names_shapes_and_layers_say_besides():
             "score": nn.Linear(8, 20),
         }
     )
-    model.register_parameter("summary", nn.Parameter(torch.zeros(1, 1, 8)))
+    model.register_parameter("summary", nn.Parameter(torch.rand(1, 1, 8)))
     first = "PATCH_EMBEDDING if its inputs do not grow with the width"
     uncertain = "the layer's role is uncertain"
     last = "READOUT if its outputs do not grow with the width"
@@ -298,6 +297,68 @@ def test_what_stands_before_and_after_the_blocks():
     assert roles == [" ".join(line.split()) for line in expected.split(",")]
     assert found.doubts["signal.weight"] == "outside the blocks: the first layer, not the readout?"
     assert "row" in found.doubts and "last.weight" not in found.doubts
+
+
+class OwnNorm(nn.Module):
+    """A norm whose tensors have names and starts of their own: y (offset + gain) + shift."""
+
+    def __init__(self, gain, shift, offset):
+        super().__init__()
+        self.names, self.offset = (gain, shift), offset
+        self.register_parameter(gain, nn.Parameter(torch.full((8,), 1.0 - offset)))
+        self.register_parameter(shift, nn.Parameter(torch.zeros(8)))
+
+    def forward(self, x):
+        gain, shift = (getattr(self, name) for name in self.names)
+        return nn.functional.layer_norm(x, (8,)) * (self.offset + gain) + shift
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("names", ["scale shift", "g b", "gamma beta", "alpha w", "gain weight"])
+def test_a_norm_by_any_name_is_a_norm(names, offset):
+    """Called `g` or `scale`, it was a bias, and all logits were 0 after `initialise`."""
+    gain, shift = names.split()
+    model = nn.ModuleDict({"norm": OwnNorm(gain, shift, offset)})
+    found = suggest(model)
+    roles = [Role.NORM_BIAS if offset else Role.NORM_SCALE, Role.NORM_BIAS]
+    assert [rule.role for rule in found.rules] == roles and not found.doubts
+    numbers = plan(model, found.rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True)
+    numbers.initialise(model, seed=0)
+    assert model["norm"](torch.randn(500, 8)).std().item() == pytest.approx(1, rel=0.05)
+
+
+class Starts(nn.Module):
+    """Tensors whose start no name says."""
+
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, value in tensors.items():
+            self.register_parameter(name, nn.Parameter(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "role", "doubt"),
+    [
+        ("mystery", torch.ones(8), Role.NORM_SCALE, "a vector of ones: the scale of a norm?"),
+        ("lambdas", torch.full((4,), 1.1), Role.HIDDEN_BIAS, "is 1.1 in your model, and would st"),
+        ("gamma", torch.zeros(8), Role.LAYER_SCALE, "is 0 in your model, and would start at 1"),
+        ("gamma", torch.full((8,), 1e-6), Role.LAYER_SCALE, "is 1e-06 in your model, and would"),
+        ("dt_bias", torch.linspace(-6.6, -2, 8), Role.HIDDEN_BIAS, "is 4.6 away from 0 in your m"),
+        ("mix_out", torch.zeros(8, 8), Role.HIDDEN, "is 0 in all entries of your model, and would"),
+        ("bias_stack", torch.zeros(8, 8), Role.HIDDEN, "is 0 in all entries of your model, and wo"),
+    ],
+)
+def test_a_start_that_a_plan_would_change_is_a_doubt(name, value, role, doubt):
+    found = suggest(Starts(**{name: value}))
+    assert [rule.role for rule in found.rules] == [role] and doubt in found.doubts[name]
+
+
+def test_starts_that_stay_bear_no_doubt():
+    tensors = {"in_bias": torch.zeros(8), "q_bias": torch.empty(8).uniform_(-0.3, 0.3)}
+    assert not suggest(Starts(**tensors)).doubts
+    factors = {"q.lora_B": nn.Linear(2, 8, bias=False)}
+    nn.init.zeros_(factors["q.lora_B"].weight)
+    assert not suggest(nn.ModuleDict({"q": nn.ModuleDict({"lora_B": factors["q.lora_B"]})})).doubts
 
 
 def test_the_command_prints_code(capsys):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups import CompleteP, Everett, PlanError, plan, traced
-from param_groups.roles import default_layout
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
     CASES,
@@ -61,7 +60,7 @@ def test_every_tensor_is_right_or_refused(name):
     got = {}
     for row in rows:
         reading = found[row.name]
-        layout = "" if reading.layout is default_layout(reading.role) else f"/{reading.layout}"
+        layout = "" if reading.layout is reading.role.facts.layout else f"/{reading.layout}"
         start = "kept" if row.init_distribution == "kept" else f"{reading.scale:g}"
         ratio = row.lr / at_base[row.name]
         got[row.name] = (row.role + layout, row.fan_in, round(math.log2(ratio), 3), start)

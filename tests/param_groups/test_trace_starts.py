@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import Everett, Plan, PlanError, Rule, Spectral, plan, traced
+from param_groups import Everett, Muon, Plan, PlanError, Rule, plan, traced
 from tests.param_groups import traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
     IDS,
@@ -172,7 +172,7 @@ def test_muon_refuses_fused_tensors_that_a_trace_finds():
     build = traced_vision.talking_heads
     rules = traced(build, traced_vision.look, (BASE, WIDE)).rules
     with pytest.raises(PlanError, match="key_value"):
-        plan(build(WIDE), rules, Spectral(WIDE, BASE, qk_exponent=-0.5), lr=1.0)
+        plan(build(WIDE), rules, Muon(Everett("mup", WIDE, BASE, qk_exponent=-0.5)), lr=1.0)
 
 
 # Refusals

@@ -6,7 +6,7 @@ from torch import nn
 
 from param_groups import PlanError, Role, traced
 from param_groups.check import stock
-from param_groups.roles import BLOCK, FUSED_PARTS, TRUNK, assign
+from param_groups.roles import assign
 from param_groups.stock.rules import fitting
 from param_groups.stock.rules import stock as made
 
@@ -61,8 +61,8 @@ def runner(name):
 
 def in_a_branch(assignment, lists):
     """What `plan` takes a list's rule to say: its own word, or a numbered block."""
-    if assignment.role in TRUNK or assignment.trunk is not None:
-        return assignment.role not in TRUNK and not assignment.trunk
+    if not assignment.role.facts.branch or assignment.trunk is not None:
+        return assignment.role.facts.branch and not assignment.trunk
     return path_of(assignment) in lists
 
 
@@ -89,7 +89,7 @@ def test_a_trace_is_the_list_or_better(name):
     model = build(128)
     ((_, rules),) = fitting(model).items()
     theirs = assign(model, rules)
-    lists = {path_of(one) for one in theirs if one.role in (*BLOCK, *FUSED_PARTS)} - {None}
+    lists = {path_of(one) for one in theirs if one.role.facts.block} - {None}
     assert [reading.name for reading in found.readings] == [one.name for one in theirs]
     same = {Role.FINAL_NORM_SCALE: Role.NORM_SCALE}
     for one in theirs:
@@ -101,7 +101,7 @@ def test_a_trace_is_the_list_or_better(name):
             str(same.get(mine.role, mine.role)),
             str(mine.layout),
             (mine.fan_in, mine.fan_out),
-            mine.inside and mine.role not in TRUNK,
+            mine.inside and mine.role.facts.branch,
         )
         role = str(same.get(one.role, one.role))
         listed = (role, str(one.layout), one.fans, in_a_branch(one, lists))

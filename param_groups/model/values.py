@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from param_groups.contract import CONSTANT, UNIFORM
 from param_groups.layers import Multiplied
-from param_groups.roles import PlanError
+from param_groups.model.forward import factor_places
+from param_groups.model.read import is_sharded
+from param_groups.quantities import CONSTANT, UNIFORM
+from param_groups.roles import PlanError, Role
 from param_groups.rows import Factor, Row
-from param_groups.tensors.checks import is_sharded
-from param_groups.tensors.forward import factor_places
 
 # Initial values
 
@@ -51,6 +51,16 @@ def fill(model: nn.Module, row: Row, seed: int) -> None:
     put(parameter, values)
 
 
+def constant(parameter: torch.Tensor) -> float | None:
+    """The one value of all entries that this process has; None if there are several.
+
+    A single entry says nothing, unless it is the 1 of a fresh gain.
+    """
+    part = getattr(parameter, "_local_tensor", parameter).detach().flatten()
+    alike = part.numel() > 0 and bool((part == part[0]).all())
+    return float(part[0]) if alike and (part.numel() > 1 or part[0] == 1) else None
+
+
 def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
     """Copies a whole tensor's values; into a sharded tensor, this process's part of them.
 
@@ -65,6 +75,50 @@ def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
     mesh, placements = parameter.device_mesh, parameter.placements
     part = distribute_tensor(values.to(parameter.device), mesh, placements, src_data_rank=None)
     parameter.to_local().copy_(part.to_local())
+
+
+# What a model held before
+
+# Of every tensor of a model that was planned or drawn, (id, torch's count of writes) at that time.
+_VERSIONS: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
+    weakref.WeakKeyDictionary()
+)
+_CONSTANT_WHEN_FRESH = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.NORM_BIAS}
+
+
+def note_versions(model: nn.Module) -> None:
+    """Remembers when each tensor was last written to."""
+    _VERSIONS[model] = {name: (id(p), p._version) for name, p in model.named_parameters()}
+
+
+def check_fresh(model: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
+    """Raises PlanError where a draw would erase a checkpoint's values or those of training.
+
+    Known by a Hugging Face model's name, in the evaluation mode that from_pretrained leaves it in
+    (if the `whole` model is drawn); by a norm that is no constant; and by writes since the plan.
+    """
+    way_out = (
+        "; plan.apply_multipliers(model) keeps the weights of a checkpoint, keep= those of a part, "
+        "and initialise(..., overwrite=True) draws all anew"
+    )
+    source = getattr(model, "name_or_path", "")
+    if whole and source and isinstance(source, str) and not model.training:
+        raise PlanError(f"the model was loaded from {source!r}, and its weights would go{way_out}")
+    for row in drawn:
+        parameter = model.get_parameter(row.name)
+        identity, version = _VERSIONS.get(model, {}).get(row.name, (0, 0))
+        if identity == id(parameter) and parameter._version > version:
+            raise PlanError(
+                f"{row.name!r} was written to since the plan was made or drawn, by load_state_dict "
+                f"or training, and its values would go{way_out}"
+            )
+        # Memory that nothing was written to, as to_empty leaves it, holds anything.
+        written = row.role in _CONSTANT_WHEN_FRESH and parameter._version > 0
+        if written and parameter.numel() > 1 and constant(parameter) is None:
+            raise PlanError(
+                f"{row.name!r} ({row.role}) has other values than a fresh model's, which are one "
+                f"number: those of a checkpoint would go{way_out}"
+            )
 
 
 # Multipliers
@@ -107,12 +161,12 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 @dataclass(frozen=True)
 class Given:
     """How a model was prepared: by which rows, whether values were drawn, which tensors were not
-    because they were frozen, and the state of every drawn tensor ((id, version) of its values)."""
+    because they were frozen, and how large the values of every drawn tensor were."""
 
     rows: Sequence[Row]
     drawn: bool
     frozen: Set[str]
-    states: Mapping[str, tuple[int, int]]
+    sizes: Mapping[str, float | None]
 
 
 # A model that is gone takes its entry with it.
@@ -131,12 +185,16 @@ def note_given(
     `kept` says that others were kept on purpose. Tensors in `frozen` were not drawn because they
     did not require gradients.
     """
-    states = {row.name: _state(model.get_parameter(row.name)) for row in drawn}
-    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, states)
+    sizes = {row.name: _size(model.get_parameter(row.name)) for row in drawn}
+    note_versions(model)
+    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, sizes)
 
 
-def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    return id(parameter), parameter._version
+def _size(parameter: torch.Tensor) -> float | None:
+    """The root mean square of the entries; None where this process has not all values."""
+    if is_sharded(parameter) or parameter.is_meta:
+        return None
+    return float(parameter.detach().float().square().mean().sqrt())
 
 
 def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
@@ -167,8 +225,7 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
                 "this plan; " + way_out
             )
         parameter = model.get_parameter(new.name)
-        state = given.states.get(new.name)
-        if state not in (None, _state(parameter)) and not _looks_drawn(parameter, new):
+        if not _as_large(parameter, given.sizes.get(new.name)):
             raise PlanError(
                 f"{new.name!r} has changed since plan.initialise, and its values are not the "
                 "plan's: a layer was replaced or drawn again; call initialise last, or "
@@ -184,14 +241,15 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
             )
 
 
-def _looks_drawn(parameter: nn.Parameter, row: Row) -> bool:
-    """Whether values that were touched since are still about as large as the row's: a few steps, a
-    row set to zero, or a move to another device or precision leave them so."""
-    if is_sharded(parameter) or parameter.is_meta:
+def _as_large(parameter: nn.Parameter, drawn: float | None) -> bool:
+    """Whether values are still about as large as those drawn: a few steps, a row set to zero, a
+    move to another device or precision and a second draw of one size leave them so.
+
+    Values are looked at, whatever wrote them: torch's version of a tensor does not count `.data`.
+    """
+    size = _size(parameter)
+    if size is None or drawn is None:
         return True
-    wanted = math.hypot(row.init_mean, row.init_std)
-    size = float(parameter.detach().float().square().mean().sqrt())
-    if wanted == 0:
+    if drawn == 0:
         return size < 0.1
-    slack = 0.1 + 3 / math.sqrt(2 * parameter.numel())
-    return abs(size / wanted - 1) < slack
+    return abs(size / drawn - 1) < 0.1 + 3 / math.sqrt(2 * parameter.numel())

@@ -1,0 +1,66 @@
+"""What people read: a plan in a shell and in a notebook, and the README's five lines to resume."""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from param_groups import Everett, Rule, plan, schedule
+
+README = Path(__file__).parents[2] / "param_groups" / "README.md"
+
+
+def made():
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9, bias=False))
+    rules = [Rule("0.weight", "token_embedding"), Rule("1.weight", "readout")]
+    return model, plan(model, rules, Everett("mup", 8, 4), lr=0.1, absorb_multipliers=True)
+
+
+def test_a_plan_prints_as_its_table_and_does_not_wrap_in_a_notebook():
+    _, numbers = made()
+    assert str(numbers) == f"{numbers}" == numbers.table()
+    shown = numbers._repr_html_()
+    assert shown.startswith('<pre style="white-space: pre;') and "0.weight" in shown
+    assert "<" not in shown[1:].replace("</pre>", "")  # a tensor's name is text
+
+
+def test_resuming_as_the_readme_says_trains_on_bit_for_bit():
+    """Five lines, after which the next steps are those of a run that was not interrupted."""
+    code = re.search(r"## Resume\n\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)[
+        1
+    ]
+    assert len(code.splitlines()) == 5
+
+    def steps(model, optimizer, scheduler, count):
+        for step in range(count):
+            model(torch.tensor([step])).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    model, numbers = made()
+    numbers.initialise(model, seed=0)
+    optimizer = torch.optim.AdamW(numbers.groups(model))
+    scheduler = schedule(optimizer, total_steps=1000, warmup_steps=100)
+    steps(model, optimizer, scheduler, 3)
+    saved = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+    saved = torch.load(_saved(saved), weights_only=False)
+    other, numbers = made()
+    other.load_state_dict(model.state_dict())
+    scope = {"numbers": numbers, "model": other, "saved": saved, "torch": torch}
+    exec(code, scope | {"schedule": schedule}, scope)
+    steps(model, optimizer, scheduler, 3)
+    steps(other, scope["optimizer"], scope["scheduler"], 3)
+    assert scope["optimizer"].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] > 0
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def _saved(value):
+    import io
+
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
