@@ -358,9 +358,8 @@ def _rules(
 def _is_stack(r: Reading) -> bool:
     """Whether its axes may mean two things, so that a rule has to say which."""
     long = sum(size > 1 for size in r.shape)
-    return (
-        (len(r.shape) > 2) if r.layout is Layout.LINEAR else r.layout is Layout.VECTOR and long > 1
-    )
+    several = {Layout.LINEAR: len(r.shape) > 2, Layout.VECTOR: long > 1}
+    return r.layout is not None and several.get(r.layout, False)
 
 
 def _starred(name: str, kept: int = 0) -> str:
