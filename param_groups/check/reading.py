@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ def read(
             or type(module).__name__ == "Conv1D",  # GPT-2's
         )
         if param.requires_grad and id(param) in owners:
-            (optimizer, number), *others = owners[id(param)]
+            optimizer, number = owners[id(param)][0]
             kinds = [kind_of(o, o.param_groups[n], param) for o, n in owners[id(param)]]
             lr, decay, unread = peaks[id(optimizer)][number]
             group = optimizer.param_groups[number]
@@ -142,7 +142,7 @@ def _peaks(groups: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, list
     if not (_alike(shares) or _alike(bare)):
         seen = ", ".join(f"{share:.3g}" for share in dict.fromkeys(shares))
         doubts.append(f"lr is {seen} times initial_lr: a schedule with several factors")
-    decays, wd, more = _multiplied(groups, "weight_decay")
+    _, wd, more = _multiplied(groups, "weight_decay")
     result = []
     for group, rate, decay in zip(groups, scaled, wd, strict=True):
         own = [*doubts, *more]
@@ -189,9 +189,7 @@ def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
     return torch.finfo(param.dtype).eps if eps is None else _number(eps)
 
 
-def kind_of(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor
-) -> str:
+def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor) -> str:
     """A tensor's rule: the group's own word for it (a plan's, Dion's, nanochat's, Muon's) or the
     class's; and Adam for what a Muon does not train by Muon."""
     word = next((group[key] for key in ("optimizer", "algorithm", "kind") if key in group), None)
@@ -223,7 +221,9 @@ def _unknown(
     torchs = type(optimizer).__module__.startswith("torch.optim")
     known = _READ | _IDLE | set(ignore) | (set(optimizer.defaults) if torchs else set())
     lines = [
-        f"{key!r} of its optimiser{BY_STEP}" if key in optimizer.defaults else f"{key!r} of its group"
+        f"{key!r} of its optimiser{BY_STEP}"
+        if key in optimizer.defaults
+        else f"{key!r} of its group"
         for key in group
         if key not in known
     ]
@@ -254,6 +254,94 @@ def shape_factor(
 
 
 # One step
+
+Steps = Mapping[tuple[int, float], Mapping[str, float]]  # {(size, scale): what `first_step` gives}
+
+
+def judged_steps(
+    readings: Mapping[int, Mapping[str, Reading]], steps: Steps
+) -> tuple[dict[int, dict[str, Reading]], list[tuple[str, str]]]:
+    """(readings with what only a step tells, a line for each tensor whose step has another size).
+
+    A Muon of one's own gets the factor of the shape that fits its steps at all sizes.
+    """
+    sizes = sorted(readings)
+    first = readings[sizes[0]]
+    by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
+    factors = {
+        (size, n): _fitting(readings, steps, by_muon)(readings[size][n].shape)
+        for size in sizes
+        for n in by_muon
+        if _UNKNOWN_MUON in readings[size][n].unread
+    }
+    told = {
+        size: {
+            n: replace(
+                one,
+                lr=one.lr * factors.get((size, n), 1.0),
+                unread=tuple(doubt for doubt in one.unread if not doubt.endswith(BY_STEP)),
+            )
+            for n, one in found.items()
+        }
+        for size, found in readings.items()
+    }
+    ratios = {
+        key: {n: ratio / factors.get((key[0], n), 1.0) for n, ratio in found.items()}
+        for key, found in steps.items()
+    }
+    matrices = [[found[n] for n in by_muon if n in found] for found in ratios.values()]
+    clipped = all(some and max(some) < WITHIN * min(some) for some in matrices) and any(
+        max(some) < 1 / WITHIN for some in matrices
+    )
+    lines = []
+    for n, one in first.items():
+        seen = [found[n] for found in ratios.values() if n in found]
+        if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
+            continue
+        why = ""
+        kernel = len(one.shape) > 2 and _by_kernel(one.shape, seen)
+        if n in by_muon and kernel:
+            why = f": the factor is that of the kernel {one.shape[2:]}, not of out and in"
+        elif n in by_muon and clipped:
+            why = ": one factor for all matrices, as of a clip after the orthogonalisation"
+        span = f"{min(seen):.2g}" + (f" to {max(seen):.2g}" if max(seen) > 1.05 * min(seen) else "")
+        lines.append((n, f"a step is {span} times what rate, shape and {one.optimizer} say{why}"))
+    return told, lines
+
+
+def _fitting(
+    readings: Mapping[int, Mapping[str, Reading]], steps: Steps, names: Sequence[str]
+) -> Callable[[tuple[int, ...]], float]:
+    """The convention by which a Muon multiplies its rates: of those that leave the matrices' steps
+    most alike, the one that is nearest to them."""
+    known = [lambda columns, rows: 1.0, *MUON_CONVENTIONS.values()]
+    worst = []
+    for convention in known:
+        logs = [
+            [
+                math.log(max(found[n], 1e-30) / convention(math.prod(shape[1:]), shape[0]))
+                for n in names
+                if n in found
+                for shape in [readings[size][n].shape]
+            ]
+            for (size, _), found in steps.items()
+        ]
+        off = max(abs(value) for some in logs for value in some)
+        spread = max(max(some) - min(some) for some in logs)
+        worst.append((off > math.log(WITHIN), spread > math.log(WITHIN), off))
+    best = known[worst.index(min(worst))]
+    return lambda shape: best(math.prod(shape[1:]), shape[0])
+
+
+def _by_kernel(shape: Sequence[int], seen: Sequence[float]) -> bool:
+    """Whether steps have the factor of a kernel's two axes in place of the whole matrix's."""
+    last, whole = shape[-2:], (shape[0], math.prod(shape[1:]))
+    shares = [math.sqrt(math.prod(last) / math.prod(whole)), math.sqrt(max(last) / max(whole))]
+    shares += [f(*last[::-1]) / f(*whole[::-1]) for f in MUON_CONVENTIONS.values()]
+    return any(
+        share < 1 / WITHIN and all(1 / WITHIN < one / share < WITHIN for one in seen)
+        for share in shares
+    )
 
 
 def first_step(

@@ -159,14 +159,11 @@ class PlanExponents:
         self.family = family_of(plans[self.sizes[0]]) or "adam"
         common = set.intersection(*({row.name for row in plan.rows} for plan in plans.values()))
         self.names = [row.name for row in plans[self.sizes[0]].rows if row.name in common]
-        self.known: dict[tuple[str, int, int], Powers] = {}
         self.pairs = [*itertools.pairwise(self.sizes)]
 
     def powers(self, name: str, sizes: tuple[int, int] | None = None) -> Powers:
         """A tensor's exponents between two sizes, by default the smallest and the largest."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
-        if (name, low, high) in self.known:
-            return self.known[name, low, high]
         small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
         a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
@@ -175,9 +172,7 @@ class PlanExponents:
         step = None if c is None else SHIFT[self.family] * a - c
         if step is not None and self.by_muon(name) and self.size != "depth":
             step += 1  # entries of a matrix of one spectral norm, that all point one way
-        powers = Powers(kind_of(small, large, self.size), start, step, -a)
-        self.known[name, low, high] = powers
-        return powers
+        return Powers(kind_of(small, large, self.size), start, step, -a)
 
     def by_muon(self, name: str) -> bool:
         """Whether a tensor's updates are orthogonalised."""
@@ -210,12 +205,8 @@ class Judged:
     note: str = ""
 
 
-def judge(
-    plans: Mapping[int, Plan],
-    expected: Promise | None = None,
-    numbers: PlanExponents | None = None,
-) -> list[Judged]:
-    """What the plans' numbers alone say, tensor by tensor, against `expected_of` or `expected`.
+def judge(plans: Mapping[int, Plan]) -> list[Judged]:
+    """What the plans' numbers alone say, tensor by tensor, against `expected_of`.
 
     A rate that falls too slowly makes its tensor's changes grow, one that falls too fast makes them
     vanish, and numbers that are not one power of the size have other constants at other sizes. For
@@ -223,8 +214,6 @@ def judge(
 
     Args:
         plans: a plan per size, as `Measurement.plans` holds them.
-        expected: by default that of the plans' rule.
-        numbers: the plans' exponents, where they are known already.
 
     Returns:
         A verdict per number; empty where nothing is known to compare with.
@@ -232,7 +221,7 @@ def judge(
     Source:
         The paper that the rule names; for any other rule stability (Everett et al., App. B).
     """
-    expected, numbers = expected or expected_of(plans), numbers or PlanExponents(plans)
+    expected, numbers = expected_of(plans), PlanExponents(plans)
     if expected is None:
         return []
     found: list[Judged] = []
@@ -266,7 +255,6 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
         return [Judged(name, "start", None, None, DIFFERS, expected.source, "zero at some sizes")]
     start = expected.start.get(whole.kind, ZERO)
     kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
-    kind = "muon" if numbers.by_muon(name) and "muon" in expected.step else kind
     step = expected.step.get(kind, ZERO)
     if not expected.published and whole.kind == "readout" and whole.start is not None:
         start = max(start, whole.start)  # a readout may start smaller than needed
