@@ -32,7 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups.check import Check, CheckError, command
-from param_groups.check.measuring import recording, watched
+from param_groups.check.measuring import watched
+from param_groups.check.recording import recording
 from training import runs
 from training.config import leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors

@@ -271,7 +271,7 @@ def _powers(name: str, numbers: PlanExponents) -> Powers:
     rows = [numbers.plans[size][name] for size in numbers.sizes]
     muon, square = numbers.by_muon(name), 2 if rows[0].optimizer == "adafactor" else 1
     steps = [one.step and one.step - (muon and numbers.size != "depth") for one in pairs]
-    signed = lambda values, by: [None if one is None else by * float(one) for one in values]
+    signed = lambda values, by: [None if one is None else by * float(one) + 0.0 for one in values]
     # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
     closest = min(large / small for small, large in numbers.pairs)
     noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)

@@ -10,11 +10,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from param_groups.check.measuring import Coordinate, pooled
+from param_groups.check.measuring import INPUT, Coordinate, pooled
 from param_groups.check.slopes import BAD, UNCLEAR, worst
 from param_groups.check.theory import EXCEPTION, OK
 
 ACROSS = 5
+DRAWN = ("init", "change")
 COLORS = dict.fromkeys(BAD, "#d55e00") | {UNCLEAR: "#e69f00", EXCEPTION: "#0072b2", OK: "black"}
 
 
@@ -24,7 +25,7 @@ def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) ->
     words: dict[str, list[str]] = {}
     predictions: dict[tuple[str, str, int], float | None] = {}
     for slope in result["slopes"]:
-        if slope["quantity"] != "update":
+        if slope["quantity"] in DRAWN and not (INPUT in slope["name"] and slope["verdict"] == OK):
             words.setdefault(slope["name"], []).append(slope["verdict"])
             key = (slope["quantity"], slope["name"], slope["step"])
             predictions[key] = slope["predicted"]
@@ -71,7 +72,7 @@ def _means(points: Sequence[Coordinate], name: str) -> dict[tuple[str, int], dic
     """(quantity, step) -> size -> geometric mean over seeds of what can be drawn on log axes."""
     logs: dict[tuple[str, int], dict[int, list[float]]] = {}
     for point in points:
-        if point.name == name and point.quantity != "update" and 0 < point.rms < math.inf:
+        if point.name == name and point.quantity in DRAWN and 0 < point.rms < math.inf:
             by_size = logs.setdefault((point.quantity, point.step), {})
             by_size.setdefault(point.width, []).append(math.log(point.rms))
     return {

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from param_groups import Everett, Numbers, Prescription, Role, Spectral, plan
-from param_groups.check import slopes, theory
+from param_groups.check import judge, slopes, theory
 from param_groups.check.measuring import Check, measure
 from tests.param_groups.test_muon import RULES, Block
 
@@ -36,7 +36,7 @@ def checked(rule, tokens):
         return Check(model, made, [batch], lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]))
 
     measurement = measure(build, WIDTHS, steps=2, seeds=range(2), device=torch.device("cpu"))
-    numbers = {one.name: one.verdict for one in theory.judge(measurement.plans)}
+    numbers = {one.name: one.verdict for one in judge(measurement.plans)}
     found = slopes.fit(measurement)
     return numbers, [one for one in found if one.verdict in slopes.BAD]
 
@@ -81,7 +81,7 @@ def test_depth_needs_branches_that_fall_with_it():
             for depth in (2, 4, 8)
         }
 
-    verdicts = {one.quantity: one.verdict for one in theory.judge(plans(base_depth=2))}
+    verdicts = {one.quantity: one.verdict for one in judge(plans(base_depth=2))}
     assert verdicts["factor"] == verdicts["rate"] == theory.OK
     assert theory.expected_of(plans()).residual == 1
 
@@ -94,7 +94,7 @@ def test_a_recipe_is_held_to_its_rules_paper():
         init = {"token_embedding": 1.0, "mlp_in": 0.1, "mlp_out": 0.05, "readout": 0.01}
         return plan(Block(n), RULES, Recipe(*rules, init=init), lr=0.1, absorb_multipliers=True)
 
-    right = theory.judge({n: made(n, 64) for n in (64, 128)})
+    right = judge({n: made(n, 64) for n in (64, 128)})
     assert {one.verdict for one in right} == {theory.OK} and "Table 1" in right[0].source
-    wrong = theory.judge({n: made(n, n // 2) for n in (64, 128)})  # another base at every width
+    wrong = judge({n: made(n, n // 2) for n in (64, 128)})  # another base at every width
     assert theory.DIFFERS in {one.verdict for one in wrong}

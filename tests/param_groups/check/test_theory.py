@@ -13,7 +13,7 @@ import examples.coordinate_check_mlp as example
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from param_groups import Bordelon, Dinan, Everett, Numbers, Prescription, Role, Rule, plan
-from param_groups.check import judge, stock, theory
+from param_groups.check import judge, judging, stock, theory
 from param_groups.check.measuring import pooled
 from param_groups.check.slopes import BAD
 from param_groups.check.theory import (
@@ -75,10 +75,10 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
         n: plan_of(Everett(rule, n, 32, qk_exponent=qk), attention, heads=n // 4 if grows else 16)
         for n in (64, 128)
     }
-    note = theory.heads_note(make("mup", True, -0.5))
+    note = judging.heads_note(make("mup", True, -0.5))
     assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
     for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
-        assert theory.heads_note(make(*silent)) == ""
+        assert judging.heads_note(make(*silent)) == ""
 
 
 def of_label(label):
