@@ -36,8 +36,8 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -47,19 +47,14 @@ from torch import nn
 
 from param_groups.check.command import load_function
 from param_groups.check.measuring import pooled
-from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
-from param_groups.check.reading import SCALES, Reading, first_step, judged_steps, read
+from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
+from param_groups.check.reading import SCALES, first_step, judged_steps, read
 from param_groups.check.theory import PlanExponents
 from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import ALIGNMENTS, HALF, LAYERS, PARAMETERIZATION_TABLE, ZERO
-from param_groups.plan import Plan
-from param_groups.roles import Layout, PlanError, Role, fans
-from param_groups.rows import Row, align
+from param_groups.roles import PlanError
+from param_groups.rows import align
 
 NUMBERS = ("init", "lr", "eps", "decay")
-EXACT, DRAWN = 0.02, 0.1  # tolerances of a power: of numbers, of fans that a model may round
-Multipliers = Mapping[str, Fraction]  # {kind: a}, a multiplier that goes as size^(-a)
-Readings = Mapping[int, Mapping[str, Reading]]  # {size: what `read` gives}
 
 
 @dataclass(frozen=True)
@@ -72,124 +67,6 @@ class Audit:
     deviations: list[str]
     unread: list[str]
     remarks: list[str]
-
-
-# Rules
-
-
-@dataclass(frozen=True)
-class Form:
-    """A rule with some of its multipliers, size^(-kept), in the forward pass."""
-
-    name: str
-    rule: Promise
-    kept: Multipliers
-
-
-def rules(size: str, family: str) -> list[Form]:
-    """The rules that are known, the plainest first."""
-    return _over_width(family) if size == "width" else _over_depth(family)
-
-
-def _over_width(family: str) -> list[Form]:
-    zeros = dict.fromkeys(LAYERS, ZERO)
-    even = Promise("", "width", family, zeros, zeros)
-    drawn = replace(even, start={**zeros, "hidden": HALF, "readout": HALF})
-    forms = [
-        Form("one rate, one initial size", even, {}),
-        Form("one rate, standard initial values", drawn, {}),
-    ]
-    tables = []
-    for alignment in (*ALIGNMENTS, "global"):
-        for name, table in PARAMETERIZATION_TABLE.items():
-            a = {layer: table[layer].a for layer in LAYERS}
-            start = {layer: table[layer].scale for layer in LAYERS}
-            step = {layer: SHIFT[family] * a[layer] for layer in LAYERS}
-            fields = {"parameterization": name, "alignment": alignment}
-            rule = PAPERS["everett"](fields, "width", family)
-            rule = rule or replace(even, start=start, step=step)
-            tables.append(Form(f"{name}, {alignment} alignment", rule, a))
-    forms += [replace(one, kept={}) for one in tables]
-    forward = ", multipliers in the forward pass"
-    forms += [replace(one, name=one.name + forward) for one in tables]
-    # The library mup, nanoGPT-mup, Cerebras, Megatron and Granite: a = 1, b = 0, c = 0 for Adam.
-    last = ", the readout's multiplier in the forward pass (as microsoft/mup)"
-    mups = [one for one in tables if one.name.startswith("mup, ")]
-    forms += [replace(one, name=one.name + last, kept={"readout": ONE}) for one in mups]
-    if family == "adafactor":
-        return forms
-    for strategy in ("neural_tangent", "hybrid", "maximal_update"):
-        for init in ("vit", "bart"):
-            rule = PAPERS["dinan"]({"strategy": strategy, "s": None, "init": init}, "width", family)
-            forms += [Form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
-    if rule := PAPERS["bordelon"]({"alpha_attention": 1}, "width", family):
-        forms += [Form("bordelon", rule, {}), Form("bordelon" + forward, rule, rule.multiplier)]
-    return forms
-
-
-def _over_depth(family: str) -> list[Form]:
-    forms = []
-    for alpha in (HALF, ONE) if family == "sgd" else (ONE, HALF):
-        power = -over_depth(alpha, family).step["hidden"]
-        name = f"rates in blocks as depth^({power})" if power else "no power of the depth in rates"
-        forms.append(Form(name, over_depth(alpha, family), {}))
-        rule = PAPERS["bordelon"]({"alpha_depth": alpha}, "depth", family)
-        if rule and power and family != "adafactor":
-            name = f"rates of all tensors as depth^({power}), multipliers in the forward pass"
-            forms.append(Form(name, rule, rule.multiplier))
-    return forms
-
-
-# A plan of what was read
-
-
-def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
-    """Rows of the tensors that all sizes have, with the role that says which axes sum."""
-    sizes = sorted(readings)
-    first, last = readings[sizes[0]], readings[sizes[-1]]
-    names = [n for n in first if all(n in readings[size] for size in sizes)]
-    counts = [Counter(map(pooled, readings[size])) for size in (sizes[0], sizes[-1])]
-    blocks = {name for name, n in counts[1].items() if n > counts[0][name]}
-    kinds = Counter(r.optimizer for r in first.values() if r.optimizer in OPTIMIZER_FAMILY)
-    usual = next((kind for kind, _ in kinds.most_common() if kind != "muon"), "adam")
-    plans = {}
-    for size in sizes:
-        rows = []
-        for name in names:
-            one = readings[size][name]
-            if depth:
-                role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
-            elif len(one.shape) < 2:
-                grows = last[name].shape > first[name].shape
-                role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
-            else:
-                role = Role.TOKEN_EMBEDDING if one.table else Role.HIDDEN
-            ins, outs = 1, (one.shape or (1,))[-1]
-            if len(one.shape) > 1 and not one.table:
-                layout = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
-                ins, outs = fans(name, one.shape, layout)
-            decay = one.decay / one.lr if one.lr else 0.0
-            rows.append(
-                Row(
-                    name=name,
-                    shape=one.shape,
-                    role=role,
-                    fan_in=ins,
-                    fan_out=outs,
-                    tied_to=(),
-                    init_mean=0.0,
-                    init_std=one.init,
-                    init_distribution="normal",
-                    multiplier=1.0,
-                    lr=one.lr,
-                    eps=one.eps,
-                    weight_decay=decay,
-                    optimizer=one.optimizer.partition(" and ")[0],
-                )
-            )
-        rule = {"depth" if depth else "width": size, "optimizer": usual}
-        plans[size] = Plan(tuple(rows), rule, 1.0, 0.0, 0.0, "per_group")
-    return plans
 
 
 # Verdicts
@@ -209,22 +86,12 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
         for size, found in readings.items()
     }
     numbers, sizes = PlanExponents(plans_of(readings, depth=depth)), sorted(readings)
-    first, tensors = readings[sizes[0]], [_powers(n, numbers) for n in numbers.names]
-    kinds = {one.name: one.kind for one in tensors}
-    forms = rules(numbers.size, numbers.family)
-    if any(one.muon for one in tensors):  # of which these papers say nothing
-        forms = [one for one in forms if not one.name.startswith(("dinan", "bordelon"))]
-    missed = []
-    for form in forms:
-        same = [one.kept for one in forms if _trains_alike(one.rule, form.rule)]
-        eps = _fewest(tensors, "eps", _epsilons(form, same))
-        decay = _fewest(tensors, "decay", _decays(form, same, depth))
-        missed.append([*_misses(form, tensors), *eps, *decay])
-    weights = [sum(9 if number == "lr" else 1 for _, number, _, _ in some) for some in missed]
-    best = weights.index(min(weights))
+    first = readings[sizes[0]]
+    kinds = {name: numbers.powers(name).kind for name in numbers.names}
+    nearest, missed = nearest_rule(numbers)
     lines = [
         (n, f"{number} goes as size^{_text(power)}, expected size^{_text(aim)}")
-        for n, number, power, aim in missed[best]
+        for n, number, power, aim in missed
     ]
     remarks = [f"frozen, not judged: {len(frozen)} tensors"] if frozen else []
     odd, falls = _unlike(readings, kinds)
@@ -240,125 +107,11 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
         table.append((pooled(n), kinds[n], first[n].optimizer or "none", *cells))
     return Audit(
         table=align([*dict.fromkeys(table)]),
-        nearest=forms[best].name,
+        nearest=nearest,
         deviations=_together(lines, numbers.names),
         unread=_not_read(readings, numbers),
         remarks=remarks + falls,
     )
-
-
-Miss = tuple[str, str, float, float]  # (tensor, number, power, the expected one)
-
-
-@dataclass(frozen=True)
-class Powers:
-    """A tensor's powers between neighbouring sizes; None where a number is zero at one of them.
-    `noise`: how far the power of its initial size may be off by chance."""
-
-    name: str
-    kind: str
-    muon: bool
-    square: bool  # epsilon is added to the square of the gradient
-    noise: float
-    init: list[float | None]
-    lr: list[float | None]
-    eps: list[float | None]
-    decay: list[float | None]
-
-
-def _powers(name: str, numbers: PlanExponents) -> Powers:
-    pairs = [numbers.powers(name, pair) for pair in numbers.pairs]
-    rows = [numbers.plans[size][name] for size in numbers.sizes]
-    muon, square = numbers.by_muon(name), 2 if rows[0].optimizer == "adafactor" else 1
-    steps = [one.step and one.step - (muon and numbers.size != "depth") for one in pairs]
-    signed = lambda values, by: [None if one is None else by * float(one) + 0.0 for one in values]
-    # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
-    closest = min(large / small for small, large in numbers.pairs)
-    noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)
-    judged = len(rows[0].shape) > 1 and numbers.size != "depth"
-    return Powers(
-        name,
-        pairs[0].kind,
-        muon,
-        square == 2,
-        DRAWN + noise,
-        init=signed([one.start for one in pairs], -1) if judged else [],
-        lr=signed(steps, -1),
-        eps=signed([one.epsilon for one in pairs], square),
-        decay=signed([one.decay for one in pairs], 1),
-    )
-
-
-def _off(given: Sequence[float | None], aim: float, tolerance: float) -> float | None:
-    """The power that is not the expected one, nan if there is none; None where all is well."""
-    if given.count(None) == len(given):
-        return None
-    values = [math.nan if one is None else one for one in given]
-    if all(abs(value - aim) <= tolerance for value in values):
-        return None
-    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
-
-
-def _trains_alike(one: Promise, other: Promise) -> bool:
-    """Whether two rules are one once their multipliers are absorbed."""
-    numbers = [
-        [rule.start[k] for k in LAYERS] + [rule.step[k] for k in LAYERS] for rule in (one, other)
-    ]
-    return numbers[0] == numbers[1]
-
-
-def _misses(form: Form, tensors: Sequence[Powers]) -> Iterator[Miss]:
-    """Initial sizes of matrices and rates that do not follow a rule."""
-    shift = SHIFT[form.rule.family]
-    for one in tensors:
-        kept = form.kept.get(one.kind, ZERO)
-        step = form.rule.step.get(one.kind, ZERO) - shift * kept
-        aim = 0.0 if one.muon else float(-step)  # the spectral norm of Muon's update stays
-        if (power := _off(one.lr, aim, EXACT)) is not None:
-            yield one.name, "lr", power, aim
-        aim = float(kept - form.rule.start.get(one.kind, ZERO))
-        power = _off(one.init, aim, one.noise)
-        if power is not None and one.kind != "constant":
-            yield one.name, "init", round(power, 1) + 0.0, aim
-
-
-def _epsilons(form: Form, homes: Sequence[Multipliers]) -> Iterator[Callable[[Powers], Fraction]]:
-    """Powers that epsilon may have: none, before multipliers were absorbed or after; or those of
-    the gradient (Everett et al., section 4.3)."""
-    kept = lambda one: form.kept.get(one.kind, ZERO)
-    yield lambda one: ZERO
-    for home in homes:
-        yield lambda one, home=home: home.get(one.kind, ZERO) - kept(one)
-    yield lambda one: form.rule.gradient(one.kind) - kept(one)
-
-
-def _decays(
-    form: Form, homes: Sequence[Multipliers], depth: bool
-) -> Iterator[Callable[[Powers], float | Fraction]]:
-    """Powers that the decay per step may have: none; -1/2 or -1 in what sums over the width (Fan et
-    al. 2025; Qiu et al. 2025); those of the rates, of now or before they were absorbed."""
-    yield lambda one: ZERO
-    for power in () if depth else (-HALF, -ONE):
-        yield lambda one, power=power: power if one.kind in ("hidden", "readout") else ZERO
-    shift = SHIFT[form.rule.family]
-    for home in (form.kept, *homes):
-        moved = lambda one, home=home: home.get(one.kind, ZERO) - form.kept.get(one.kind, ZERO)
-        yield lambda one, moved=moved: 0 if one.muon else (one.lr[0] or 0) + shift * moved(one)
-
-
-def _fewest(
-    tensors: Sequence[Powers], key: str, aims: Iterable[Callable[[Powers], float | Fraction]]
-) -> list[Miss]:
-    """What deviates from the powers that fit best."""
-    found: list[list[Miss]] = []
-    for aim in aims:
-        found.append([])
-        for one in tensors:
-            twice = 2 if key == "eps" and one.square else 1
-            power = _off(getattr(one, key), expected := float(aim(one)) * twice, EXACT)
-            if power is not None:
-                found[-1].append((one.name, key, power, expected))
-    return min(found, key=len)
 
 
 def _unlike(

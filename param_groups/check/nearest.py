@@ -1,0 +1,271 @@
+"""The rule whose powers of the size are nearest to those of anybody's optimiser.
+
+What was read becomes rows of a plan, and its exponents are those of the check (`PlanExponents`).
+The rules are the papers' (`PAPERS`) and one rate for all tensors, each with its multipliers
+absorbed, in the forward pass, or the readout's alone there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from param_groups.check.measuring import pooled
+from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
+from param_groups.check.reading import Reading
+from param_groups.check.theory import PlanExponents
+from param_groups.contract import OPTIMIZER_FAMILY
+from param_groups.exponents import ALIGNMENTS, HALF, LAYERS, PARAMETERIZATION_TABLE, ZERO
+from param_groups.plan import Plan
+from param_groups.roles import Layout, Role, fans
+from param_groups.rows import Row
+
+EXACT, DRAWN = 0.02, 0.1  # tolerances of a power: of numbers, of fans that a model may round
+Multipliers = Mapping[str, Fraction]  # {kind: a}, a multiplier that goes as size^(-a)
+Readings = Mapping[int, Mapping[str, Reading]]  # {size: what `read` gives}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A rule with some of its multipliers, size^(-kept), in the forward pass."""
+
+    name: str
+    rule: Promise
+    kept: Multipliers
+
+
+@functools.cache
+def _over_width(family: str) -> list[Form]:
+    zeros = dict.fromkeys(LAYERS, ZERO)
+    even = Promise("", "width", family, zeros, zeros)
+    drawn = replace(even, start={**zeros, "hidden": HALF, "readout": HALF})
+    forms = [
+        Form("one rate, one initial size", even, {}),
+        Form("one rate, standard initial values", drawn, {}),
+    ]
+    tables = []
+    for alignment in (*ALIGNMENTS, "global"):
+        for name, table in PARAMETERIZATION_TABLE.items():
+            a = {layer: table[layer].a for layer in LAYERS}
+            start = {layer: table[layer].scale for layer in LAYERS}
+            step = {layer: SHIFT[family] * a[layer] for layer in LAYERS}
+            fields = {"parameterization": name, "alignment": alignment}
+            rule = PAPERS["everett"](fields, "width", family)
+            rule = rule or replace(even, start=start, step=step)
+            tables.append(Form(f"{name}, {alignment} alignment", rule, a))
+    forms += [replace(one, kept={}) for one in tables]
+    forward = ", multipliers in the forward pass"
+    forms += [replace(one, name=one.name + forward) for one in tables]
+    # The library mup, nanoGPT-mup, Cerebras, Megatron and Granite: a = 1, b = 0, c = 0 for Adam.
+    last = ", the readout's multiplier in the forward pass (as microsoft/mup)"
+    mups = [one for one in tables if one.name.startswith("mup, ")]
+    forms += [replace(one, name=one.name + last, kept={"readout": ONE}) for one in mups]
+    if family == "adafactor":
+        return forms
+    for strategy in ("neural_tangent", "hybrid", "maximal_update"):
+        for init in ("vit", "bart"):
+            rule = PAPERS["dinan"]({"strategy": strategy, "s": None, "init": init}, "width", family)
+            forms += [Form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
+    if rule := PAPERS["bordelon"]({"alpha_attention": 1}, "width", family):
+        forms += [Form("bordelon", rule, {}), Form("bordelon" + forward, rule, rule.multiplier)]
+    return forms
+
+
+def _over_depth(family: str) -> list[Form]:
+    forms = []
+    for alpha in (HALF, ONE) if family == "sgd" else (ONE, HALF):
+        power = -over_depth(alpha, family).step["hidden"]
+        name = f"rates in blocks as depth^({power})" if power else "no power of the depth in rates"
+        forms.append(Form(name, over_depth(alpha, family), {}))
+        rule = PAPERS["bordelon"]({"alpha_depth": alpha}, "depth", family)
+        if rule and power and family != "adafactor":
+            name = f"rates of all tensors as depth^({power}), multipliers in the forward pass"
+            forms.append(Form(name, rule, rule.multiplier))
+    return forms
+
+
+# A plan of what was read
+
+
+def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
+    """Rows of the tensors that all sizes have, with the role that says which axes sum."""
+    sizes = sorted(readings)
+    first, last = readings[sizes[0]], readings[sizes[-1]]
+    names = [n for n in first if all(n in readings[size] for size in sizes)]
+    counts = [Counter(map(pooled, readings[size])) for size in (sizes[0], sizes[-1])]
+    blocks = {name for name, n in counts[1].items() if n > counts[0][name]}
+    kinds = Counter(r.optimizer for r in first.values() if r.optimizer in OPTIMIZER_FAMILY)
+    usual = next((kind for kind, _ in kinds.most_common() if kind != "muon"), "adam")
+    plans = {}
+    for size in sizes:
+        rows = []
+        for name in names:
+            one = readings[size][name]
+            if depth:
+                role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
+            elif len(one.shape) < 2:
+                grows = last[name].shape > first[name].shape
+                role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
+            else:
+                role = Role.TOKEN_EMBEDDING if one.table else Role.HIDDEN
+            ins, outs = 1, (one.shape or (1,))[-1]
+            if len(one.shape) > 1 and not one.table:
+                layout = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
+                ins, outs = fans(name, one.shape, layout)
+            decay = one.decay / one.lr if one.lr else 0.0
+            rows.append(
+                Row(
+                    name=name,
+                    shape=one.shape,
+                    role=role,
+                    fan_in=ins,
+                    fan_out=outs,
+                    tied_to=(),
+                    init_mean=0.0,
+                    init_std=one.init,
+                    init_distribution="normal",
+                    multiplier=1.0,
+                    lr=one.lr,
+                    eps=one.eps,
+                    weight_decay=decay,
+                    optimizer=one.optimizer.partition(" and ")[0],
+                )
+            )
+        rule = {"depth" if depth else "width": size, "optimizer": usual}
+        plans[size] = Plan(tuple(rows), rule, 1.0, 0.0, 0.0, "per_group")
+    return plans
+
+
+# Powers
+
+
+Miss = tuple[str, str, float, float]  # (tensor, number, power, the expected one)
+
+
+@dataclass(frozen=True)
+class Powers:
+    """A tensor's powers between neighbouring sizes; None where a number is zero at one of them.
+    `noise`: how far the power of its initial size may be off by chance."""
+
+    kind: str
+    muon: bool
+    square: bool  # epsilon is added to the square of the gradient
+    lr: Sequence[float | None]
+    eps: Sequence[float | None]
+    decay: Sequence[float | None]
+    init: Sequence[float | None] = ()
+    noise: float = 0.0
+
+
+def _powers(name: str, numbers: PlanExponents) -> Powers:
+    pairs = [numbers.powers(name, pair) for pair in numbers.pairs]
+    rows = [numbers.plans[size][name] for size in numbers.sizes]
+    muon, square = numbers.by_muon(name), 2 if rows[0].optimizer == "adafactor" else 1
+    steps = [one.step and one.step - (muon and numbers.size != "depth") for one in pairs]
+    signed = lambda values, by: tuple(v if v is None else by * float(v) + 0.0 for v in values)
+    # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
+    closest = min(large / small for small, large in numbers.pairs)
+    noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)
+    judged = len(rows[0].shape) > 1 and numbers.size != "depth"
+    return Powers(
+        pairs[0].kind,
+        muon,
+        square == 2,
+        lr=signed(steps, -1),
+        eps=signed([one.epsilon for one in pairs], square),
+        decay=signed([one.decay for one in pairs], 1),
+        init=signed([one.start for one in pairs], -1) if judged else (),
+        noise=DRAWN + noise,
+    )
+
+
+def _off(given: Sequence[float | None], aim: float, tolerance: float) -> float | None:
+    """The power that is not the expected one, nan if there is none; None where all is well."""
+    if given.count(None) == len(given):
+        return None
+    values = [math.nan if one is None else one for one in given]
+    if all(abs(value - aim) <= tolerance for value in values):
+        return None
+    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
+
+
+def nearest_rule(numbers: PlanExponents) -> tuple[str, list[Miss]]:
+    """(the name of the rule that fits best, what deviates from it)."""
+    tensors = {name: _powers(name, numbers) for name in numbers.names}
+    alike: dict[Powers, list[str]] = {}  # but for their initial values, which are random
+    for name, one in tensors.items():
+        alike.setdefault(replace(one, init=(), noise=0.0), []).append(name)
+    forms = _over_depth(numbers.family) if numbers.size == "depth" else _over_width(numbers.family)
+    if any(one.muon for one in alike):  # of which these papers say nothing
+        forms = [one for one in forms if not one.name.startswith(("dinan", "bordelon"))]
+    found: list[tuple[int, str, list[Miss]]] = []
+    for form in forms:
+        homes = [one.kept for one in forms if _absorbed(one.rule) == _absorbed(form.rule)]
+        missed = [
+            *_fewest(alike, "lr", [_rates(form)]),
+            *(one for name, powers in tensors.items() for one in _start(name, powers, form)),
+            *_fewest(alike, "eps", _epsilons(form, homes)),
+            *_fewest(alike, "decay", _decays(form, homes, numbers.size)),
+        ]
+        weight = sum(9 if number == "lr" else 1 for _, number, _, _ in missed)
+        found.append((weight, form.name, missed))
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def _absorbed(rule: Promise) -> list[Fraction]:
+    return [numbers[layer] for numbers in (rule.start, rule.step) for layer in LAYERS]
+
+
+def _start(name: str, one: Powers, form: Form) -> Iterator[Miss]:
+    """A matrix whose initial size does not follow a rule."""
+    aim = float(form.kept.get(one.kind, ZERO) - form.rule.start.get(one.kind, ZERO))
+    power = _off(one.init, aim, one.noise)
+    if power is not None and one.kind != "constant":
+        yield name, "init", round(power, 1) + 0.0, aim
+
+
+Aim = Callable[[Powers], float]  # the power that a number is expected to have
+
+
+def _rates(form: Form) -> Aim:
+    """Of the rates; the spectral norm of Muon's update stays."""
+    shift = SHIFT[form.rule.family]
+    step = lambda kind: form.rule.step.get(kind, ZERO) - shift * form.kept.get(kind, ZERO)
+    return lambda one: 0.0 if one.muon else -float(step(one.kind))
+
+
+def _epsilons(form: Form, homes: Sequence[Multipliers]) -> Iterator[Aim]:
+    """None, before multipliers were absorbed or after; or the gradient's (Everett et al., 4.3)."""
+    kept = lambda one: form.kept.get(one.kind, ZERO)
+    twice = lambda one: 2 if one.square else 1
+    yield lambda one: 0.0
+    for home in homes:
+        yield lambda one, home=home: float(home.get(one.kind, ZERO) - kept(one)) * twice(one)
+    yield lambda one: float(form.rule.gradient(one.kind) - kept(one)) * twice(one)
+
+
+def _decays(form: Form, homes: Sequence[Multipliers], size: str) -> Iterator[Aim]:
+    """None; -1/2 or -1 in what sums over the width (Fan et al. 2025; Qiu et al. 2025); those of the
+    rates, of now or before they were absorbed."""
+    yield lambda one: 0.0
+    for power in () if size == "depth" else (-0.5, -1.0):
+        yield lambda one, power=power: power * (one.kind in ("hidden", "readout"))
+    shift = SHIFT[form.rule.family]
+    for home in (form.kept, *homes):
+        moved = lambda kind, home=home: home.get(kind, ZERO) - form.kept.get(kind, ZERO)
+        rate = lambda one, moved=moved: (one.lr[0] or 0.0) + shift * float(moved(one.kind))
+        yield lambda one, rate=rate: 0.0 if one.muon else rate(one)
+
+
+def _fewest(alike: Mapping[Powers, Sequence[str]], key: str, aims: Iterable[Aim]) -> list[Miss]:
+    """What deviates from the powers that fit best."""
+    found: list[list[Miss]] = []
+    for aim in aims:
+        missed = [(_off(getattr(one, key), aim(one), EXACT), one) for one in alike]
+        off = [(power, one) for power, one in missed if power is not None]
+        found.append([(name, key, power, aim(one)) for power, one in off for name in alike[one]])
+    return min(found, key=len)
