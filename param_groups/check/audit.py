@@ -279,7 +279,8 @@ def main(
     else:
         lines += result.deviations
         print(f"{result.table}\n\nnearest rule: {result.nearest}")
-        print("\n".join([*result.remarks, *(f"deviates: {line}" for line in lines)]))
+        for line in [*result.remarks, *(f"deviates: {line}" for line in lines)]:
+            print(line)
         if lines or not result.unread:
             print(f"{len(lines)} deviations" if lines else "every tensor follows it")
     for line in result.unread:

@@ -25,27 +25,46 @@ from param_groups.roles import Layout, Role, fans
 from param_groups.rows import Row
 
 EXACT, DRAWN = 0.02, 0.1  # tolerances of a power: of numbers, of fans that a model may round
-Multipliers = Mapping[str, Fraction]  # {kind: a}, a multiplier that goes as size^(-a)
+Multipliers = Mapping[str, float]  # {kind: a}, a multiplier that goes as size^(-a)
 Readings = Mapping[int, Mapping[str, Reading]]  # {size: what `read` gives}
+
+
+KINDS = (*LAYERS, "constant")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A rule with some of its multipliers, size^(-kept), in the forward pass."""
+    """A rule with some of its multipliers, size^(-kept), in the forward pass, all by kind.
+
+    `start`, `step` and `gradient` are the rule's, of multiplier times tensor; `shift` is the power
+    of a multiplier in a rate that has absorbed it.
+    """
 
     name: str
-    rule: Promise
+    start: Multipliers
+    step: Multipliers
+    gradient: Multipliers
+    shift: int
     kept: Multipliers
+
+
+def _form(name: str, rule: Promise, kept: Mapping[str, Fraction]) -> Form:
+    powers = [
+        {kind: float(numbers.get(kind, ZERO)) for kind in KINDS}
+        for numbers in (rule.start, rule.step, {k: rule.gradient(k) for k in KINDS}, kept)
+    ]
+    return Form(name, *powers[:3], SHIFT[rule.family], powers[3])
 
 
 @functools.cache
 def _over_width(family: str) -> list[Form]:
     zeros = dict.fromkeys(LAYERS, ZERO)
     even = Promise("", "width", family, zeros, zeros)
+    none = dict.fromkeys(KINDS, 0.0)
     drawn = replace(even, start={**zeros, "hidden": HALF, "readout": HALF})
     forms = [
-        Form("one rate, one initial size", even, {}),
-        Form("one rate, standard initial values", drawn, {}),
+        _form("one rate, one initial size", even, {}),
+        _form("one rate, standard initial values", drawn, {}),
     ]
     tables = []
     for alignment in (*ALIGNMENTS, "global"):
@@ -56,22 +75,22 @@ def _over_width(family: str) -> list[Form]:
             fields = {"parameterization": name, "alignment": alignment}
             rule = PAPERS["everett"](fields, "width", family)
             rule = rule or replace(even, start=start, step=step)
-            tables.append(Form(f"{name}, {alignment} alignment", rule, a))
-    forms += [replace(one, kept={}) for one in tables]
+            tables.append(_form(f"{name}, {alignment} alignment", rule, a))
+    forms += [replace(one, kept=none) for one in tables]
     forward = ", multipliers in the forward pass"
     forms += [replace(one, name=one.name + forward) for one in tables]
     # The library mup, nanoGPT-mup, Cerebras, Megatron and Granite: a = 1, b = 0, c = 0 for Adam.
     last = ", the readout's multiplier in the forward pass (as microsoft/mup)"
     mups = [one for one in tables if one.name.startswith("mup, ")]
-    forms += [replace(one, name=one.name + last, kept={"readout": ONE}) for one in mups]
+    forms += [replace(one, name=one.name + last, kept={**none, "readout": 1.0}) for one in mups]
     if family == "adafactor":
         return forms
     for strategy in ("neural_tangent", "hybrid", "maximal_update"):
         for init in ("vit", "bart"):
             rule = PAPERS["dinan"]({"strategy": strategy, "s": None, "init": init}, "width", family)
-            forms += [Form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
+            forms += [_form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
     if rule := PAPERS["bordelon"]({"alpha_attention": 1}, "width", family):
-        forms += [Form("bordelon", rule, {}), Form("bordelon" + forward, rule, rule.multiplier)]
+        forms += [_form("bordelon", rule, {}), _form("bordelon" + forward, rule, rule.multiplier)]
     return forms
 
 
@@ -80,11 +99,11 @@ def _over_depth(family: str) -> list[Form]:
     for alpha in (HALF, ONE) if family == "sgd" else (ONE, HALF):
         power = -over_depth(alpha, family).step["hidden"]
         name = f"rates in blocks as depth^({power})" if power else "no power of the depth in rates"
-        forms.append(Form(name, over_depth(alpha, family), {}))
+        forms.append(_form(name, over_depth(alpha, family), {}))
         rule = PAPERS["bordelon"]({"alpha_depth": alpha}, "depth", family)
         if rule and power and family != "adafactor":
             name = f"rates of all tensors as depth^({power}), multipliers in the forward pass"
-            forms.append(Form(name, rule, rule.multiplier))
+            forms.append(_form(name, rule, rule.multiplier))
     return forms
 
 
@@ -204,7 +223,7 @@ def nearest_rule(numbers: PlanExponents) -> tuple[str, list[Miss]]:
         forms = [one for one in forms if not one.name.startswith(("dinan", "bordelon"))]
     found: list[tuple[int, str, list[Miss]]] = []
     for form in forms:
-        homes = [one.kept for one in forms if _absorbed(one.rule) == _absorbed(form.rule)]
+        homes = [one.kept for one in forms if _trains_alike(one, form)]
         missed = [
             *_fewest(alike, "lr", [_rates(form)]),
             *(one for name, powers in tensors.items() for one in _start(name, powers, form)),
@@ -216,13 +235,15 @@ def nearest_rule(numbers: PlanExponents) -> tuple[str, list[Miss]]:
     return min(found, key=lambda one: one[0])[1:]
 
 
-def _absorbed(rule: Promise) -> list[Fraction]:
-    return [numbers[layer] for numbers in (rule.start, rule.step) for layer in LAYERS]
+def _trains_alike(one: Form, other: Form) -> bool:
+    """Whether two rules are one once their multipliers are absorbed."""
+    pairs = ((one.start, other.start), (one.step, other.step))
+    return all(mine[layer] == theirs[layer] for mine, theirs in pairs for layer in LAYERS)
 
 
 def _start(name: str, one: Powers, form: Form) -> Iterator[Miss]:
     """A matrix whose initial size does not follow a rule."""
-    aim = float(form.kept.get(one.kind, ZERO) - form.rule.start.get(one.kind, ZERO))
+    aim = form.kept[one.kind] - form.start[one.kind]
     power = _off(one.init, aim, one.noise)
     if power is not None and one.kind != "constant":
         yield name, "init", round(power, 1) + 0.0, aim
@@ -233,19 +254,16 @@ Aim = Callable[[Powers], float]  # the power that a number is expected to have
 
 def _rates(form: Form) -> Aim:
     """Of the rates; the spectral norm of Muon's update stays."""
-    shift = SHIFT[form.rule.family]
-    step = lambda kind: form.rule.step.get(kind, ZERO) - shift * form.kept.get(kind, ZERO)
-    return lambda one: 0.0 if one.muon else -float(step(one.kind))
+    aims = {kind: form.shift * form.kept[kind] - form.step[kind] for kind in KINDS}
+    return lambda one: 0.0 if one.muon else aims[one.kind] + 0.0
 
 
 def _epsilons(form: Form, homes: Sequence[Multipliers]) -> Iterator[Aim]:
     """None, before multipliers were absorbed or after; or the gradient's (Everett et al., 4.3)."""
-    kept = lambda one: form.kept.get(one.kind, ZERO)
-    twice = lambda one: 2 if one.square else 1
     yield lambda one: 0.0
-    for home in homes:
-        yield lambda one, home=home: float(home.get(one.kind, ZERO) - kept(one)) * twice(one)
-    yield lambda one: float(form.rule.gradient(one.kind) - kept(one)) * twice(one)
+    for powers in (*homes, form.gradient):
+        aims = {kind: powers[kind] - form.kept[kind] for kind in KINDS}
+        yield lambda one, aims=aims: aims[one.kind] * (2 if one.square else 1)
 
 
 def _decays(form: Form, homes: Sequence[Multipliers], size: str) -> Iterator[Aim]:
@@ -254,11 +272,9 @@ def _decays(form: Form, homes: Sequence[Multipliers], size: str) -> Iterator[Aim
     yield lambda one: 0.0
     for power in () if size == "depth" else (-0.5, -1.0):
         yield lambda one, power=power: power * (one.kind in ("hidden", "readout"))
-    shift = SHIFT[form.rule.family]
     for home in (form.kept, *homes):
-        moved = lambda kind, home=home: home.get(kind, ZERO) - form.kept.get(kind, ZERO)
-        rate = lambda one, moved=moved: (one.lr[0] or 0.0) + shift * float(moved(one.kind))
-        yield lambda one, rate=rate: 0.0 if one.muon else rate(one)
+        moved = {kind: form.shift * (home[kind] - form.kept[kind]) for kind in KINDS}
+        yield lambda one, moved=moved: 0.0 if one.muon else (one.lr[0] or 0.0) + moved[one.kind]
 
 
 def _fewest(alike: Mapping[Powers, Sequence[str]], key: str, aims: Iterable[Aim]) -> list[Miss]:
