@@ -137,7 +137,8 @@ def _unlike(
         pools.setdefault((kinds[name], last), []).append(name)
         if kinds[name] in ("hidden", "readout"):
             pools.setdefault((kinds[name],), []).append(name)
-    for pool, members in pools.items():
+    seen = set()
+    for pool, members in sorted(pools.items(), key=lambda one: len(one[0])):
         keys = {1: ("optimizer",), 2: ("eps", "decay"), 3: ("lr", "eps", "decay")}[len(pool)]
         for key in keys:
             values = {n: getattr(first[n], key) for n in members}
@@ -145,12 +146,15 @@ def _unlike(
                 values = {n: "some" if value else "none" for n, value in values.items()}
                 same = Counter(first[n].optimizer for n in members).most_common(1)[0][0]
                 values = {n: v for n, v in values.items() if first[n].optimizer == same}
+            elif any((n, key) in seen for n in members):
+                continue
             elif key != "optimizer" and (share := _geometric([*values.values()])):
                 falls[f"{key} times {share:.4g} from block to block"] = None
                 continue
             common = Counter(values.values()).most_common(1)[0][0]
             for n, value in values.items():
                 if value != common:
+                    seen.add((n, key))
                     text = f"{key} {_text(value)}, where similar tensors have {_text(common)}"
                     lines.append((n, text))
     return lines, [f"{line} (layer decay)" for line in falls]

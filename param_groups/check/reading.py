@@ -268,11 +268,11 @@ def judged_steps(
     sizes = sorted(readings)
     first = readings[sizes[0]]
     by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
+    unknown = [n for n in by_muon if _UNKNOWN_MUON in first[n].unread]
+    plain = [n for n in unknown if len(first[n].shape) == 2]  # kernels have ways of their own
+    fitting = _fitting(readings, steps, plain or unknown) if unknown else None
     factors = {
-        (size, n): _fitting(readings, steps, by_muon)(readings[size][n].shape)
-        for size in sizes
-        for n in by_muon
-        if _UNKNOWN_MUON in readings[size][n].unread
+        (size, n): fitting(readings[size][n].shape) for size in sizes for n in unknown if fitting
     }
     told = {
         size: {
