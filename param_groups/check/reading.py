@@ -299,8 +299,8 @@ def judged_steps(
         if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
             continue
         why = ""
-        kernel = len(one.shape) > 2 and _by_kernel(one.shape, seen)
-        if n in by_muon and kernel:
+        shapes = [(readings[size][n].shape, found[n]) for (size, _), found in ratios.items()]
+        if n in by_muon and len(one.shape) > 2 and _by_kernel(shapes):
             why = f": the factor is that of the kernel {one.shape[2:]}, not of out and in"
         elif n in by_muon and clipped:
             why = ": one factor for all matrices, as of a clip after the orthogonalisation"
@@ -333,15 +333,19 @@ def _fitting(
     return lambda shape: best(math.prod(shape[1:]), shape[0])
 
 
-def _by_kernel(shape: Sequence[int], seen: Sequence[float]) -> bool:
-    """Whether steps have the factor of a kernel's two axes in place of the whole matrix's."""
-    last, whole = shape[-2:], (shape[0], math.prod(shape[1:]))
-    shares = [math.sqrt(math.prod(last) / math.prod(whole)), math.sqrt(max(last) / max(whole))]
-    shares += [f(*last[::-1]) / f(*whole[::-1]) for f in MUON_CONVENTIONS.values()]
-    return any(
-        share < 1 / WITHIN and all(1 / WITHIN < one / share < WITHIN for one in seen)
-        for share in shares
-    )
+def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
+    """Whether steps, each (shape, ratio), have the factor of a kernel's two axes in place of the
+    whole matrix's."""
+    root = lambda last, whole: math.sqrt(math.prod(last) / math.prod(whole))  # AdaMuon's
+    factors = [lambda last, whole, f=f: f(*last) / f(*whole) for f in MUON_CONVENTIONS.values()]
+    for factor in (root, *factors):
+        shares = [
+            (factor(shape[:1:-1], (math.prod(shape[1:]), shape[0])), ratio)
+            for shape, ratio in steps
+        ]
+        if all(s < 1 / WITHIN and 1 / WITHIN < ratio / s < WITHIN for s, ratio in shares):
+            return True
+    return False
 
 
 def first_step(
