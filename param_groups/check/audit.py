@@ -121,7 +121,8 @@ def _unlike(
     remarks on rates that fall from block to block). Of one block are tensors of one name but for a
     number, one kind and one shape at every size."""
     sizes = sorted(readings)
-    first, lines, falls = readings[sizes[0]], [], {}
+    first, lines = readings[sizes[0]], []
+    falls: dict[str, None] = {}
     pools: dict[tuple[object, ...], list[str]] = {}
     for name, one in first.items():
         if not one.optimizer:

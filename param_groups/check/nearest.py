@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -49,11 +49,11 @@ class Form:
 
 
 def _form(name: str, rule: Promise, kept: Mapping[str, Fraction]) -> Form:
-    powers = [
+    start, step, gradient, forward = (
         {kind: float(numbers.get(kind, ZERO)) for kind in KINDS}
         for numbers in (rule.start, rule.step, {k: rule.gradient(k) for k in KINDS}, kept)
-    ]
-    return Form(name, *powers[:3], SHIFT[rule.family], powers[3])
+    )
+    return Form(name, start, step, gradient, SHIFT[rule.family], forward)
 
 
 @functools.cache
@@ -184,8 +184,8 @@ def _powers(name: str, numbers: PlanExponents) -> Powers:
     pairs = [numbers.powers(name, pair) for pair in numbers.pairs]
     rows = [numbers.plans[size][name] for size in numbers.sizes]
     muon, square = numbers.by_muon(name), 2 if rows[0].optimizer == "adafactor" else 1
-    steps = [one.step and one.step - (muon and numbers.size != "depth") for one in pairs]
-    signed = lambda values, by: tuple(v if v is None else by * float(v) + 0.0 for v in values)
+    up = int(muon and numbers.size != "depth")
+    steps = [None if one.step is None else one.step - up for one in pairs]
     # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
     closest = min(large / small for small, large in numbers.pairs)
     noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)
@@ -194,12 +194,16 @@ def _powers(name: str, numbers: PlanExponents) -> Powers:
         pairs[0].kind,
         muon,
         square == 2,
-        lr=signed(steps, -1),
-        eps=signed([one.epsilon for one in pairs], square),
-        decay=signed([one.decay for one in pairs], 1),
-        init=signed([one.start for one in pairs], -1) if judged else (),
+        lr=_signed(steps, -1),
+        eps=_signed([one.epsilon for one in pairs], square),
+        decay=_signed([one.decay for one in pairs], 1),
+        init=_signed([one.start for one in pairs], -1) if judged else (),
         noise=DRAWN + noise,
     )
+
+
+def _signed(values: Sequence[Fraction | None], by: int) -> tuple[float | None, ...]:
+    return tuple(None if value is None else by * float(value) + 0.0 for value in values)
 
 
 def _off(given: Sequence[float | None], aim: float, tolerance: float) -> float | None:
@@ -225,10 +229,10 @@ def nearest_rule(numbers: PlanExponents) -> tuple[str, list[Miss]]:
     for form in forms:
         homes = [one.kept for one in forms if _trains_alike(one, form)]
         missed = [
-            *_fewest(alike, "lr", [_rates(form)]),
+            *_fewest(alike, "lr", _rates(form, alike)),
             *(one for name, powers in tensors.items() for one in _start(name, powers, form)),
-            *_fewest(alike, "eps", _epsilons(form, homes)),
-            *_fewest(alike, "decay", _decays(form, homes, numbers.size)),
+            *_fewest(alike, "eps", _epsilons(form, homes, alike)),
+            *_fewest(alike, "decay", _decays(form, homes, alike, numbers.size)),
         ]
         weight = sum(9 if number == "lr" else 1 for _, number, _, _ in missed)
         found.append((weight, form.name, missed))
@@ -249,39 +253,44 @@ def _start(name: str, one: Powers, form: Form) -> Iterator[Miss]:
         yield name, "init", round(power, 1) + 0.0, aim
 
 
-Aim = Callable[[Powers], float]  # the power that a number is expected to have
+Aims = dict[Powers, float]  # the powers that a number is expected to have
 
 
-def _rates(form: Form) -> Aim:
-    """Of the rates; the spectral norm of Muon's update stays."""
-    aims = {kind: form.shift * form.kept[kind] - form.step[kind] for kind in KINDS}
-    return lambda one: 0.0 if one.muon else aims[one.kind] + 0.0
+def _rates(form: Form, alike: Iterable[Powers]) -> Iterator[Aims]:
+    """The rule's; the spectral norm of Muon's update stays."""
+    aims = {kind: form.shift * form.kept[kind] - form.step[kind] + 0.0 for kind in KINDS}
+    yield {one: 0.0 if one.muon else aims[one.kind] for one in alike}
 
 
-def _epsilons(form: Form, homes: Sequence[Multipliers]) -> Iterator[Aim]:
+def _epsilons(form: Form, homes: Sequence[Multipliers], alike: Iterable[Powers]) -> Iterator[Aims]:
     """None, before multipliers were absorbed or after; or the gradient's (Everett et al., 4.3)."""
-    yield lambda one: 0.0
-    for powers in (*homes, form.gradient):
+    for powers in (form.kept, *homes, form.gradient):
         aims = {kind: powers[kind] - form.kept[kind] for kind in KINDS}
-        yield lambda one, aims=aims: aims[one.kind] * (2 if one.square else 1)
+        yield {one: aims[one.kind] * (2 if one.square else 1) for one in alike}
 
 
-def _decays(form: Form, homes: Sequence[Multipliers], size: str) -> Iterator[Aim]:
+def _decays(
+    form: Form, homes: Sequence[Multipliers], alike: Iterable[Powers], size: str
+) -> Iterator[Aims]:
     """None; -1/2 or -1 in what sums over the width (Fan et al. 2025; Qiu et al. 2025); those of the
     rates, of now or before they were absorbed."""
-    yield lambda one: 0.0
-    for power in () if size == "depth" else (-0.5, -1.0):
-        yield lambda one, power=power: power * (one.kind in ("hidden", "readout"))
+    for power in (0.0,) if size == "depth" else (0.0, -0.5, -1.0):
+        yield {one: power * (one.kind in ("hidden", "readout")) for one in alike}
     for home in (form.kept, *homes):
         moved = {kind: form.shift * (home[kind] - form.kept[kind]) for kind in KINDS}
-        yield lambda one, moved=moved: 0.0 if one.muon else (one.lr[0] or 0.0) + moved[one.kind]
+        yield {
+            one: 0.0 if one.muon or one.lr[0] is None else one.lr[0] + moved[one.kind]
+            for one in alike
+        }
 
 
-def _fewest(alike: Mapping[Powers, Sequence[str]], key: str, aims: Iterable[Aim]) -> list[Miss]:
+def _fewest(
+    alike: Mapping[Powers, Sequence[str]], key: str, expected: Iterable[Aims]
+) -> list[Miss]:
     """What deviates from the powers that fit best."""
     found: list[list[Miss]] = []
-    for aim in aims:
-        missed = [(_off(getattr(one, key), aim(one), EXACT), one) for one in alike]
-        off = [(power, one) for power, one in missed if power is not None]
-        found.append([(name, key, power, aim(one)) for power, one in off for name in alike[one]])
+    for aims in expected:
+        missed = [(one, _off(getattr(one, key), aim, EXACT)) for one, aim in aims.items()]
+        off = [(one, power) for one, power in missed if power is not None]
+        found.append([(name, key, power, aims[one]) for one, power in off for name in alike[one]])
     return min(found, key=len)

@@ -241,7 +241,6 @@ def shape_factor(
     """(what an optimiser multiplies a group's rate by for the tensor's shape, what is not read)."""
     if kind != "muon" or isinstance(optimizer, MuonAdamW):  # a plan's rates hold it
         return 1.0, []
-    rows, columns = param.shape[0], param.numel() // param.shape[0]
     said = group.get("adjust_lr_fn")
     libraries = [one.__module__.partition(".")[0] for one in type(optimizer).__mro__[:-2]]
     if "torch" in libraries:
@@ -249,13 +248,15 @@ def shape_factor(
     elif "timm" not in libraries:
         return 1.0, [_UNKNOWN_MUON]
     if said in _MUONS:
-        return MUON_CONVENTIONS[_MUONS[said]](columns, rows), []
+        return float(MUON_CONVENTIONS[_MUONS[said]](*_flat(param.shape))), []
     return (1.0, []) if said is None else (1.0, [_UNKNOWN_MUON])
 
 
 # One step
 
 Steps = Mapping[tuple[int, float], Mapping[str, float]]  # {(size, scale): what `first_step` gives}
+Convention = Callable[[float, float], float]  # (inputs, outputs) -> factor of the rate
+CONVENTIONS: list[Convention] = [*MUON_CONVENTIONS.values()]
 
 
 def judged_steps(
@@ -265,15 +266,15 @@ def judged_steps(
 
     A Muon of one's own gets the factor of the shape that fits its steps at all sizes.
     """
-    sizes = sorted(readings)
-    first = readings[sizes[0]]
+    first = readings[min(readings)]
     by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
     unknown = [n for n in by_muon if _UNKNOWN_MUON in first[n].unread]
     plain = [n for n in unknown if len(first[n].shape) == 2]  # kernels have ways of their own
-    fitting = _fitting(readings, steps, plain or unknown) if unknown else None
-    factors = {
-        (size, n): fitting(readings[size][n].shape) for size in sizes for n in unknown if fitting
-    }
+    factors: dict[tuple[int, str], float] = {}
+    if unknown:
+        fitting = _fitting(readings, steps, plain or unknown)
+        for size, found in readings.items():
+            factors |= {(size, n): fitting(*_flat(found[n].shape)) for n in unknown}
     told = {
         size: {
             n: replace(
@@ -290,62 +291,71 @@ def judged_steps(
         for key, found in steps.items()
     }
     matrices = [[found[n] for n in by_muon if n in found] for found in ratios.values()]
-    clipped = all(some and max(some) < WITHIN * min(some) for some in matrices) and any(
-        max(some) < 1 / WITHIN for some in matrices
-    )
+    alike = all(some and max(some) < WITHIN * min(some) for some in matrices)
     lines = []
     for n, one in first.items():
         seen = [found[n] for found in ratios.values() if n in found]
         if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
             continue
-        why = ""
         shapes = [(readings[size][n].shape, found[n]) for (size, _), found in ratios.items()]
+        why = ""
         if n in by_muon and len(one.shape) > 2 and _by_kernel(shapes):
-            why = f": the factor is that of the kernel {one.shape[2:]}, not of out and in"
-        elif n in by_muon and clipped:
+            kernel = "x".join(map(str, one.shape[2:]))
+            why = f": the factor is that of the kernel, {kernel}, and not of the whole matrix"
+        elif n in by_muon and alike and max(seen) < 1:
             why = ": one factor for all matrices, as of a clip after the orthogonalisation"
         span = f"{min(seen):.2g}" + (f" to {max(seen):.2g}" if max(seen) > 1.05 * min(seen) else "")
         lines.append((n, f"a step is {span} times what rate, shape and {one.optimizer} say{why}"))
     return told, lines
 
 
+def _flat(shape: Sequence[int]) -> tuple[int, int]:
+    """(inputs times kernel, outputs)."""
+    return math.prod(shape[1:]), shape[0]
+
+
 def _fitting(
     readings: Mapping[int, Mapping[str, Reading]], steps: Steps, names: Sequence[str]
-) -> Callable[[tuple[int, ...]], float]:
+) -> Convention:
     """The convention by which a Muon multiplies its rates: of those that leave the matrices' steps
     most alike, the one that is nearest to them."""
-    known = [lambda columns, rows: 1.0, *MUON_CONVENTIONS.values()]
-    worst = []
-    for convention in known:
+
+    def misfit(convention: Convention) -> tuple[bool, bool, float]:
         logs = [
             [
-                math.log(max(found[n], 1e-30) / convention(math.prod(shape[1:]), shape[0]))
+                math.log(max(found[n], 1e-30) / convention(*_flat(readings[size][n].shape)))
                 for n in names
-                if n in found
-                for shape in [readings[size][n].shape]
             ]
             for (size, _), found in steps.items()
         ]
         off = max(abs(value) for some in logs for value in some)
         spread = max(max(some) - min(some) for some in logs)
-        worst.append((off > math.log(WITHIN), spread > math.log(WITHIN), off))
-    best = known[worst.index(min(worst))]
-    return lambda shape: best(math.prod(shape[1:]), shape[0])
+        return off > math.log(WITHIN), spread > math.log(WITHIN), off
+
+    return min([_unscaled, *CONVENTIONS], key=misfit)
+
+
+def _unscaled(inputs: float, outputs: float) -> float:
+    return 1.0
 
 
 def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
     """Whether steps, each (shape, ratio), have the factor of a kernel's two axes in place of the
     whole matrix's."""
-    root = lambda last, whole: math.sqrt(math.prod(last) / math.prod(whole))  # AdaMuon's
-    factors = [lambda last, whole, f=f: f(*last) / f(*whole) for f in MUON_CONVENTIONS.values()]
-    for factor in (root, *factors):
+    for factor in (_root, *CONVENTIONS):
         shares = [
-            (factor(shape[:1:-1], (math.prod(shape[1:]), shape[0])), ratio)
+            (factor(*shape[:1:-1]) / factor(*_flat(shape)), ratio)
             for shape, ratio in steps
+            if len(shape) == 4
         ]
-        if all(s < 1 / WITHIN and 1 / WITHIN < ratio / s < WITHIN for s, ratio in shares):
+        if shares and all(s * WITHIN < 1 and 1 < WITHIN * r / s < WITHIN**2 for s, r in shares):
             return True
     return False
+
+
+def _root(inputs: float, outputs: float) -> float:
+    """AdaMuon's, whose steps are as large as the root of the number of entries."""
+    return math.sqrt(inputs * outputs)
 
 
 def first_step(
@@ -395,10 +405,9 @@ def _says(
     """The norm of a first step over the group's rate."""
     family = OPTIMIZER_FAMILY[kind]
     if family == "spectral":
-        rank = min(param.shape[0], param.numel() // param.shape[0])
-        return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(rank)
+        return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(min(_flat(param.shape)))
     if family == "sgd":
-        twice = group.get("momentum", 0.0) * bool(group.get("nesterov", False))
+        twice = float(group.get("momentum", 0.0)) * bool(group.get("nesterov", False))
         return float(gradient.norm()) * (1 + twice)
     if family == "adafactor":
         return math.sqrt(param.numel())

@@ -629,7 +629,7 @@ def adam_of_own(factor):
         ),
         (
             lambda n: with_kernel(n, flat=False),
-            r"conv.weight: a step is 0.0\d+ to 0.0\d+ times .* that of the kernel .3, 3.",
+            r"conv.weight: a step is 0.0\d+ to 0.0\d+ times .* that of the kernel, 3x3,",
         ),
         (adam_of_own(0.1), r"h.*.up.weight: a step is 0.1 times what rate, shape and adam say"),
         (adam_of_own(3.0), r"lm_head.weight: a step is 3 times what rate, shape and adam say"),
