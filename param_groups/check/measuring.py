@@ -37,6 +37,7 @@ from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
 from param_groups.tensors.muon import MuonAdamW
 
+TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG, INPUT = " along the loss gradient", " input"
 
@@ -255,8 +256,15 @@ def _at_equal_depths(points: Sequence[Coordinate]) -> list[Coordinate]:
             continue
         stack = point.name[: found.start()]
         few, many = blocks.get((stack, shallowest), 0), blocks[stack, point.width]
+        # A block's output is the stream behind it; its modules read the stream before it (0) or
+        # within it (1/2), so between these. In the first half of few blocks half a block is much:
+        # there changes inside of blocks are not compared.
+        whole = found.end() == len(point.name)
+        at = 1.0 if whole else 0.25
         for block in range(few):
-            if int(found.group()) + 1 == round((block + 1) * many / few):
+            alike = round((block + at) * many / few - at)
+            late = whole or point.quantity != "change" or 2 * block + 1 >= few
+            if int(found.group()) == alike and late:
                 name = f"{stack}{block}{point.name[found.end() :]}"
                 kept.append(replace(point, name=name))
     return kept
@@ -277,7 +285,7 @@ def _measure_one(
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.plan)
     first, inputs, gradients = _first_outputs(check, parts, batches[0])
-    along = {name: g for name, g in gradients.items() if parts[name] == "logits"}
+    along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     by_muon = {row.name for row in check.plan.rows if row.optimizer == "muon"}
     points: list[Coordinate] = []
@@ -295,7 +303,7 @@ def _measure_one(
     )
     for name, gradient in gradients.items():
         if not late or name in along:
-            keep("gradient", name, parts[name], 0, rms_of(gradient))
+            keep("gradient", name, parts.get(name, "embedding"), 0, rms_of(gradient))
     for step in range(1, steps + 1):
         model.train()
         optimizer.zero_grad()
@@ -322,13 +330,14 @@ def _measure_one(
         if late and step == 1:
             for name, gradient in _first_outputs(check, parts, batches[0])[2].items():
                 if name not in along:
-                    keep("gradient", name, parts[name], 1, rms_of(gradient))
+                    keep("gradient", name, parts.get(name, "embedding"), 1, rms_of(gradient))
     return points, tuple(name for name in parts if name not in first)
 
 
 def _optimizer(check: Check) -> torch.optim.Optimizer:
     """The check's own, or torch's update rule of the plan's prescription (Adam where it names
-    none), without decay: that moves a tensor by a share of itself, whatever its rate."""
+    none). Both without decay, which is judged as a number: it moves a tensor by a share of itself,
+    whatever its rate."""
     optimizer = check.optimizer
     if optimizer is None:
         name = str(check.plan.prescription.get("optimizer", "adam"))
@@ -341,7 +350,9 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
         # What `after_init` changes is meant, and would be refused as another plan's values.
         as_drawn = check.after_init is None
         groups = check.plan.groups(check.model, check=as_drawn, several=name == "muon")
-        optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
+        optimizer = kinds[name](groups)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move
@@ -379,7 +390,6 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
     A word embedding that is also the readout counts as logits under its second name.
     """
     parts: dict[str, str] = {}
-    tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
     for row in plan.rows:
         for name in (row.name, *row.tied_to):
             module = name.rpartition(".")[0]
@@ -388,7 +398,7 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
             if module and parts.get(module) not in ("logits", "embedding", "router"):
                 tied = row.role == Role.TOKEN_EMBEDDING and name != row.name
                 logits = tied or row.role in (Role.READOUT, Role.READOUT_BIAS)
-                part = "embedding" if row.role in tables else "hidden"
+                part = "embedding" if row.role in TABLES else "hidden"
                 part = "router" if row.role == Role.ROUTER else part
                 parts[module] = "logits" if logits else part
     for name, module in model.named_modules():
@@ -431,6 +441,10 @@ def _first_outputs(
         for name, of_calls in grads.items()
         if all(grad is not None for grad in of_calls)
     }
+    for row in check.plan.rows:  # an embedding whose tensor is added, and no module called
+        module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
+        if row.role in TABLES and module not in outputs and tensor.grad is not None:
+            gradient[row.name] = rows([tensor.grad])
     check.model.zero_grad()
     sizes = {name: float(torch.stack(calls).mean().sqrt()) for name, calls in squares.items()}
     return {name: rows(outputs[name]) for name in parts if name in outputs}, sizes, gradient

@@ -258,9 +258,10 @@ def _is_steady(expected: Promise) -> bool:
 
 
 def expected_gradient(
-    module: str, part: str, step: int, numbers: PlanExponents, expected: Promise | None
+    name: str, part: str, step: int, numbers: PlanExponents, expected: Promise | None
 ) -> Fraction | None:
-    """The power of the size in the loss's gradient at a module's output; None where not known.
+    """The power of the size in the loss's gradient at a module's output, or in an embedding that no
+    module holds; None where not known.
 
     A mean loss hands the logits a gradient without a power of the size, and a model the gradient of
     its readout's inputs down, which is the readout's initial size, or that of its first update
@@ -270,7 +271,7 @@ def expected_gradient(
         return None
     if part == "logits":  # a factor behind the readout that the plan has
         return numbers.factor("logit_multiplier") or ZERO
-    names = [one for one in numbers.names if one.rpartition(".")[0] == module]
+    names = [one for one in numbers.names if name in (one, one.rpartition(".")[0])]
     if not _is_steady(expected) or not names:
         return None
     if any(map(numbers.attends, names)) and numbers.heads_grow():
@@ -278,7 +279,8 @@ def expected_gradient(
     if expected.size == "depth":
         inside = any(numbers.powers(name).kind == "hidden" for name in names)
         return -expected.residual if inside else ZERO
-    return expected.update("readout") if step else -expected.start["readout"]
+    multiplier = numbers.powers(name).multiplier if name in numbers.names else ZERO
+    return multiplier + (expected.update("readout") if step else -expected.start["readout"])
 
 
 def expected_update(

@@ -40,6 +40,7 @@ KINDS = {
 }
 NUMBERS = ("start", "rate", "eps", "decay")
 POWERS = (-1.0, -0.5, 0.5, 1.0)
+SAMPLES = 4
 NO_EPS = ("sgd", "adam_atan2", "muon")
 
 
@@ -150,10 +151,10 @@ RULES = (
 def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets, of random tokens or of noise."""
     draw = torch.Generator().manual_seed(seed)
-    targets = torch.randint(model.TOKENS, (1, model.PLACES), generator=draw)
+    targets = torch.randint(model.TOKENS, (SAMPLES, model.PLACES), generator=draw)
     if isinstance(model.first, nn.Linear):
-        return torch.randn(1, model.PLACES, 5, generator=draw), targets
-    return torch.randint(model.TOKENS, (1, model.PLACES), generator=draw), targets
+        return torch.randn(SAMPLES, model.PLACES, 5, generator=draw), targets
+    return torch.randint(model.TOKENS, (SAMPLES, model.PLACES), generator=draw), targets
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -212,6 +213,7 @@ class Subject:
             rules,
             rule,
             lr=self.lr,
+            eps=1e-30 if rule.optimizer == "adafactor" else 1e-8,
             weight_decay=wd,
             decay_mode=mode,
             absorb_multipliers=self.absorb,
@@ -319,7 +321,7 @@ class Case:
 
     def plan(self, size: int) -> Plan:
         """The plan at a size with the mistake."""
-        right = right_plans(self.subject)[size]
+        right = built(self.subject)[size][1]
         if self.only is not None:
             twice = 2.0 if size == self.only else 1.0
             return plant(right, self.kind, self.number, 1.0, twice)
@@ -365,6 +367,11 @@ def cases(seed: int, wrong: int, right: int) -> Iterator[Case]:
 
 
 @functools.cache
+def built(subject: Subject) -> dict[int, tuple[Tiny, Plan]]:
+    """The subject's models and right plans by size."""
+    return {size: subject.build(size) for size in subject.sizes}
+
+
 def right_plans(subject: Subject) -> dict[int, Plan]:
     """The subject's right plans by size."""
-    return {size: subject.build(size)[1] for size in subject.sizes}
+    return {size: made for size, (_, made) in built(subject).items()}
