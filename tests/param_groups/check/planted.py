@@ -215,6 +215,7 @@ class Subject:
             rules,
             rule,
             lr=self.lr,
+            eps=1e-30 if rule.optimizer == "adafactor" else 1e-8,
             weight_decay=wd,
             decay_mode=mode,
             absorb_multipliers=self.absorb,
