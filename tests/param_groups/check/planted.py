@@ -21,6 +21,7 @@ from param_groups import (
     Dinan,
     EpsFollows,
     Everett,
+    Forward,
     Muon,
     Plan,
     Prescription,
@@ -174,11 +175,11 @@ class Mine(Prescription):
     width: float
     optimizer: str = "adam"
 
-    def numbers(self, role, fan_in, fan_out):
-        return Everett("mup", self.width, 32, self.optimizer).numbers(role, fan_in, fan_out)
+    def __call__(self, tensor):
+        return Everett("mup", self.width, 32, self.optimizer)(tensor)
 
-    def attention_exponent(self):
-        return -1.0
+    def forward(self, size=None):
+        return Forward(attention=-1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from param_groups.tensors.muon import orthogonalised
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from param_groups import Everett, Muon, Role, Rule, plan
+import param_groups
+from param_groups import Everett, Role, Rule, plan
 from tests.param_groups.check.test_audit import (
     GPT,
     MATRICES,
@@ -436,5 +437,9 @@ def stepped(kind):
 
 @pytest.mark.parametrize("kind", ["adamw", "nadam", "sgd", "adafactor", "timm", "adamuon", "plan"])
 def test_right_steps_have_the_size_that_is_said(capsys, kind):
-    build = of_plan(lambda n: Muon(Everett("mup", n, 64))) if kind == "plan" else stepped(kind)
+    build = (
+        of_plan(lambda n: param_groups.Muon(Everett("mup", n, 64)))
+        if kind == "plan"
+        else stepped(kind)
+    )
     assert "a step is" not in run(capsys, build, "--step")[1]
