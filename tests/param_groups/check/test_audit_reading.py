@@ -1,4 +1,4 @@
-"""What the audit reads beside rates: factors, schedules, somebody's Muon, one step; and what not."""
+"""What the audit reads beside rates (factors, schedules, a Muon, one step), and what it cannot."""
 
 import re
 
@@ -311,7 +311,7 @@ class Sequence(nn.Sequential):
 
 
 def test_a_sequence_is_no_stack_of_blocks(capsys):
-    def build(n, inside=False):
+    def build(n):
         model = nn.ModuleDict({"net": Sequence(n)})
         rules = [Rule("*.0.weight", Role.TOKEN_EMBEDDING), Rule("*.3.weight", Role.READOUT)]
         rules.append(Rule("*.[12].weight", Role.HIDDEN))
