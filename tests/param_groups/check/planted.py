@@ -202,7 +202,9 @@ class Subject:
         head_dim = size if self.size == "head_dim" else 8
         options = dict(self.model)
         model = Tiny(width, size if self.size == "depth" else 2, head_dim, **options)
-        model.scale, model.residual = rule.attention_scale(head_dim), rule.residual_multiplier()
+        forward = rule.forward()
+        model.scale = forward.attention_scale(head_dim)
+        model.residual = forward.residual_multiplier
         applied = {"attention_scale": model.scale}
         if model.residual != 1:
             applied["residual_multiplier"] = model.residual

@@ -5,12 +5,12 @@ import re
 import pytest
 import timm.optim
 import torch
-from param_groups.tensors.muon import orthogonalised
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 import param_groups
 from param_groups import Everett, Role, Rule, plan
+from param_groups.optim import orthogonalised
 from tests.param_groups.check.test_audit import (
     GPT,
     MATRICES,
