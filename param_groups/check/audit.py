@@ -35,7 +35,7 @@ from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.roles import PlanError
 from param_groups.rows import align
 from param_groups.rules import exponents
-from param_groups.rules.wrappers import MUON_CONVENTIONS
+from param_groups.rules.muon import MUON_CONVENTIONS
 
 NUMBERS = ("init", "lr", "eps", "decay")
 EXACT, DRAWN = 0.02, 0.15  # tolerances of a power: of numbers, of the size of random tensors

@@ -441,8 +441,8 @@ def test_the_table_keeps_blocks_with_other_numbers_apart():
     class Lower(Fixed):
         """Only the first call for a query differs."""
 
-        def numbers(self, role, fan_in, fan_out):
-            if role is Role.QUERY and not self.roles.get("seen"):
+        def __call__(self, tensor):
+            if tensor.role is Role.QUERY and not self.roles.get("seen"):
                 self.roles["seen"] = True
                 return Numbers(0.5, lr=0.25)
             return Numbers(0.5)
