@@ -10,7 +10,8 @@ from torch import nn
 from param_groups import Dinan, EpsFollows, Everett, Forward, Plan, PlanError, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear
 from param_groups.plan import DECAY_MODES, dumps
-from param_groups.prescription import Numbers, Prescription
+from param_groups.prescription import Prescription
+from param_groups.quantities import Numbers
 from param_groups.rules.exponents import TENSOR_PROGRAMS
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5

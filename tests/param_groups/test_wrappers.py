@@ -148,7 +148,7 @@ def test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers(nam
         for key in ("lr", "eps", "multiplier"):
             expected = getattr(here, key) / getattr(there, key)
             assert getattr(got, key) == pytest.approx(expected), (tensor, key)
-        if there.init_std and here.init_std:
+        if there.init_std and tensor.role not in (Role.NORM_SCALE, Role.READOUT_BIAS):
             assert got.init_std == pytest.approx(0.02 * here.init_std / there.init_std), tensor
         at_base = tuned(small)
         assert (at_base.lr, at_base.eps, at_base.multiplier) == (1.0, 1.0, 1.0)
