@@ -253,8 +253,9 @@ def numbers_table(args: argparse.Namespace) -> _Result:
             raise PlanError(f"{name} needs {one.name}=")
     prescription: Prescription = kind(**settings, **decided)
     if "alpha_depth" in wrapped:
-        depths = settings.get("depth"), wrapped.get("base_depth", 1)
-        prescription = Depth(prescription, *depths, wrapped["alpha_depth"])
+        depth: Any = settings.get("depth")
+        base_depth = wrapped.get("base_depth", 1)
+        prescription = Depth(prescription, depth, base_depth, wrapped["alpha_depth"])
     if wrapped.get("eps_per_layer"):
         prescription = EpsFollows(prescription)
     width = round(prescription.width)

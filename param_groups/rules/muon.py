@@ -48,6 +48,7 @@ class Muon(Compared):
 
     Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
 
+    >>> from param_groups import Everett
     >>> Muon(Everett("mup", 1024, 256))(Tensor("mlp_in", 1024, 4096)).lr
     2.0
     """

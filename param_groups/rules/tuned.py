@@ -39,6 +39,7 @@ class Tuned(Compared):
 
     Source: Yang et al. 2022, "Tensor Programs V", App. B; the powers are the rule's.
 
+    >>> from param_groups import Everett
     >>> wide = Tuned(Everett("mup", 1024, 256), init={"query": 0.02})(Tensor("query", 1024, 1024))
     >>> wide.init_std, wide.lr
     (0.01, 0.25)
