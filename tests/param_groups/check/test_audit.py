@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Role, Rule, Spectral, plan, rules_for
+from param_groups import Everett, Muon, PlanError, Role, Rule, plan, rules_for
 from param_groups.check import audit
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
@@ -141,7 +141,7 @@ def run(capsys, build, *arguments):
         (of_plan(lambda n: Everett("standard", n, 64, alignment="global")), "one rate, standard"),
         (of_plan(lambda n: Everett("mean_field", n, 64)), "mup, full alignment"),  # its class
         (of_plan(lambda n: Everett("mup", n, 64, "adam_param_scaling")), "mup, full alignment"),
-        (of_plan(lambda n: Spectral(n, 64)), "mup, full alignment"),
+        (of_plan(lambda n: Muon(Everett("mup", n, 64))), "mup, full alignment"),
     ],
 )
 def test_a_rule_is_known_from_its_numbers(capsys, build, rule):
