@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import Everett, Role, Rule, plan
+from param_groups import Depth, Everett, Role, Rule, plan
 from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
@@ -205,7 +205,7 @@ def deep(depth, seed, width=32):
         Rule("blocks.*.2.weight", Role.MLP_OUT),
         RULES[-1],
     )
-    rule = Everett("standard", width, 32, alpha_depth=1.0, depth=depth, base_depth=2)
+    rule = Depth(Everett("standard", width, 32), depth=depth, base_depth=2)
     found = plan(model, rules, rule, lr=1e-3, applied={"residual_multiplier": model.multiplier})
     # By mistake the first matrix of every block has a rate that falls with the depth.
     rows = (
