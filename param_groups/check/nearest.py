@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from param_groups.check.measuring import pooled
-from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
+from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
 from param_groups.check.reading import Reading
 from param_groups.check.theory import PlanExponents
-from param_groups.families import OPTIMIZER_FAMILY
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
 from param_groups.roles import Layout, Role, fans
 from param_groups.rows import Row

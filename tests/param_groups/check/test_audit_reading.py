@@ -1,15 +1,16 @@
-"""What the audit reads beside rates: factors, schedules, somebody's Muon, one step; and what not."""
+"""What the audit reads beside rates (factors, schedules, a Muon, one step), and what it cannot."""
 
 import re
 
 import pytest
 import timm.optim
 import torch
-from param_groups.tensors.muon import orthogonalised
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from param_groups import Everett, Muon, Role, Rule, plan
+import param_groups
+from param_groups import Everett, Role, Rule, plan
+from param_groups.optim import orthogonalised
 from tests.param_groups.check.test_audit import (
     GPT,
     MATRICES,
@@ -310,7 +311,7 @@ class Sequence(nn.Sequential):
 
 
 def test_a_sequence_is_no_stack_of_blocks(capsys):
-    def build(n, inside=False):
+    def build(n):
         model = nn.ModuleDict({"net": Sequence(n)})
         rules = [Rule("*.0.weight", Role.TOKEN_EMBEDDING), Rule("*.3.weight", Role.READOUT)]
         rules.append(Rule("*.[12].weight", Role.HIDDEN))
@@ -436,5 +437,9 @@ def stepped(kind):
 
 @pytest.mark.parametrize("kind", ["adamw", "nadam", "sgd", "adafactor", "timm", "adamuon", "plan"])
 def test_right_steps_have_the_size_that_is_said(capsys, kind):
-    build = of_plan(lambda n: Muon(Everett("mup", n, 64))) if kind == "plan" else stepped(kind)
+    build = (
+        of_plan(lambda n: param_groups.Muon(Everett("mup", n, 64)))
+        if kind == "plan"
+        else stepped(kind)
+    )
     assert "a step is" not in run(capsys, build, "--step")[1]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import Everett, Role, Rule, plan
+from param_groups import Depth, Everett, Role, Rule, plan
 from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
@@ -205,7 +205,7 @@ def deep(depth, seed, width=32):
         Rule("blocks.*.2.weight", Role.MLP_OUT),
         RULES[-1],
     )
-    rule = Everett("standard", width, 32, alpha_depth=1.0, depth=depth, base_depth=2)
+    rule = Depth(Everett("standard", width, 32), depth=depth, base_depth=2)
     found = plan(model, rules, rule, lr=1e-3, applied={"residual_multiplier": model.multiplier})
     # By mistake the first matrix of every block has a rate that falls with the depth.
     rows = (
@@ -221,7 +221,7 @@ def test_blocks_of_several_depths_are_compared_at_equal_relative_depths():
     slopes = {s.name: s for s in fit(result) if s.quantity == "update"}
     wrong, right = (slopes[f"blocks.1.{layer}.weight"] for layer in (0, 2))
     assert right.slope == pytest.approx(0, abs=0.1) and right.aim == 0
-    assert wrong.slope == pytest.approx(-1, abs=0.05) and wrong.verdict == VANISHES
+    assert wrong.slope == pytest.approx(-1, abs=0.1) and wrong.verdict == VANISHES
 
 
 def test_width_and_depth_together_are_no_scan_of_the_depth():
@@ -330,7 +330,7 @@ def test_a_router_may_start_small_and_may_not_grow():
             model = planted.built(subject)[width][0]
             return Check(model, case.plan(width), [planted.batch(model, seed)], planted.loss)
 
-        measured = measure(build, subject.sizes, steps=1, seeds=range(3))
+        measured = measure(build, subject.sizes, steps=1, seeds=range(6))
         slopes = [one for one in fit(measured) if "router" in one.name]
         start = next(one for one in slopes if (one.quantity, one.part) == ("init", "router"))
         assert number == "start" or start.slope == pytest.approx(-0.5, abs=0.25)
