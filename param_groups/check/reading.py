@@ -19,7 +19,7 @@ from torch import nn
 
 from param_groups.families import OPTIMIZER_FAMILY
 from param_groups.optim import MuonAdamW
-from param_groups.rules.wrappers import MUON_CONVENTIONS
+from param_groups.rules.muon import MUON_CONVENTIONS
 
 # Keys that a loop or a schedule multiplies into a group's rate, and into its decay.
 FACTORS = {

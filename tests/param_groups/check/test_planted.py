@@ -80,8 +80,13 @@ def trained(case):
     return decided(run, 3)[1]
 
 
-# SGD's first changes are too noisy at these sizes; its wrong plans are below all the same.
-RIGHT = [case for case in CASES if not case.power and "sgd" not in case.subject.label][::7]
+# Left out of training with 24 positions and widths of 32 to 128, where 12 seeds leave it unclear:
+# SGD's first changes, and an expert's share under routers whose logits start at order one. Their
+# numbers are judged above.
+NOISY = ("sgd", "standard experts")
+RIGHT = [c for c in CASES if not c.power and not any(word in c.subject.label for word in NOISY)][
+    ::7
+]
 
 
 @pytest.mark.parametrize("part", range(2))
