@@ -21,7 +21,6 @@ from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
 from param_groups.schedules import guard, schedule, timescale
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
-from param_groups.stock.suggest import suggest
 
 if TYPE_CHECKING:
     from param_groups.model.trace import traced
@@ -59,7 +58,6 @@ __all__ = [
     "present",
     "rules_for",
     "schedule",
-    "suggest",
     "timescale",
     "traced",
 ]

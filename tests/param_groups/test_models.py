@@ -8,7 +8,8 @@ from torch import nn
 
 from param_groups import Dinan, EpsFollows, Everett, PlanError, Role, Rule, fans_of, plan, rules_for
 from param_groups.roles import assign, present
-from param_groups.stock.rules import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
+from param_groups.stock.rules import CATALOGUE, LORA_RULES, fitting
+from tests.param_groups.stock_lists import LISTS
 
 BERT = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 UNTIED = {"tie_word_embeddings": False}
