@@ -362,7 +362,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         got = f"got {reprlib.repr(rules)}"
         if isinstance(getattr(rules, "rules", None), Sequence):
-            got = "and a suggestion is to be looked over: paste its text, or pass its `.rules`"
+            got = "pass the `.rules` of what was given"
         raise PlanError(f"rules are a list of Rule(pattern, role), {got}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -65,7 +65,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", str(function))
         if name == "__get__":  # W.T
-            name = getattr(getattr(function, "__self__", None), "__name__", name)
+            name = (torch.overrides.resolve_name(function) or "..").split(".")[-2]
         out = function(*args, **kwargs)
         call = calls.seen(name, args, kwargs, out)
         views, flows, doubts = self.notes.views, self.notes.flows, self.notes.doubts

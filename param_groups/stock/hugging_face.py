@@ -28,6 +28,7 @@ _SIZES: tuple[tuple[str, Callable[[int, int], int]], ...] = (
     (r"num_(local_)?experts", lambda n, depth: 4),
     (r"(image|patch)_size", lambda n, depth: 28),
     (r"max_source_positions", lambda n, depth: 16),
+    (r"max_position_embeddings|n_positions|max_target_positions", lambda n, depth: 2 * _TOKENS),
 )
 # What a trace cannot decide: tensors that nothing uses. The heads of BERT and RoBERTa hold a bias
 # that the decoder's own replaces, T5 and its likes the table that their encoder and decoder share
@@ -88,6 +89,9 @@ def small(config: Any, width: int, depth: int) -> Any:
                 break
         if isinstance(value, list) and key in ("layer_types", "mlp_layer_types"):
             setattr(config, key, (value * depth)[:depth])
+        if key in ("attention_types", "attention_layers"):  # GPT-Neo's
+            types = ["global"] * depth
+            setattr(config, key, types if key.endswith("layers") else [[types, 1]])
         if key.endswith("token_id") and number:
             setattr(config, key, min(value, 1))
     return config
@@ -126,9 +130,9 @@ def _run(model: Any) -> None:
     import torch
 
     config, name = model.config, model.main_input_name
-    ids = torch.arange(_TOKENS)[None, :32] if not hasattr(config, "num_local_experts") else None
-    ids = torch.arange(_TOKENS)[None] if ids is None else ids
-    shapes = {"pixel_values": (2, getattr(config, "num_channels", 3), 28, 28)}
+    ids = torch.arange(_TOKENS)[None]
+    shapes: dict[str, tuple[int, ...]] = {}
+    shapes["pixel_values"] = (2, getattr(config, "num_channels", 3), 28, 28)
     shapes["input_features"] = (2, getattr(config, "num_mel_bins", 80), 32)
     inputs = {name: torch.randn(shapes[name]) if name in shapes else ids}
     if config.is_encoder_decoder:

@@ -217,8 +217,8 @@ def rules_for(model: nn.Module) -> list[Rule]:
         return [_started(rule, model, name) if rule.role is scales else rule for rule in rules]
     fit = " and ".join(found) if found else "none"
     raise PlanError(
-        f"of the shipped rules {fit} fit {type(model).__name__}; traced(build, run).rules has those "
-        "of any model"
+        f"of the shipped rules {fit} fit {type(model).__name__}; traced(build, run).rules has "
+        "those of any model"
     )
 
 

@@ -6,9 +6,10 @@ from torch import nn
 
 from param_groups import PlanError, Role, traced
 from param_groups.check import stock
-from param_groups.roles import assign
+from param_groups.roles import assign, present
 from param_groups.stock.rules import fitting
 from param_groups.stock.rules import stock as made
+from tests.param_groups.stock_lists import LISTS
 
 pytestmark = pytest.mark.xdist_group("libraries")
 # Built as the model beside it, with more keys.
@@ -59,6 +60,19 @@ def runner(name):
     return lambda model: model(**batch)
 
 
+KINDS = {"gpt2": "GPT2", "gpt_neox": "GPT_NEOX", "t5": "T5", "vit": "HF_VIT", "whisper": "WHISPER"}
+KINDS |= {"bert": "BERT", "roberta": "BERT"}
+
+
+def by_hand(name, model):
+    """The rules that were written for a model, tensor by tensor."""
+    kind = name.removeprefix("hf:")
+    if not name.startswith("hf:"):
+        ((_, rules),) = fitting(model).items()
+        return rules
+    return present(LISTS[KINDS.get(kind, "GEMMA" if "gemma" in kind else "LLAMA")], model)
+
+
 def in_a_branch(assignment, lists):
     """What `plan` takes a list's rule to say: its own word, or a numbered block."""
     if not assignment.role.facts.branch or assignment.trunk is not None:
@@ -87,8 +101,7 @@ def test_a_trace_is_the_list_or_better(name):
     build, short = builder(name), name.partition(", ")[0]
     found = traced(build, runner(name), (64, 128), depths=(2, 3))
     model = build(128)
-    ((_, rules),) = fitting(model).items()
-    theirs = assign(model, rules)
+    theirs = assign(model, by_hand(short, model))
     lists = {path_of(one) for one in theirs if one.role.facts.block} - {None}
     assert [reading.name for reading in found.readings] == [one.name for one in theirs]
     same = {Role.FINAL_NORM_SCALE: Role.NORM_SCALE}
