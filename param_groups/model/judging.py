@@ -27,8 +27,8 @@ class Reading:
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
         start: how a fresh one starts, in words; `scale` and `keep` as in `Rule`.
-        inside: whether a residual branch holds it; `after_blocks`: whether it meets the stream when
-            a branch has joined that.
+        inside: whether a residual branch holds it; `after_blocks`: whether it meets something
+            that a branch has joined.
         places: of which attention's places its outputs are, and which outputs.
         why: what led to the role; `problem`: why there is none.
     """
@@ -78,7 +78,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     pair = min(pairs, key=rank)
     use = pair[1]
     reading.use = f"{use.path} {use.op}".strip()
-    reading.after_blocks = "stream" in use.marks
+    reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = name in large.branch or bool(places and name in large.beside)
     if use.op == "a product of parameters" or not (
         use.summed or _is_table(use) or use.op in _VECTORS
@@ -261,7 +261,7 @@ def biases_of_readouts(readings: Sequence[Reading]) -> None:
 
 
 def last_norms(readings: Sequence[Reading]) -> None:
-    """A norm on the stream after blocks is the last one, in no branch."""
+    """A norm after blocks and in none of their branches is the last one."""
     for reading in readings:
         if reading.role is Role.NORM_SCALE and reading.after_blocks and not reading.inside:
             reading.role = Role.FINAL_NORM_SCALE

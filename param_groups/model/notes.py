@@ -57,6 +57,7 @@ class Notes:
         self.results: list[tuple[Tensor, int]] = []
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
+        self.joined = 0  # activations after a residual sum, as bits
         self.attentions: list[Attention] = []
         self.on_scores: dict[int, set[str]] = defaultdict(set)
         self.factors: dict[tuple[str, str], float] = {}
@@ -82,6 +83,7 @@ class Notes:
         """Notes what a new activation carries."""
         self.alive.append(tensor)
         serial = 1 << len(self.alive)
+        self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:

@@ -258,7 +258,7 @@ class Recorder(TorchFunctionMode):
         vectors = [t for t in given if isinstance(t, Tensor)]
         for t, what in zip(vectors, ("norm_scale", "norm_bias"), strict=False):
             if self.notes.names(t):
-                self.notes.use(t, what, marks=came.marks)
+                self.notes.use(t, what)
         if came.names <= self.notes.tables:
             self.notes.note_factor("embedding", came)
         return replace(came, factor=1.0, marks=came.marks | {"normed"})

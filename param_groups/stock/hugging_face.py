@@ -22,13 +22,16 @@ _SIZES: tuple[tuple[str, Callable[[int, int], int]], ...] = (
     (r"(hidden|d_model|n_embd)(_size)?", lambda n, depth: n),
     (r"(\w+_)?(intermediate_size|ffn_dim)|d_ff|n_inner", lambda n, depth: 4 * n),
     (r"num_(key_value|kv)_heads", lambda n, depth: n // (2 * _HEAD)),
-    (r"(\w+_)?(attention_|num_)heads|n_head", lambda n, depth: n // _HEAD),
+    (r"(\w+_)?(attention_|num_)heads|n_heads?", lambda n, depth: n // _HEAD),
     (r"head_dim|d_kv", lambda n, depth: _HEAD),
     (r"(num_(hidden_|decoder_)?|encoder_|decoder_|n_)layers?", lambda n, depth: depth),
     (r"num_(local_)?experts", lambda n, depth: 4),
     (r"(image|patch)_size", lambda n, depth: 28),
     (r"max_source_positions", lambda n, depth: 16),
-    (r"max_position_embeddings|n_positions|max_target_positions", lambda n, depth: 2 * _TOKENS),
+    (
+        r"max_(position_embeddings|target_positions|seq_len)|n_positions",
+        lambda n, depth: 2 * _TOKENS,
+    ),
 )
 # What a trace cannot decide: tensors that nothing uses. The heads of BERT and RoBERTa hold a bias
 # that the decoder's own replaces, T5 and its likes the table that their encoder and decoder share
@@ -54,25 +57,32 @@ def traced_rules(model: Any) -> list[Rule]:
     Factors of the forward pass are not in them: those of the model itself are read, at its own
     head dimension. Raises PlanError where no small model can be built or traced.
     """
+    import torch
+
+    try:
+        with torch.device("cpu"):  # whichever the caller's is
+            return _traced(model)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PlanError(
+            f"a small {type(model).__name__} cannot be traced: {reason[:200]}; give "
+            "traced(build, run) a build of your own"
+        ) from None
+
+
+def _traced(model: Any) -> list[Rule]:
     from param_groups.model.trace import traced
 
     apart = tuple(_untied(model))
-    key = (type(model), json.dumps(small(model.config, 64, 2).to_dict(), default=str), apart)
-    if key not in _TRACED:
+    config = json.dumps(small(model.config, 64, 2).to_dict(), default=str)
+    if (key := (type(model), config, apart)) not in _TRACED:
         build = lambda width, depth: _built(model, width, depth, apart)
-        try:
-            found = traced(build, _run, _WIDTHS, depths=(2, 3))
-            idle = {r.name for r in found.readings if r.problem.startswith("is taken by nothing")}
-            known = [rule for rule in _UNUSED if any(map(rule.matches, idle))]
-            if known:
-                found = traced(build, _run, _WIDTHS, depths=(2, 3), known=known)
-            _TRACED[key] = [replace(rule, measured=()) for rule in found.rules]
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PlanError(
-                f"a small {type(model).__name__} cannot be traced: {reason[:200]}; give "
-                "traced(build, run) a build of your own"
-            ) from None
+        found = traced(build, _run, _WIDTHS, depths=(2, 3))
+        idle = {r.name for r in found.readings if r.problem.startswith("is taken by nothing")}
+        known = [rule for rule in _UNUSED if any(map(rule.matches, idle))]
+        if known:
+            found = traced(build, _run, _WIDTHS, depths=(2, 3), known=known)
+        _TRACED[key] = [replace(rule, measured=()) for rule in found.rules]
     return _TRACED[key]
 
 

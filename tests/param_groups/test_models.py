@@ -10,6 +10,7 @@ from param_groups import Dinan, EpsFollows, Everett, PlanError, Role, Rule, fans
 from param_groups.roles import assign, present
 from param_groups.stock import hugging_face
 from param_groups.stock.rules import CATALOGUE, LORA_RULES, fitting
+from tests.param_groups.stock_lists import LISTS
 
 BERT = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 UNTIED = {"tie_word_embeddings": False}
@@ -339,11 +340,11 @@ def test_a_small_models_sizes_say_nothing_of_the_model_and_options_do():
     """Bias, gates and shared keys are the config's; one trace serves every width and depth."""
     hugging_face._TRACED.clear()
     sizes = {"num_hidden_layers": 3, "intermediate_size": 96, "attention_bias": True}
-    model = on_meta(lambda n: llama("Llama", n, **sizes), 48)
+    model = on_meta(lambda n: hf("LlamaForCausalLM", hidden_size=n, **LLAMA | sizes), 48)
     roles = {one.name: str(one.role) for one in assign(model, rules_for(model))}
     assert roles["model.layers.2.self_attn.q_proj.bias"] == "hidden_bias"
     assert roles["model.layers.2.mlp.gate_proj.weight"] == "mlp_in"
-    rules_for(on_meta(lambda n: llama("Llama", n, **sizes), 96))
+    rules_for(on_meta(lambda n: hf("LlamaForCausalLM", hidden_size=n, **LLAMA | sizes), 96))
     assert len(hugging_face._TRACED) == 1
     rules_for(on_meta(lambda n: llama("Llama", n), 48))
     assert len(hugging_face._TRACED) == 2

@@ -22,7 +22,7 @@ CASES = [*stock.MODELS, *(name for name in MORE if name != "hf:t5"), "hf:t5, gat
 CASES += ["nn.Transformer", "nn.MultiheadAttention"]
 # Where a list and a trace differ, and why the trace is right.
 UNUSED = {"hf:bert": "cls.predictions.bias", "hf:roberta": "lm_head.bias", "hf:t5": "shared.weight"}
-FACTOR = {"hf:gemma2": 1 / 16, "hf:gemma3_text": 1 / 16, "hf:t5": 1.0}
+FACTOR = {"hf:granitemoe": 1.0, "hf:gemma2": 1 / 16, "hf:gemma3_text": 1 / 16, "hf:t5": 1.0}
 
 
 def builder(name):
