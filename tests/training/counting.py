@@ -1,0 +1,89 @@
+"""What a GPU would be told to do, counted on a CPU: kernels and their bytes, launches, reads."""
+
+import re
+from unittest import mock
+
+import torch
+from torch._inductor import config
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.graph import GraphLowering
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "i64": 8, "i32": 4, "i1": 1, "u8": 1}
+
+
+class _Written(Exception):
+    """The code is there; nothing need be built or run."""
+
+
+def triton_kernels(function, *args, monkeypatch):
+    """The sources of the Triton kernels that inductor makes of a function of these tensors."""
+    codes = []
+
+    def write(graph):
+        codes.append(graph.codegen()[0].value)
+        raise _Written
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch.utils._triton, "triton_hash_with_backend", lambda: "none")
+    # Asks whether the device is a GPU, as only its kernels have the one-pass softmax.
+    check = post_grad.prepare_softmax_extra_check
+    monkeypatch.setattr(check, "__code__", (lambda match: True).__code__)
+    on_gpu = config.patch(cpu_backend="triton", force_disable_caches=True)
+    try:
+        with on_gpu, mock.patch.object(GraphLowering, "compile_to_module", write):
+            torch.compile(function, dynamic=False, fullgraph=True)(*args)
+    except Exception as error:
+        assert "_Written" in f"{type(error).__name__} {error}", error
+    finally:
+        torch._dynamo.reset()
+    [code] = codes
+    return re.findall(r"@triton\.jit\n(def .*?)\n'''", code, re.S), code
+
+
+def bytes_per_entry(code):
+    """Bytes that the kernels of a code read and write for every entry of the whole tensor.
+
+    What is read once per row or column, or once at all, is not counted.
+    """
+    total = 0
+    for signature, source in re.findall(
+        r"'signature': (\{.*?\}).*?@triton\.jit\n(def .*?)\n'''", code, re.S
+    ):
+        types = dict(re.findall(r"'(\w+)': '\*(\w+)'", signature))
+        whole = set(re.findall(r"(x\d+) = xindex$", source, re.M))
+        reduces = "r0_numel" in source
+        for name, index in re.findall(r"tl\.(?:load|store)\((\w+) \+ \((.*?)\),? ", source):
+            each = re.search(r"\br0_\d", index) if reduces else whole & set(index.split())
+            total += SIZES[types[name]] if each else 0
+    return total
+
+
+class Counted(TorchDispatchMode):
+    """Notes launches, copies between devices that block, and reads of a device's numbers.
+
+    "meta" is the GPU. A view launches nothing.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.launches, self.waits = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        on_gpu = any(x.device.type == "meta" for x in tensors)
+        if function is torch.ops.aten._local_scalar_dense.default and on_gpu:
+            self.waits.append(str(function))
+            return 1.0
+        result = function(*args, **kwargs)
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        devices = {x.device.type for x in (*tensors, *made) if x.ndim or not function.is_view}
+        copies = function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        if copies and devices == {"meta", "cpu"}:
+            if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
+                self.waits.append(str(function))
+        elif on_gpu and not function.is_view and "empty" not in str(function):
+            self.launches.append(str(function))
+        return result
