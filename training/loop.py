@@ -20,7 +20,7 @@ from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
-from training import loading, processes, runs, sharding, summary, trackers
+from training import loading, optimizers, processes, runs, sharding, summary, trackers
 from training.evaluation import evaluate
 from training.files import write_json
 from training.log import History, Log
@@ -78,9 +78,12 @@ class Loop:
         fp16 = self.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
         self.skips_overflow = settings.skip_overflow or fp16
-        # torch's name for optimisers that leave all as it is where their `found_inf` is 1.
-        supports = getattr(self.optimizer, "_step_supports_amp_scaling", False)
-        self.device_decides = self.skips_overflow and supports and device.type not in HOSTS
+        self.device_decides = (
+            self.skips_overflow
+            and device.type not in HOSTS
+            and not self.is_sharded
+            and optimizers.takes_found_inf(self.optimizer)
+        )
         self.losses, self.history = Losses(), History()
         self.gradient_scale: dict[str, float] = {}
         self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)  # as of the last line of timing.jsonl

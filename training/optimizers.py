@@ -138,7 +138,7 @@ class AdamAtan2(Decoupled):
             w.add_(x, alpha=-group["lr"] * 4 / math.pi * lam)
 
 
-class Muon(Eager, MuonAdamW):
+class Muon(MuonAdamW, Eager):
     """Muon for hidden matrices and AdamW for the rest, as the plan's groups say."""
 
 
