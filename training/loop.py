@@ -160,9 +160,10 @@ class Loop:
                 self._settle(step)
             norm = self._clip(logged or self.skips_overflow)
             overflow: Tensor | None = None
-            if self.device_decides:
-                overflow = None if logged or norm is None else 1 - norm.isfinite().float()
-                self.optimizer.found_inf = overflow  # type: ignore[attr-defined]
+            if self.device_decides and norm is not None:
+                overflow = None if logged else 1 - norm.isfinite().float()
+                found = torch.zeros_like(norm) if overflow is None else overflow
+                self.optimizer.found_inf = found  # type: ignore[attr-defined]
             if overflow is None and self._overflows(norm):
                 self._skip(step)
                 total, count = torch.zeros_like(total), 0

@@ -179,7 +179,7 @@ def _check(group: dict[str, Any]) -> None:
     if kind not in ("muon", "adam"):
         raise ValueError(f"a group's optimizer is {kind!r}; expected 'muon' or 'adam'")
     for key in ("lr", "weight_decay", *(["eps"] if kind == "adam" else [])):
-        if not 0 <= group.get(key, -1):
+        if not group.get(key, -1) >= 0:
             raise ValueError(f"a group's {key} is {group.get(key)}; expected a number from 0 on")
     for key, value in (("momentum", momentum), *(("betas", beta) for beta in betas or (None,))):
         if value is None or not 0 <= value < 1:
@@ -190,7 +190,7 @@ def _check(group: dict[str, Any]) -> None:
 
 
 def _stacks(matrices: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices that one stack may hold: of one shape, type and device, not sharded, not too many."""
+    """Matrices that one stack may hold: alike in shape, type and device, whole, not too many."""
     alike: dict[Any, list[Tensor]] = {}
     for matrix in matrices:
         kind = (matrix.shape, matrix.dtype, matrix.device, hasattr(matrix, "full_tensor"))
