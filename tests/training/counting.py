@@ -1,5 +1,6 @@
 """What a GPU would be told to do, counted on a CPU: kernels and their bytes, launches, reads."""
 
+import math
 import re
 from unittest import mock
 
@@ -40,21 +41,26 @@ def triton_kernels(function, *args, monkeypatch):
     return re.findall(r"@triton\.jit\n(def .*?)\n'''", code, re.S), code
 
 
-def bytes_per_entry(code):
-    """Bytes that the kernels of a code read and write for every entry of the whole tensor.
+def bytes_per_entry(code, entries):
+    """Bytes that the kernels of a code read and write for every one of a tensor's entries.
 
     What is read once per row or column, or once at all, is not counted.
     """
     total = 0
-    for signature, source in re.findall(
-        r"'signature': (\{.*?\}).*?@triton\.jit\n(def .*?)\n'''", code, re.S
-    ):
+    kernel = r"'signature': (\{.*?\}).*?@triton\.jit\n(def .*?)\n'''"
+    for signature, source in re.findall(kernel, code, re.S):
         types = dict(re.findall(r"'(\w+)': '\*(\w+)'", signature))
-        whole = set(re.findall(r"(x\d+) = xindex$", source, re.M))
-        reduces = "r0_numel" in source
+        rows, *inner = (int(n) for n in re.findall(r"^ +(?:x|r0_)numel = (\d+)$", source, re.M))
+        if rows * math.prod(inner) < entries:
+            continue
+        # The variables that run over all entries, and not over a part of them again and again.
+        whole = re.findall(
+            r"^ +(\w+) = r0_index$" if inner else r"^ +(\w+) = xindex$", source, re.M
+        )
         for name, index in re.findall(r"tl\.(?:load|store)\((\w+) \+ \((.*?)\),? ", source):
-            each = re.search(r"\br0_\d", index) if reduces else whole & set(index.split())
-            total += SIZES[types[name]] if each else 0
+            each = set(re.findall(r"\w+", index)) & set(whole)
+            if each and (not inner or rows == 1 or re.search(r"\bx\d", index)):
+                total += SIZES[types[name]]
     return total
 
 

@@ -9,7 +9,9 @@ import torch
 from nanolm_c4.model import Decoder
 from param_groups import Everett, Spectral, plan
 from param_groups.roles import DECODER_RULES
+from tests.run_folders import dies_after, lines
 from tests.training.counting import Counted, bytes_per_entry, triton_kernels
+from tests.training.test_divergence import overflowing
 from tests.training.tiny_task import task
 from training import linear_cross_entropy as losses
 from training import loop as loops
@@ -30,7 +32,7 @@ def test_on_a_gpu_one_kernel_reads_the_logits_twice_and_writes_them_once(low, si
     kernels, code = triton_kernels(
         losses._two_passes.function, logits, ids, *rest, monkeypatch=monkeypatch
     )
-    assert len(kernels) == 1 and bytes_per_entry(code) == 3 * size
+    assert len(kernels) == 1 and bytes_per_entry(code, logits.numel()) == 3 * size
 
 
 def test_beside_that_kernel_only_the_products_touch_all_logits(monkeypatch):
@@ -140,7 +142,7 @@ RULES = {  # a rule compiled, for a matrix, with the kernels that it is
     ),
     "adafactor, unfactored": (
         lambda w: (_unfactored.function, w, w, w, NUMBER, *STEP, NUMBER),
-        5,
+        4,
     ),
 }
 FUSED_ADAMW = 28  # reads weight, gradient and two moments, writes all but the gradient
@@ -153,19 +155,21 @@ def test_a_compiled_rule_moves_what_fused_adamw_moves(name, monkeypatch):
     function, *tensors = arguments(torch.zeros(1024, 4096))
     tensors = [t.clone() if isinstance(t, torch.Tensor) else t for t in tensors]
     kernels, code = triton_kernels(function, *tensors, monkeypatch=monkeypatch)
-    print(name, len(kernels), bytes_per_entry(code))
-    open(f"/tmp/gpu/{name}.py", "w").write(code)
+    moved = bytes_per_entry(code, tensors[0].numel())
+    print(name, moved, len(kernels))
+    assert moved + 8 >= FUSED_ADAMW and moved <= 1.5 * FUSED_ADAMW
+    assert len(kernels) <= most
 
 
-# Launches of a step before rules were compiled and matrices stacked, then at most now. A compiled
-# function is as many as it has kernels.
+# Calls of compiled functions in a step, and launches beside them at most. In eager passes, and
+# matrix by matrix, the last four were 248, 834, 422 and 1,395 launches.
 LAUNCHES = {
-    "sgd": (8, 8),
-    "adam": (8, 8),
-    "adam_param_scaling": (248, 200),
-    "adafactor": (834, 400),
-    "adam_atan2": (422, 120),
-    "muon": (1395, 100),
+    "sgd": (0, 8),
+    "adam": (0, 8),
+    "adam_param_scaling": (68, 8),
+    "adafactor": (68, 8),
+    "adam_atan2": (68, 12),
+    "muon": (0, 94),  # and on a GPU two casts for each of three stacks
 }
 
 
@@ -181,4 +185,51 @@ def test_a_step_of_eight_blocks_is_few_launches_and_waits_for_nothing(name, monk
         calls.clear()
         optimizer.step()
     assert not counted.waits
-    print(name, len(calls), len(counted.launches), counted.launches)
+    called, launched = LAUNCHES[name]
+    assert len(calls) == called and len(counted.launches) <= launched
+
+
+@pytest.mark.parametrize("name", [name for name in optimizers.OPTIMIZERS if name != "muon"])
+@pytest.mark.parametrize("steps", [{1}, {4, 7}, {4, 5, 6}])
+def test_an_overflow_that_the_device_decides_on_is_skipped_and_told_later(
+    name, steps, tmp_path, monkeypatch
+):
+    """On the CPU: the run is that of a host which reads every norm, to rounding."""
+    monkeypatch.setattr(Compiled, "__call__", lambda self, *args: self.function(*args))
+    changes = {"training__skip_overflow": True, "optimizer__weight_decay": 0.01}
+    changes |= {"optimizer__decay_mode": "independent", "optimizer__name": name}
+    read, runs = [], []
+    for hosts in (("cpu",), ()):
+        monkeypatch.setattr(loops, "HOSTS", hosts)
+        for rule, kind in optimizers.OPTIMIZERS.items():
+            monkeypatch.setitem(optimizers.OPTIMIZERS, rule, replace(kind, fused_on=("cpu",)))
+        run = overflowing(task(**changes), steps)
+        loop = Loop(run, tmp_path / str(len(runs)))
+        real = loop._overflows
+        loop._overflows = lambda norm, real=real: read.append(norm) or real(norm)
+        runs.append((loop.run(), lines(tmp_path / str(len(runs))), run.model.state_dict()))
+    assert len(read) == 12 + 5  # the second time at logged steps alone
+    (summary, logged, weights), (later, told, others) = runs
+    assert summary["skipped_steps"] == len(steps) == later["skipped_steps"]
+    assert summary["targets"] == later["targets"]
+    for one, other in zip(logged, told, strict=True):
+        assert list(other) == list(one)
+        for key, value in one.items():
+            exact = isinstance(value, (str, int, type(None)))
+            assert other[key] == (value if exact else pytest.approx(value, rel=1e-5))
+    for key, value in weights.items():
+        torch.testing.assert_close(others[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_device_has_decided_survives_a_checkpoint(tmp_path, monkeypatch):
+    """A run that dies between logged steps still tells of the step that it had skipped."""
+    monkeypatch.setattr(loops, "HOSTS", ())
+    changes = {"training__skip_overflow": True, "checkpoint": {"every": 1, "minutes": None}}
+    whole = overflowing(task(**changes), {4})
+    Loop(whole, tmp_path / "whole").run()
+    run = overflowing(task(**changes), {4})
+    dies_after(4, Loop(run, tmp_path / "run").run)
+    again = task(**changes)
+    summary = Loop(again, tmp_path / "run").run()
+    assert summary["skipped_steps"] == 1
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
