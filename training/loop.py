@@ -196,6 +196,8 @@ class Loop:
             count = int(counts)
         share = world / count if count else math.inf
         total = torch.zeros((), device=accelerator.device)
+        if self.settings.cuda_graphs:  # what the step before has left in their memory is read
+            torch.compiler.cudagraph_mark_step_begin()
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
             # Only the last micro-batch reduces gradients over processes. A sharded model reduces

@@ -18,7 +18,7 @@ from training import loop as loops
 from training import optimizers, processes, sharding
 from training.adafactor import _factored, _unfactored
 from training.compiled import Compiled
-from training.loop import Loop
+from training.loop import Loop, train
 from training.optimizers import _atan2, _param_scaling
 
 TOKENS, WIDTH, VOCABULARY = 23, 6, 37
@@ -233,3 +233,27 @@ def test_what_the_device_has_decided_survives_a_checkpoint(tmp_path, monkeypatch
     summary = Loop(again, tmp_path / "run").run()
     assert summary["skipped_steps"] == 1
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", [name for name in optimizers.OPTIMIZERS if name != "muon"])
+def test_what_cuda_graphs_read_stays_where_it_is(name, tmp_path, monkeypatch):
+    """They replay addresses: parameters do not move, shapes stay, no gradient is left over."""
+    seen, modes = [], []
+
+    def compiled(model, mode=None, **settings):
+        def forward(*batch):
+            if model.training:
+                parameters = list(model.parameters())
+                assert all(parameter.grad is None for parameter in parameters)
+                addresses = tuple(parameter.data_ptr() for parameter in parameters)
+                seen.append((addresses, tuple(part.shape for part in batch)))
+            return type(model).forward(model, *batch)
+
+        modes.append(mode)
+        model.forward = forward
+        return model
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    changes = {"training__compile": True, "training__cuda_graphs": True, "optimizer__name": name}
+    assert train(task(**changes), tmp_path)["status"] == "finished"
+    assert modes == ["reduce-overhead"] and len(seen) == 12 and len(set(seen)) == 1
