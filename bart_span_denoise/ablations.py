@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from param_groups import Dinan, Role
-from param_groups.contract import Numbers
+from param_groups import Dinan, Forward, Numbers, Role, Size, Tensor
 
 
 @dataclass(frozen=True)
@@ -21,15 +20,16 @@ class Ablated(Dinan):
     c_we: float | None = None
     rescale: bool | None = None
 
-    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+    def __call__(self, tensor: Tensor) -> Numbers:
         """The strategy's, but for the word embedding's initial deviation sqrt(C_WE)."""
-        numbers = super().numbers(role, fan_in, fan_out)
-        if role is not Role.TOKEN_EMBEDDING or self.c_we is None:
+        numbers = super().__call__(tensor)
+        if tensor.role is not Role.TOKEN_EMBEDDING or self.c_we is None:
             return numbers
         return replace(numbers, init_std=math.sqrt(self.c_we))
 
-    def logit_multiplier(self) -> float:
+    def forward(self, size: Size | None = None) -> Forward:
         """N_rescale, as `rescale` has it."""
+        n, s = (size or self.size).width, self.exponent_s or 0.0
         if self.rescale is None:
-            return super().logit_multiplier()
-        return float(self.width ** (-(1 + (self.exponent_s or 0.0)) / 2)) if self.rescale else 1.0
+            return super().forward(size)
+        return Forward(logit_multiplier=float(n ** (-(1 + s) / 2)) if self.rescale else 1.0)

@@ -28,9 +28,8 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from nanolm_c4.model import Decoder
-from param_groups import Everett, Plan, Prescription, Spectral, plan
-from param_groups.roles import DECODER_RULES
+from nanolm_c4.model import RULES, Decoder
+from param_groups import EpsFollows, Everett, Muon, Plan, Prescription, plan
 from training import optimizers
 
 BETAS, LR, EPS, WEIGHT_DECAY = (0.9, 0.98), 2**-9, 1e-9, 1e-4
@@ -60,7 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
     """A plan in which embeddings, hidden matrices, scales and readout each need another group."""
     if optimizer == "muon":
-        prescription: Prescription = Spectral(width, base_width=64)
+        prescription: Prescription = Muon(Everett("mup", width, base_width=64))
     else:
         prescription = Everett(
             parameterization="standard",
@@ -70,10 +69,11 @@ def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
             optimizer=optimizer,
             gamma_embedding=4.0,
             gamma_hidden=2.0,
-            eps_per_layer=optimizer in ("adam", "adam_param_scaling", "adafactor"),
         )
+        if optimizer in ("adam", "adam_param_scaling", "adafactor"):
+            prescription = EpsFollows(prescription)
     decay = {"weight_decay": WEIGHT_DECAY, "decay_mode": "independent"}
-    return plan(model, DECODER_RULES, prescription, lr=LR, eps=EPS, **decay)
+    return plan(model, RULES, prescription, lr=LR, eps=EPS, **decay)
 
 
 def grouped(groups: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

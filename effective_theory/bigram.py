@@ -24,7 +24,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from param_groups.exponents import Layer, Parameterization
+from param_groups.rules.exponents import Layer, Parameterization
 from training.config import Count, PositiveFloat, PositiveInt, Section
 
 WORD = 0  # the target y; words are exchangeable at initialization, so any would do

@@ -32,8 +32,8 @@ from effective_theory.bigram import (
     sample,
     sizes,
 )
-from measure.fits import power_law
-from param_groups.exponents import HALF, ZERO, Layer, Parameterization
+from param_groups.fits import power_law
+from param_groups.rules.exponents import HALF, ZERO, Layer, Parameterization
 from training.errors import UserError
 
 TOLERANCE = 0.07

@@ -55,7 +55,7 @@ from effective_theory.bigram_exponents import (
     variance_exponents,
 )
 from effective_theory.stratos import STRATOS_TABLE
-from param_groups.exponents import (
+from param_groups.rules.exponents import (
     HALF,
     LAYERS,
     TENSOR_PROGRAMS,

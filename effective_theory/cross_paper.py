@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from effective_theory.stratos import STRATOS_TABLE
-from param_groups import Bordelon, Dinan, Prescription, Role
+from param_groups import Bordelon, Dinan, Prescription, Role, Tensor
 from param_groups.__main__ import STRATOS_NAMES
 from param_groups.check.theory import power
-from param_groups.exponents import (
+from param_groups.rules.exponents import (
     FULL_ALIGNMENT,
     LAYERS,
     PARAMETERIZATION_TABLE,
@@ -73,9 +73,11 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
     """
     given = [
         rule(width)(
-            role,
-            _FIXED if role is Role.PATCH_EMBEDDING else width,
-            _FIXED if role is Role.READOUT else width,
+            Tensor(
+                role,
+                _FIXED if role is Role.PATCH_EMBEDDING else width,
+                _FIXED if role is Role.READOUT else width,
+            )
         )
         for width in _WIDTHS
     ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from effective_theory.config import Config, block_names, group
 from effective_theory.gaussian import ACTIVATIONS
-from param_groups.roles import Role, default_layout, fans
+from param_groups.roles import Role, fans
 from training.errors import UserError
 
 
@@ -121,7 +121,7 @@ class Encoder(nn.Module):
 
     def fans(self, name: str) -> tuple[int, int]:
         """(fan_in, fan_out) of a tensor, 1 and n for embeddings of words and positions."""
-        return fans(name, self.get_parameter(name).shape, default_layout(self.role(name)))
+        return fans(name, self.get_parameter(name).shape, self.role(name).facts.layout)
 
     def forward(self, x: Tensor, trace: Trace | None = None) -> dict[str, Tensor]:
         """Inputs (D, T, n_patch) or ids (D, T) -> z of every block, (D, T, n) or (D, T, n_out).

@@ -1,14 +1,14 @@
 """Stratos, "Scale-Invariant Parameterizations": his Table 1.
 
 His layers l = 0, 1..L and L+1 are the embedding, the hidden matrices and the readout of
-`param_groups.exponents`. The optimiser is Adam throughout.
+`param_groups.rules.exponents`. The optimiser is Adam throughout.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-from param_groups.exponents import LAYERS, Exponents
+from param_groups.rules.exponents import LAYERS, Exponents
 
 # Table 1 (full alignment): STRATOS_TABLE[name][symbol][layer]. The values of each symbol are those
 # of l = 0 (embedding), h (hidden) and L+1 (readout).

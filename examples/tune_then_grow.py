@@ -3,7 +3,7 @@
     python examples/tune_then_grow.py              # three seeds, about ten minutes on two cores
     python examples/tune_then_grow.py --quick      # one seed, two widths, 30 steps
 
-`Recipe` leaves the base width as it is: AdamW with nanoGPT's betas, decay and initial values.
+`Tuned` leaves the base width as it is: AdamW with nanoGPT's betas, decay and initial values.
 Next to it stands the same recipe with one rate for all widths, as everybody trains. The model is
 nanogpt.py's, the text the source of Python's own library, by characters.
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from nanogpt import CONTEXT, GPT  # beside this file
 from torch import nn
 
-from param_groups import Everett, Recipe, initial_stds, plan, rules_for, schedule
+from param_groups import Everett, Tuned, initial_stds, plan, rules_for, schedule
 
 BASE, ROWS = 32, 16
 WIDTHS, RATES = (32, 64, 128), [2.0**-n for n in (9, 8, 7, 6, 5)]
@@ -38,9 +38,9 @@ def train(width, lr, seed, steps, recipe):
     model = GPT(width, len(LETTERS))
     groups, decay = model.parameters(), {"weight_decay": 0.1}
     if recipe:
-        rules = [Everett("mup", n, BASE, qk_exponent=-0.5) for n in (width, BASE)]
+        rule = Tuned(Everett("mup", width, BASE, qk_exponent=-0.5), init=stds)
         options = {"lr": lr, "decay_mode": "per_group", "absorb_multipliers": True, **decay}
-        numbers = plan(model, rules_for(model), Recipe(*rules, init=stds), **options)
+        numbers = plan(model, rules_for(model), rule, **options)
         numbers.initialise(model, seed)
         groups = numbers.groups(model)
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), **decay)
@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one seed, two widths, 30 steps")
     quick = parser.parse_args().quick
     seeds, steps, widths = (range(1), 30, WIDTHS[:2]) if quick else (range(3), 200, WIDTHS)
-    for title, recipe in (("one rate at all widths", False), ("muP's Recipe", True)):
+    for title, recipe in (("one rate at all widths", False), ("the recipe by muP", True)):
         print(f"{title}\nwidth  " + "  ".join(f"lr {lr:.4f}" for lr in RATES))
         for width in widths:
             runs = [[train(width, lr, s, steps, recipe) for s in seeds] for lr in RATES]

@@ -32,7 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups.check import Check, CheckError, command
-from param_groups.check.measuring import recording, watched
+from param_groups.check.measuring import watched
+from param_groups.check.recording import recording
 from training import runs
 from training.config import leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
@@ -51,8 +52,6 @@ CHECK_SETTINGS: dict[str, Any] = {
     "prescription.beta0": 1.0,
     # Divided by a small gamma0, the initial output is large enough to affect the loss.
     "prescription.gamma0": 1.0,
-    # Weight decay moves a tensor by a share of itself, whatever its rate.
-    "optimizer.weight_decay": 0.0,
     # One sample cannot be mixed with another.
     "data.augmentation.mixup": 0.0,
     "data.augmentation.cutmix": 0.0,

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from measure.representations import evaluating, norm, pieces, rms
 from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
-from param_groups.roles import Layout, default_layout
+from param_groups.roles import Layout
 from training.errors import UserError
 from training.log import Log, finite
 from training.task import LiveRun
@@ -241,7 +241,7 @@ def dense_layers(model: nn.Module, plan: Plan) -> list[DenseLayer]:
     layers: dict[nn.Module, DenseLayer] = {}
     for row in plan.rows:
         found = _layers_of(model, row)
-        if not found and default_layout(Role(row.role)) is Layout.LINEAR:
+        if not found and Role(row.role).facts.layout is Layout.LINEAR:
             owner = type(model.get_submodule(row.name.rpartition(".")[0])).__name__
             raise UserError(
                 f"{row.name!r} ({row.role}) is a matrix of {owner}, whose product the probes "

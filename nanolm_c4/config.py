@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from param_groups.contract import of_families
+from param_groups import Bordelon, Decay, Depth, EpsFollows, Everett, Muon, Prescription
+from param_groups.families import of_families
 from training.config import WIDEST, Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
@@ -60,46 +61,75 @@ class ModelConfig(Section):
 
 
 BORDELON, SPECTRAL = "bordelon", "spectral"
-# The keys that a rule needs, and all that it has beside them.
-_EVERETT_NEEDS = ("alignment", "base_width")
-_GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
-_LATER = (
-    "alpha_depth",
-    "base_depth",
-    "gamma_units",
-    "embedding_exponent",
-    "decay_exponent",
-)  # left out where unset, so that runs without them keep their ids
-_EVERETT_HAS = (
-    *_EVERETT_NEEDS,
-    *_GAMMAS,
-    "gamma_units",
-    "embedding_exponent",
-    "decay_exponent",
-    "eps_per_layer",
-    "embedding_std",
-    "qk_exponent",
-    "base_depth",
-)
-_BORDELON_HAS = ("alpha_attention", "beta0", "gamma0")
-_BORDELON_NEEDS = (*_BORDELON_HAS, "alpha_depth")
-_SPECTRAL_HAS = ("convention", "rate_exponent", "adam_factor")
-_SPECTRAL_SHARES = ("base_width", "base_depth", "embedding_std", "qk_exponent", "decay_exponent")
-_BORDELON_OPTIMIZERS = of_families("sgd", "adam")
 
 
-class PrescriptionConfig(Section):
-    """Which rule gives every tensor its numbers, and that rule's own keys.
+def unless_set() -> Any:
+    """A key that came later: None by default, and left out then, so that run ids stay."""
+    return Field(default=None, exclude_if=lambda value: value is None)
 
-    standard, ntk, mup and mean_field are Everett et al., Table 1; bordelon is Bordelon, Chaudhry
-    and Pehlevan, section 2; spectral is Muon beside muP's AdamW, for optimizer.name muon.
-    """
 
-    parameterization: Literal["standard", "ntk", "mup", "mean_field", "bordelon", "spectral"]
+class PrescriptionSection(Section):
+    """Which rule gives every tensor its numbers, and that rule's own keys; a class per rule."""
+
+    parameterization: str
+    outside: ClassVar[bool] = False  # whether the last norm has numbers of its own
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_the_rules_own(cls, data: Any) -> Any:
+        """Names the rule whose key it is; a key of another rule may be null."""
+        if not isinstance(data, dict):
+            return data
+        rule = data.get("parameterization")
+        owners = {
+            key: owner for owner, kind in reversed(OWNERS.items()) for key in kind.model_fields
+        }
+        for key, field in cls.model_fields.items():
+            misspelt = data.keys() - owners.keys()  # which is said of an unknown key
+            if field.is_required() and data.get(key) is None and not misspelt:
+                raise ValueError(f"key 'prescription.{key}' is missing; {rule} needs a value")
+        others = [key for key in data if key in owners and key not in cls.model_fields]
+        for key in others:
+            if data[key] is not None:
+                raise ValueError(
+                    f"prescription.{key} belongs to {owners[key]} and not to {rule}; leave it out"
+                )
+        return {key: value for key, value in data.items() if key not in others}
+
+    def at(self, model: ModelConfig, optimizer: str) -> Prescription:
+        """The prescription at a model's size."""
+        raise NotImplementedError
+
+
+class BordelonSection(PrescriptionSection):
+    """Bordelon, Chaudhry and Pehlevan, section 2."""
+
+    parameterization: Literal["bordelon"]
+    alpha_attention: Alpha
+    """bordelon: attention logits are multiplied by head_dim^(-this)."""
+    alpha_depth: Alpha
+    """Residual branches are multiplied by (layers / base_depth)^(-this), and rates in them follow;
+    by default neither. bordelon: by beta0 layers^(-this)."""
+    beta0: PositiveFloat
+    """bordelon: constant on every residual branch."""
+    gamma0: PositiveFloat
+    """bordelon: logits are divided by it; large is rich training, small is lazy."""
+
+    def at(self, model: ModelConfig, optimizer: str) -> Prescription:
+        """Section 2 of the paper."""
+        sizes = {"head_dim": model.head_dim, "heads": model.heads, "depth": model.layers}
+        constants = self.model_dump(exclude={"parameterization"})
+        return Bordelon(**sizes, optimizer=optimizer, zero_readout=True, **constants)
+
+
+class EverettSection(PrescriptionSection):
+    """Everett et al., Table 1."""
+
+    parameterization: Literal["standard", "ntk", "mup", "mean_field"]
     """Initialisation and multiplier; bordelon also rates, attention and residual branches."""
-    alignment: Literal["full", "none", "global"] | None = None
+    alignment: Literal["full", "none", "global"]
     """Learning-rate exponents; global is one rate for all tensors. Everett et al.'s rules."""
-    base_width: PositiveInt | None = None
+    base_width: PositiveInt
     """Width at which all learning-rate exponents cancel. All rules but bordelon."""
     gamma_embedding: PositiveFloat = 1.0
     """Constant on the embedding type's rate."""
@@ -107,12 +137,12 @@ class PrescriptionConfig(Section):
     """Constant on the hidden type's rate."""
     gamma_readout: PositiveFloat = 1.0
     """Constant on the readout's rate."""
-    gamma_units: Literal["tensor", "effective"] | None = None
+    gamma_units: Literal["tensor", "effective"] | None = unless_set()
     """What the constants multiply: a tensor's rate (the default, and the paper's), or the rate of
     multiplier times tensor at base_width, which equivalent parameterisations share."""
-    embedding_exponent: Annotated[float, Field(ge=-2, le=2)] | None = None
+    embedding_exponent: Annotated[float, Field(ge=-2, le=2)] | None = unless_set()
     """Rates of embeddings go as (width / base_width)^this beside the rule; by default 0."""
-    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = None
+    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = unless_set()
     """A decay per step goes as (width / base_width)^this in matrices that sum over the width; by
     default 0, independent decay. -1 is torch's coupled decay under muP."""
     eps_per_layer: bool = False
@@ -121,59 +151,80 @@ class PrescriptionConfig(Section):
     """Scale of embedding and positions after the multiplier; by default 0.01, and 1 for mup."""
     qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
     """Attention logits are multiplied by h^this; by default -1/2, and -1 for mup, mean_field."""
-    alpha_attention: Alpha | None = None
-    """bordelon: attention logits are multiplied by head_dim^(-this)."""
-    alpha_depth: Alpha | None = None
+    alpha_depth: Alpha | None = unless_set()
     """Residual branches are multiplied by (layers / base_depth)^(-this), and rates in them follow;
     by default neither. bordelon: by beta0 layers^(-this)."""
-    base_depth: PositiveInt | None = None
+    base_depth: PositiveInt | None = unless_set()
     """Blocks at which alpha_depth changes nothing; by default 1. All rules but bordelon."""
-    beta0: PositiveFloat | None = None
-    """bordelon: constant on every residual branch."""
-    gamma0: PositiveFloat | None = None
-    """bordelon: logits are divided by it; large is rich training, small is lazy."""
-    convention: Literal["spectral", "original", "match_rms"] | None = None
-    """spectral: what multiplies Muon's updates, sqrt(out/in) by default."""
-    rate_exponent: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """spectral: Muon's rates go as (width / base_width)^this; by default 0, -1/2 for match_rms."""
-    adam_factor: PositiveFloat | None = None
-    """spectral: rates of AdamW's tensors over optimizer.lr at base_width; by default 1."""
 
     @model_validator(mode="after")
-    def _keys_are_the_rules_own(self) -> PrescriptionConfig:
-        rule = self.parameterization
-        needs = {BORDELON: _BORDELON_NEEDS, SPECTRAL: ("base_width",)}.get(rule, _EVERETT_NEEDS)
-        for key in needs:
-            if getattr(self, key) is None:
-                raise ValueError(f"key 'prescription.{key}' is missing; {rule} needs a value")
-        for key in self._others_keys():
-            if key in self.model_fields_set and getattr(self, key) is not None:
-                owner = BORDELON if key in _BORDELON_NEEDS else "Everett et al.'s rules"
-                owner = SPECTRAL if key in _SPECTRAL_HAS else owner
-                raise ValueError(
-                    f"prescription.{key} belongs to {owner} and not to {rule}; leave it out"
-                )
-        if rule != SPECTRAL and self.base_depth is not None and self.alpha_depth is None:
+    def _base_depth_acts(self) -> EverettSection:
+        if self.base_depth is not None and self.alpha_depth is None:
             raise ValueError(
                 "prescription.base_depth acts with prescription.alpha_depth alone; give both or "
                 "neither"
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Dumps this rule's keys only: those of other rules do not enter the run id."""
-        unset = {key for key in (*_LATER, *_SPECTRAL_HAS) if getattr(self, key) is None}
-        others = {*self._others_keys(), *unset}
-        return {key: value for key, value in dump(self).items() if key not in others}
+    @property
+    def outside(self) -> bool:
+        """A rule for the depth leaves the last norm alone."""
+        return self.alpha_depth is not None
 
-    def _others_keys(self) -> tuple[str, ...]:
-        """The keys that this rule does not have."""
-        if self.parameterization == BORDELON:
-            return (*_EVERETT_HAS, *_SPECTRAL_HAS)
-        if self.parameterization == SPECTRAL:
-            return (*_BORDELON_NEEDS, *(key for key in _EVERETT_HAS if key not in _SPECTRAL_SHARES))
-        return (*_BORDELON_HAS, *_SPECTRAL_HAS)
+    def at(self, model: ModelConfig, optimizer: str) -> Prescription:
+        """Table 1, and what the keys put around it."""
+        around = {"decay_exponent", "eps_per_layer", "alpha_depth", "base_depth"}
+        table = self.model_dump(exclude=around)
+        rule: Prescription = Everett(
+            width=model.width, optimizer=optimizer, depth=model.layers, **table
+        )
+        if self.alpha_depth is not None:
+            rule = Depth(rule, model.layers, self.base_depth or 1, self.alpha_depth)
+        if self.eps_per_layer:
+            rule = EpsFollows(rule)
+        return Decay(rule, self.decay_exponent) if self.decay_exponent else rule
+
+
+class SpectralSection(PrescriptionSection):
+    """Muon beside muP's AdamW, for optimizer.name muon."""
+
+    parameterization: Literal["spectral"]
+    base_width: PositiveInt
+    """Width at which all learning-rate exponents cancel. All rules but bordelon."""
+    base_depth: PositiveInt | None = unless_set()
+    """Blocks at which the factor on branches, base_depth / layers, is 1; by default none."""
+    embedding_std: PositiveFloat | None = None
+    """Scale of embedding and positions after the multiplier; by default 1."""
+    qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
+    """Attention logits are multiplied by h^this; by default -1."""
+    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = unless_set()
+    """A decay per step goes as (width / base_width)^this in matrices that sum over the width."""
+    convention: Literal["spectral", "original", "match_rms"] | None = unless_set()
+    """spectral: what multiplies Muon's updates, sqrt(out/in) by default."""
+    rate_exponent: Annotated[float, Field(ge=-2, le=2)] | None = unless_set()
+    """spectral: Muon's rates go as (width / base_width)^this; by default 0, -1/2 for match_rms."""
+    adam_factor: PositiveFloat | None = unless_set()
+    """spectral: rates of AdamW's tensors over optimizer.lr at base_width; by default 1."""
+
+    def at(self, model: ModelConfig, optimizer: str) -> Prescription:
+        """muP, Muon around it, and the depth around both."""
+        table = self.model_dump(include={"base_width", "embedding_std", "qk_exponent"})
+        own = self.model_dump(include={"convention", "rate_exponent", "adam_factor"})
+        rule: Prescription = Muon(Everett("mup", model.width, depth=model.layers, **table), **own)
+        if self.base_depth is not None:
+            rule = Depth(rule, model.layers, self.base_depth)
+        return Decay(rule, self.decay_exponent) if self.decay_exponent else rule
+
+
+# In the order in which a key that several have is said to belong to one.
+OWNERS: dict[str, type[PrescriptionSection]] = {
+    BORDELON: BordelonSection,
+    "Everett et al.'s rules": EverettSection,
+    SPECTRAL: SpectralSection,
+}
+PrescriptionConfig = Annotated[
+    EverettSection | BordelonSection | SpectralSection, Field(discriminator="parameterization")
+]
 
 
 class DataConfig(Section):
@@ -236,9 +287,9 @@ class Config(RunConfig):
             raise ValueError(
                 "key 'model.mlp_ratio' is missing; bordelon has no default, and the paper's is 1"
             )
-        if self.optimizer.name not in _BORDELON_OPTIMIZERS:
+        if self.optimizer.name not in (known := of_families("sgd", "adam")):
             raise ValueError(
                 f"optimizer.name {self.optimizer.name}: bordelon has rates for "
-                f"{', '.join(_BORDELON_OPTIMIZERS)}; choose one of them"
+                f"{', '.join(known)}; choose one of them"
             )
         return self

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups.layers import Embedding, LayerNorm, Linear, Scaled
+from param_groups.roles import Role, Rule
 from training.linear_cross_entropy import linear_cross_entropy
 
 
@@ -179,3 +180,24 @@ class Decoder(nn.Module):
         if self.readout.bias is not None:
             x, weight = with_bias_columns(x, weight, self.readout.bias)
         return linear_cross_entropy(x, weight, targets_BxT.flatten(), self.readout.multiplier)
+
+
+# The role of every tensor.
+RULES = (
+    Rule("token_embedding.weight", Role.TOKEN_EMBEDDING),
+    Rule("position_embedding.weight", Role.POSITION_EMBEDDING),
+    Rule("blocks.*.attention.query.weight", Role.QUERY),
+    Rule("blocks.*.attention.key.weight", Role.KEY),
+    Rule("blocks.*.attention.value.weight", Role.VALUE),
+    Rule("blocks.*.attention.output.weight", Role.ATTENTION_OUTPUT),
+    Rule("blocks.*.mlp.up.weight", Role.MLP_IN),
+    Rule("blocks.*.mlp.down.weight", Role.MLP_OUT),
+    Rule("*norm.weight", Role.NORM_SCALE),
+    Rule("readout.weight", Role.READOUT),
+)
+# The same for a prescription with a rule for the depth, which the last norm is not subject to.
+DEEP_RULES = (
+    *(rule for rule in RULES if rule.role is not Role.NORM_SCALE),
+    Rule("blocks.*norm.weight", Role.NORM_SCALE),
+    Rule("final_norm.weight", Role.FINAL_NORM_SCALE),
+)

@@ -7,39 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanolm_c4.config import BORDELON, SPECTRAL, Config
+from nanolm_c4.config import BORDELON, Config
 from nanolm_c4.cost import flops, parameters, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
-
-
-def prescription(config: Config):
-    """The config's prescription at the model's size."""
-    from param_groups import Bordelon, Everett, Spectral
-
-    rule, shape = config.prescription, config.model
-    if rule.parameterization == BORDELON:
-        return Bordelon(
-            head_dim=shape.head_dim,
-            heads=shape.heads,
-            depth=shape.layers,
-            optimizer=config.optimizer.name,
-            alpha_attention=rule.alpha_attention,
-            alpha_depth=rule.alpha_depth,
-            beta0=rule.beta0,
-            gamma0=rule.gamma0,
-            zero_readout=True,
-        )
-    if rule.parameterization == SPECTRAL:
-        keys = rule.model_dump(exclude={"parameterization"}, exclude_none=True)
-        depth = shape.layers if rule.base_depth else None
-        return Spectral(width=shape.width, depth=depth, **keys)
-    return Everett(
-        width=shape.width,
-        optimizer=config.optimizer.name,
-        depth=shape.layers,
-        **rule.model_dump(),
-    )
 
 
 def build_model(config: Config, vocab_size: int):
@@ -63,14 +34,15 @@ def build_model(config: Config, vocab_size: int):
 
 def rules(config: Config):
     """The role of every tensor that the config's model has."""
-    from param_groups.roles import DECODER_RULES, DEEP_DECODER_RULES, Role, Rule
+    from nanolm_c4.model import DEEP_RULES, RULES
+    from param_groups import Role, Rule
 
-    no_scales = [rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE]
+    no_scales = [rule for rule in RULES if rule.role is not Role.NORM_SCALE]
     if not config.model.norms:
         return no_scales
-    if config.prescription.parameterization != BORDELON:
-        return DECODER_RULES if config.prescription.alpha_depth is None else DEEP_DECODER_RULES
-    return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
+    if config.prescription.parameterization == BORDELON:
+        return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
+    return DEEP_RULES if config.prescription.outside else RULES
 
 
 def build_plan(config: Config, model=None):
@@ -82,7 +54,8 @@ def build_plan(config: Config, model=None):
     if model is None:
         with torch.device("meta"):
             model = build_model(config, vocabulary(config))
-    return plan(model, rules(config), prescription(config), **config.optimizer.numbers)
+    prescription = config.prescription.at(config.model, config.optimizer.name)
+    return plan(model, rules(config), prescription, **config.optimizer.numbers)
 
 
 def build_blank(config: Config, rows: int):

@@ -1,15 +1,29 @@
 """From a model and a prescription to a plan: what every tensor's numbers are, and why.
 
-`roles` names tensors, `exponents` holds the theory, `contract` says what a prescription
-is, `prescriptions` has the papers', `plan` the result. Nothing here knows an experiment.
+`roles` says what tensors do, `prescription` what turns one into numbers, `rules` has those of
+papers and those around others, `model` reads a model, `plan` is the result. Nothing here knows an
+experiment.
 """
 
-from param_groups.contract import Numbers, Prescription
+from typing import NoReturn
+
 from param_groups.plan import Plan, plan
-from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett, Spectral
-from param_groups.recipe import Recipe, initial_stds
+from param_groups.prescription import Forward, Prescription, Size, Tensor
+from param_groups.quantities import Numbers
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
 from param_groups.rows import READERS, Factor, Row
+from param_groups.rules.bordelon import Bordelon
+from param_groups.rules.dinan import Dinan
+from param_groups.rules.everett import Everett
+from param_groups.rules.wrappers import (
+    CompleteP,
+    Decay,
+    Depth,
+    EpsFollows,
+    Muon,
+    Tuned,
+    initial_stds,
+)
 from param_groups.schedules import guard, schedule, timescale
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
@@ -21,19 +35,25 @@ READERS.append(held)  # what modules of libraries multiply by
 __all__ = [
     "Bordelon",
     "CompleteP",
+    "Decay",
+    "Depth",
     "Dinan",
+    "EpsFollows",
     "Everett",
     "Factor",
+    "Forward",
     "Layout",
+    "Muon",
     "Numbers",
     "Plan",
     "PlanError",
     "Prescription",
-    "Recipe",
     "Role",
     "Row",
     "Rule",
-    "Spectral",
+    "Size",
+    "Tensor",
+    "Tuned",
     "assign",
     "fans_of",
     "guard",
@@ -45,3 +65,14 @@ __all__ = [
     "suggest",
     "timescale",
 ]
+
+_GONE = {
+    "Spectral": 'Muon(Everett("mup", width, base_width))',
+    "Recipe": "Tuned(rule, init=initial_stds(small, rules)), which finds its base itself",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _GONE:
+        raise ImportError(f"param_groups has no {name}: it is {_GONE[name]}")
+    raise AttributeError(f"module 'param_groups' has no attribute {name!r}")

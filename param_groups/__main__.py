@@ -1,4 +1,4 @@
-"""Published scaling rules as numbers for every tensor: their tables, rules, check and audit.
+"""Published scaling rules as numbers for every tensor: their tables, rules, check, audit, transfer.
 
 Every command has `--help`: param-groups check --help
 """
@@ -14,21 +14,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from param_groups import __version__, exponents
-from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
-from param_groups.exponents import (
+from param_groups import __version__
+from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
+from param_groups.prescription import Tensor
+from param_groups.roles import PlanError, Role, choose
+from param_groups.rows import align
+from param_groups.rules import exponents
+from param_groups.rules.bordelon import Bordelon
+from param_groups.rules.dinan import Dinan
+from param_groups.rules.everett import Everett
+from param_groups.rules.exponents import (
     ALIGNMENTS,
     LAYERS,
     OPTIMIZERS,
     PARAMETERIZATION_TABLE,
     Alignment,
-    ExponentError,
     gradient_exponents,
     solve,
 )
-from param_groups.prescriptions import Bordelon, Dinan, Everett
-from param_groups.roles import BLOCK, PlanError, Role, choose
-from param_groups.rows import align
 
 Rows = list[tuple[str, ...]]
 
@@ -145,6 +148,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             audit.main(words[1:])
             return
+        if words[:1] == ["transfer"]:
+            from param_groups.check import transfer_command
+
+            transfer_command.main(words[1:])
+            return
         args = _parser().parse_args(words)
         result = args.command(args)
         if isinstance(result, str):
@@ -152,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         value, rows, text = result
         print(json.dumps(value, indent=1) if args.json else text(align(rows)))
-    except (ExponentError, PlanError) as error:
+    except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except Exception:  # of a user's file: not the exit code of a bad verdict
@@ -180,7 +188,7 @@ def solution(args: argparse.Namespace) -> _Result:
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
     if family == "spectral":
-        raise PlanError("Muon's rates go by shapes, not by layer types: `param_groups.Spectral`")
+        raise PlanError("Muon's rates go by shapes, not by layer types: `param_groups.Muon`")
     found = exponents.solve(
         args.parameterization, family, alignment, hidden_layers=args.hidden_layers
     )
@@ -200,7 +208,7 @@ _PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
     "dinan": Dinan,
     "bordelon": Bordelon,
 }
-# The stem of each paper's models; norms, BLOCK and readout follow.
+# The stem of each paper's models; norms, the matrices of a block and the readout follow.
 _STEMS = {
     "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
     "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
@@ -228,7 +236,8 @@ def numbers_table(args: argparse.Namespace) -> _Result:
     )
     readout = () if name == "dinan" and language else (Role.READOUT, *bias)
     norms = (Role.NORM_SCALE,) if name == "everett" else ()
-    roles = (*_STEMS[model], *norms, *BLOCK, *readout)
+    block = (role for role in Role if role.facts.block and role.parts == (role,))
+    roles = (*_STEMS[model], *norms, *block, *readout)
     # The model's own sizes beside its width, with what is meant where it is not given.
     shapes: dict[str, Any] = {} if name == "bordelon" else {"mlp_ratio": 4, "head_dim": None}
     shapes |= {} if language else {"patch_inputs": 768}
@@ -259,8 +268,11 @@ def numbers_table(args: argparse.Namespace) -> _Result:
         Role.READOUT: (width, sizes.get("outputs")),
         Role.READOUT_BIAS: (1, sizes.get("outputs")),
     }
-    numbers = {str(role): prescription(role, *fans.get(role, (width, width))) for role in roles}
-    forward = prescription.forward(sizes.get("head_dim", getattr(prescription, "head_dim", None)))
+    numbers = {
+        str(role): prescription(Tensor(role, *fans.get(role, (width, width)))) for role in roles
+    }
+    wanted = prescription.forward()
+    forward = wanted.factors(sizes.get("head_dim", wanted.head_dim))
     rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
     for role, value in numbers.items():
         init = value.init_distribution + (f" {value.init_mean:.4g}" if not value.init_std else "")
@@ -268,8 +280,8 @@ def numbers_table(args: argparse.Namespace) -> _Result:
         rows.append((role, init, *(f"{scale:.6g}" for scale in scales)))
     parts = [f"{factor} {value:.6g}" for factor, value in forward.items()]
     if "attention_scale" not in forward:
-        power = prescription.attention_exponent()
-        parts.insert(0, f"attention_scale head_dim^({power:g}), a number with head_dim=")
+        power = f"{wanted.attention:g}"
+        parts.insert(0, f"attention_scale head_dim^({power}), a number with head_dim=")
     by_role = {role: asdict(value) for role, value in numbers.items()}
     everything = {"prescription": prescription.describe(), "roles": by_role, "forward": forward}
     return everything, rows, lambda text: f"{text}\n{', '.join(parts)}"
@@ -337,6 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
     commands.add_parser("audit", help="which rule does an optimiser of anybody's follow?")
+    commands.add_parser("transfer", help="train several widths: does the best rate stay?")
     of_suggest = command("suggest", suggestion, help="rules to look over for a stock model")
     of_suggest("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
     return parser

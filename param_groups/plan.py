@@ -15,21 +15,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import (
-    Numbers,
-    Prescription,
-    check_flag,
-    check_sizes,
-    finite,
-    python_number,
-    summary,
-)
-from param_groups.roles import BIASES, Assignment, Fans, PlanError, Role, Rule, choose
+from param_groups.prescription import Prescription, Tensor, checked, numbers_of, summary
+from param_groups.quantities import DECAY_MODES, Asked, check_flag, finite
+from param_groups.roles import Fans, PlanError, Role, Rule
 from param_groups.rows import (
-    READERS,
     Factor,
     Row,
     factor_differences,
@@ -41,16 +32,8 @@ from param_groups.rows import (
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
-    from param_groups.tensors.muon import MuonAdamW
+    from param_groups.optim import MuonAdamW
 
-# The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
-# peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
-DECAY_MODES = {
-    "independent": "weight_decay itself",
-    "global": "weight_decay times the global lr",
-    "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
-    "absorb_multipliers the rate before they were absorbed",
-}
 _GLOBALS = ("lr", "eps", "weight_decay")
 
 
@@ -108,7 +91,7 @@ class Plan:
         Raises PlanError where values are those of a checkpoint or of training, as far as a model
         shows it, unless `overwrite` says that they may go: `apply_multipliers` keeps them.
         """
-        from param_groups.tensors import values
+        from param_groups.model import values
 
         parameters = self._parameters(model)
         kept = named_by(self.rows, keep)
@@ -122,7 +105,8 @@ class Plan:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
-            constant = values.constant(parameters[row.name]) if row.role in BIASES else None
+            zero = Role(row.role).facts.start == "zero"
+            constant = values.constant(parameters[row.name]) if zero else None
             if constant and row.init_mean == 0 and (constant == 1 or not overwrite):
                 raise PlanError(
                     f"{row.name!r} ({row.role}) is {constant:.4g} in all entries, and initialise "
@@ -146,7 +130,7 @@ class Plan:
         with alignment="global", Dinan's "standard"). Raises PlanError when a layer that applies no
         multiplier would need one, or when the tensors of one layer disagree.
         """
-        from param_groups.tensors import forward, values
+        from param_groups.model import forward, values
 
         self._parameters(model)
         for layer, multiplier in values.layer_multipliers(model, self.rows).items():
@@ -167,7 +151,7 @@ class Plan:
         initialised nor given its multipliers, and for a tensor that was frozen when it was
         initialised and no longer is. Not for torch.optim.Adafactor, which takes a pair as epsilon.
         """
-        from param_groups.tensors import values
+        from param_groups.model import values
 
         parameters = self._parameters(model)
         kinds = sorted({row.optimizer for row in self.rows})
@@ -221,7 +205,7 @@ class Plan:
 
         Source: Jordan et al. 2024, Muon.
         """
-        from param_groups.tensors.muon import MuonAdamW
+        from param_groups.optim import MuonAdamW
 
         if others := sorted({row.optimizer for row in self.rows} - {"muon", "adam"}):
             raise PlanError(f"the plan is for {others[0]}; plan.optimizers has Muon and AdamW")
@@ -298,7 +282,7 @@ def plan(
     prescription: Prescription,
     *,
     lr: float,
-    eps: float = 1e-8,
+    eps: float | None = None,
     weight_decay: float = 0.0,
     decay_mode: str | None = None,
     absorb_multipliers: bool = False,
@@ -320,7 +304,8 @@ def plan(
         model: unwrapped and uncompiled, on any device or "meta".
         rules: which role each tensor has; together they name every tensor.
         prescription: the papers', or a class of your own that derives from `Prescription`.
-        lr, eps: the global values that the prescription's factors multiply.
+        lr, eps: the global values that the prescription's factors multiply; eps is by default 1e-8,
+            and 1e-30 for Adafactor, which adds it to g^2.
         weight_decay: see `decay_mode`.
         decay_mode: what a decay means, a name of DECAY_MODES; has to be given with one.
         absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
@@ -350,76 +335,48 @@ def plan(
     >>> round(numbers["0.weight"].lr, 5)  # 0.5 (512 / 128)^(-1/2), times the multiplier 512^(-1/2)
     0.01105
     """
-    from param_groups.tensors.checks import prepared
-    from param_groups.tensors.forward import settle_factors
-    from param_groups.tensors.values import note_versions
+    from param_groups.model.forward import forward_pass
+    from param_groups.model.read import read
+    from param_groups.model.values import note_versions
 
-    lr, eps, weight_decay, decay_mode = _global_numbers(lr, eps, weight_decay, decay_mode)
-    rule: Any = getattr(prescription, "rule", prescription)  # a recipe's
-    still = getattr(rule, "alignment", "") == "global" or getattr(rule, "rate_exponent", 1) == 0
-    width = getattr(rule, "decay_exponent", 0.0) and not still
-    idle = (None, 0.5 if getattr(rule, "optimizer", "") == "sgd" else 1.0)  # no power in the rate
-    depth = getattr(rule, "decay_depth", False) and rule.alpha_depth not in idle
-    if weight_decay and decay_mode == "per_group" and (width or depth):
-        field, size = ("decay_exponent", "width") if width else ("decay_depth", "depth")
-        why = f"has the rate's power of the {size} already; use 'independent' or 'global'"
-        raise PlanError(f"{field}: decay_mode 'per_group' {why}")
-    if not isinstance(applied, (Mapping, NoneType)):
-        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
-    if head_dim is not None:
-        check_sizes("plan", head_dim=head_dim)
-    applied = applied or {}
-    check_flag("absorb_multipliers", absorb_multipliers)
-    placed = prepared(model, rules, prescription, base)
-    factors = [factor for reader in READERS for factor in reader(model)]  # what modules hold
-    attention_of = {query: factor for factor in factors for query in factor.queries}
-    if "attention_scale" in applied:  # then none lacks it
-        attention_of = {}
-    rows = []
-    for assignment, local in placed:  # `local`: the prescription at the tensor's size
-        numbers = local(assignment.role, *assignment.fans)
-        scale = assignment.scale
-        if assignment.role is Role.QUERY and assignment.name in attention_of:
-            # Initial queries carry the factor that their attention lacks.
-            scale *= prescription.attention_scale(attention_of[assignment.name].head_dim or 1)
-        numbers = numbers.starting_at(scale)
-        wd = weight_decay * numbers.decay
-        if absorb_multipliers:
-            absorbed = numbers.absorbed(numbers.optimizer or prescription.optimizer)
-            if decay_mode == "per_group":  # the rate before absorption decides
-                wd *= numbers.lr / absorbed.lr
-            numbers = absorbed
-        kind = numbers.optimizer or prescription.optimizer
-        rows.append(_row(assignment, numbers, kind, lr, eps, wd, decay_mode))
-    rows = _spared(rows, no_decay, weight_decay, decay_mode)
-    roles = {row.role for row in rows}
-    forward = settle_factors(model, roles, prescription, applied, head_dim, factors)
-    origin = prescription.describe()
+    optimizer = checked(prescription).optimizer
+    asked = Asked.of(lr, eps, weight_decay, decay_mode, absorb_multipliers, optimizer)
+    tensors = read(model, rules, prescription, base)
+    forward = forward_pass(model, tensors, prescription, applied, head_dim)
+    rows = [_row(tensor, prescription, forward.starts, asked) for tensor in tensors]
     note_versions(model)
-    return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
+    origin = prescription.describe()
+    return Plan(_spared(rows, no_decay, asked), origin, *asked.globals, forward.factors)
 
 
-def _global_numbers(
-    lr: float, eps: float, weight_decay: float, decay_mode: str | None
-) -> tuple[float, float, float, str]:
-    """The global numbers as Python's own; refuses what is none, and a decay without its mode, as
-    its two readings differ by the rate."""
-    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        if not (finite(value) and value >= 0):
-            raise PlanError(f"{name} must be finite and not negative, got {value!r}")
-    if decay_mode is None and weight_decay:
-        raise PlanError(
-            f"weight_decay {weight_decay:g} needs a decay_mode: 'independent' removes "
-            f"{100 * weight_decay:.4g} % of every tensor per step, 'per_group', torch's meaning, "
-            f"{100 * weight_decay * lr:.4g} % at this rate; 'global' is that of Dinan et al. (1.94)"
-        )
-    mode = choose("decay mode", decay_mode or "independent", DECAY_MODES)
-    return python_number(lr), python_number(eps), python_number(weight_decay), mode
+def _row(
+    tensor: Tensor, prescription: Prescription, starts: Mapping[str, float], asked: Asked
+) -> Row:
+    """One tensor's numbers times the global ones; with multipliers absorbed, if that is asked."""
+    numbers = numbers_of(prescription, tensor, asked)
+    numbers = numbers.starting_at(tensor.scale * starts.get(tensor.name, 1.0))
+    optimizer = numbers.optimizer or prescription.optimizer
+    final = numbers.absorbed(optimizer) if asked.absorb else numbers
+    own, before = asked.lr * final.lr, numbers.lr / final.lr if final.lr else 1.0
+    return Row(
+        name=tensor.name,
+        shape=tensor.shape,
+        role=str(tensor.role),
+        fan_in=tensor.fan_in,
+        fan_out=tensor.fan_out,
+        tied_to=tensor.tied_to,
+        init_mean=final.init_mean,
+        init_std=final.init_std,
+        init_distribution=final.init_distribution,
+        multiplier=final.multiplier,
+        lr=own,
+        eps=asked.eps * final.eps,
+        weight_decay=asked.torch_decay(final.decay, own, before),
+        optimizer=optimizer,
+    )
 
 
-def _spared(
-    rows: list[Row], no_decay: Iterable[str], weight_decay: float, decay_mode: str
-) -> list[Row]:
+def _spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row, ...]:
     """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
     spared = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
     rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
@@ -428,55 +385,11 @@ def _spared(
             raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
         if row.decay_per_step >= 1:
             raise PlanError(
-                f"weight_decay {weight_decay:g} removes {row.decay_per_step:.3g} times "
-                f"{row.name!r} in a step, which must be below 1: with decay_mode {decay_mode!r} "
-                f"that fraction is {DECAY_MODES[decay_mode]}"
+                f"weight_decay {asked.weight_decay:g} removes {row.decay_per_step:.3g} times "
+                f"{row.name!r} in a step, which must be below 1: with decay_mode "
+                f"{asked.decay_mode!r} that fraction is {DECAY_MODES[asked.decay_mode]}"
             )
-    return rows
-
-
-def _row(
-    assignment: Assignment,
-    numbers: Numbers,
-    optimizer: str,
-    lr: float,
-    eps: float,
-    wd: float,
-    decay_mode: str,
-) -> Row:
-    fan_in, fan_out = assignment.fans
-    if optimizer == "muon" and (assignment.tied_to or assignment.parameter.ndim != 2):
-        why = f"tied to {assignment.tied_to[0]}" if assignment.tied_to else "no matrix"
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) is {why}, and Muon's rate is that of a "
-            "matrix with one place in the model: train this model with Everett's rules for Adam"
-        )
-    own_lr = lr * numbers.lr
-    return Row(
-        name=assignment.name,
-        shape=tuple(assignment.parameter.shape),
-        role=str(assignment.role),
-        fan_in=fan_in,
-        fan_out=fan_out,
-        tied_to=assignment.tied_to,
-        init_mean=numbers.init_mean,
-        init_std=numbers.init_std,
-        init_distribution=numbers.init_distribution,
-        multiplier=numbers.multiplier,
-        lr=own_lr,
-        eps=eps * numbers.eps,
-        weight_decay=_torch_decay(wd, lr, own_lr, decay_mode),
-        optimizer=optimizer,
-    )
-
-
-def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
-    """The group's weight_decay whose product with its own rate is the decay the mode asks for."""
-    if wd == 0 or decay_mode == "per_group":
-        return wd
-    if own_lr == 0:
-        raise PlanError(f"{decay_mode} weight decay needs a learning rate above 0")
-    return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
+    return tuple(rows)
 
 
 def dumps(value: Plan) -> str:

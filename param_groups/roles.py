@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,63 +33,20 @@ class PlanError(ValueError):
     """
 
 
+def nearest(value: object, names: Sequence[str]) -> str:
+    """The name that is spelled most like a value."""
+    return difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0]
+
+
 def choose(kind: str, value: object, valid: Iterable[str]) -> str:
     """`value` if it is one of `valid`, else PlanError that names the nearest of them."""
     names = [str(name) for name in valid]
     if isinstance(value, str) and value in names:
         return value
-    nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0]
     raise PlanError(
-        f"unknown {kind} {value!r}; did you mean {nearest!r}? valid: {', '.join(names)}"
+        f"unknown {kind} {value!r}; did you mean {nearest(value, names)!r}? valid: "
+        f"{', '.join(names)}"
     )
-
-
-class Role(StrEnum):
-    """What a tensor does; the vocabulary that rules and prescriptions share.
-
-    Source: the union of the tensors in the models of the four papers, and of stock models.
-
-    >>> Role("query") is Role.QUERY
-    True
-    """
-
-    TOKEN_EMBEDDING = "token_embedding"
-    POSITION_EMBEDDING = "position_embedding"
-    PATCH_EMBEDDING = "patch_embedding"
-    NORM_SCALE = "norm_scale"
-    FINAL_NORM_SCALE = "final_norm_scale"  # after the last block; told apart by depth rules alone
-    NORM_BIAS = "norm_bias"
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    QKV = "qkv"  # one matrix holding query, key and value, as in timm and GPT-2
-    ATTENTION_OUTPUT = "attention_output"
-    MLP_IN = "mlp_in"
-    MLP_OUT = "mlp_out"
-    HIDDEN_BIAS = "hidden_bias"
-    READOUT = "readout"
-    READOUT_BIAS = "readout_bias"
-    HIDDEN = "hidden"  # any other matrix between two axes of the model's width
-    DEPTHWISE = "depthwise"  # one small kernel per channel, as in ConvNeXt
-    LAYER_SCALE = "layer_scale"  # a gain per channel on a residual branch
-    RELATIVE_POSITION = "relative_position"  # numbers added to attention logits, as in T5 and Swin
-    ROUTER = "router"  # the matrix that chooses among experts
-    LORA_A = "lora_a"  # (rank, n): starts at random
-    LORA_B = "lora_b"  # (n, rank): starts at zero
-
-
-# The matrices of a block, in the order of its forward pass.
-BLOCK = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT)
-FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
-# What stands outside of all residual branches.
-TRUNK = {
-    Role.TOKEN_EMBEDDING,
-    Role.POSITION_EMBEDDING,
-    Role.PATCH_EMBEDDING,
-    Role.FINAL_NORM_SCALE,
-    Role.READOUT,
-    Role.READOUT_BIAS,
-}
 
 
 class Layout(StrEnum):
@@ -107,25 +64,123 @@ class Layout(StrEnum):
     EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
 
 
-_TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.RELATIVE_POSITION}
-SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
-BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
+IN, OUT = "fan_in", "fan_out"
+
+
+class Facts(NamedTuple):
+    """What is true of a role in every model; prescriptions and checks read nothing else of it.
+
+    Args:
+        kind: the layer type of Everett et al., App. C.1, "embedding", "hidden" or "readout"; what
+            is added to logits is "logits". Whatever sums over a constant number of inputs goes
+            with embeddings (Yang et al. 2022, Table 8: "input weights and all biases").
+        grows: the fans that grow with the width.
+        layout: the axes, unless a rule says otherwise.
+        axis: the fan that must be the model's width, if any must.
+        branch: whether a residual branch holds it, unless its place says otherwise.
+        block: whether it is a matrix that every block has, by which blocks are known.
+        start: "normal" values, "one" or "zero".
+        spread: what the variance of normal values is over: the "width", the "fan_in" or nothing.
+        gradient: whether the power of its gradient is known.
+        shared: whether several heads may share it, whose gradients then add up.
+        parts: the roles that a fused matrix holds, by name.
+    """
+
+    kind: str
+    grows: tuple[str, ...] = (OUT,)
+    layout: Layout = Layout.LINEAR
+    axis: str | None = None
+    branch: bool = True
+    block: bool = False
+    start: str = "normal"
+    spread: str = "width"
+    gradient: bool = True
+    shared: bool = False
+    parts: tuple[str, ...] = ()
+
+
+def _matrix(axis: str, **more: Any) -> Facts:
+    """A matrix of a block, between two axes that grow."""
+    return Facts("hidden", (IN, OUT), axis=axis, block=True, **more)
+
+
+def _table(**more: Any) -> Facts:
+    """Rows that are looked up outside of all branches."""
+    return Facts("embedding", layout=Layout.TABLE, axis=OUT, branch=False, spread="none", **more)
+
+
+def _vector(start: str, **more: Any) -> Facts:
+    """A scale, which starts at one, or a bias, which starts at zero."""
+    return Facts(more.pop("kind", "embedding"), layout=Layout.VECTOR, start=start, **more)
+
+
+class Role(StrEnum):
+    """What a tensor does; the vocabulary that rules and prescriptions share, a row per role.
+
+    Source: the union of the tensors in the models of the four papers, and of stock models.
+
+    >>> Role("query") is Role.QUERY, Role.QUERY.facts.kind
+    (True, 'hidden')
+    """
+
+    facts: Facts
+
+    def __new__(cls, name: str, facts: Facts | None = None) -> Role:
+        if facts is None:
+            raise TypeError(f"a row without facts: {name}")
+        role = str.__new__(cls, name)
+        role._value_, role.facts = name, facts
+        return role
+
+    TOKEN_EMBEDDING = "token_embedding", _table()
+    POSITION_EMBEDDING = "position_embedding", _table()
+    PATCH_EMBEDDING = (
+        "patch_embedding",
+        Facts("embedding", axis=OUT, branch=False, spread="fan_in"),
+    )
+    NORM_SCALE = "norm_scale", _vector("one", shared=True)
+    # After the last block; told apart by rules for the depth alone.
+    FINAL_NORM_SCALE = "final_norm_scale", _vector("one", branch=False)
+    NORM_BIAS = "norm_bias", _vector("zero", shared=True)
+    QUERY = "query", _matrix(IN)
+    KEY = "key", _matrix(IN, shared=True)
+    VALUE = "value", _matrix(IN, shared=True)
+    # One matrix holding query, key and value, as in timm and GPT-2.
+    QKV = "qkv", _matrix(IN, shared=True, parts=("query", "key", "value"))
+    ATTENTION_OUTPUT = "attention_output", _matrix(OUT)
+    MLP_IN = "mlp_in", _matrix(IN)
+    MLP_OUT = "mlp_out", _matrix(OUT)
+    HIDDEN_BIAS = "hidden_bias", _vector("zero", shared=True)
+    READOUT = "readout", Facts("readout", (IN,), axis=IN, branch=False)
+    READOUT_BIAS = "readout_bias", _vector("zero", kind="logits", branch=False)
+    # Any other matrix between two axes of the model's width.
+    HIDDEN = "hidden", Facts("hidden", (IN, OUT))
+    # One small kernel per channel, as in ConvNeXt.
+    DEPTHWISE = "depthwise", Facts("embedding", spread="fan_in")
+    # A gain per channel on a residual branch.
+    LAYER_SCALE = "layer_scale", _vector("one")
+    # Numbers added to attention logits, as in T5 and Swin.
+    RELATIVE_POSITION = (
+        "relative_position",
+        Facts("logits", layout=Layout.TABLE, start="zero", gradient=False),
+    )
+    # The matrix that chooses among experts: its outputs are as few at every width.
+    ROUTER = "router", Facts("readout", (IN,), gradient=False)
+    # (rank, n) starts at random, (n, rank) at zero.
+    LORA_A = "lora_a", Facts("hidden", (IN,), gradient=False)
+    LORA_B = "lora_b", Facts("embedding", start="zero", gradient=False)
+
+    @property
+    def parts(self) -> tuple[Role, ...]:
+        """The roles that a fused matrix holds; of any other the role itself."""
+        return tuple(Role(name) for name in self.facts.parts) or (self,)
+
 
 UNTIE = (
     "; to train from scratch, untie word embedding and readout (tie_word_embeddings=False in "
     "Hugging Face's configs); a checkpoint would lose its head by that: take one rate for all "
     "tensors, Everett('standard', n, n, alignment='global')"
 )
-
-# The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
-# dimensions, value projections to fewer heads) may have any size.
-WIDTH_AXIS = {
-    **dict.fromkeys((*BLOCK[:3], Role.QKV, Role.MLP_IN, Role.READOUT), "fan_in"),
-    **dict.fromkeys(
-        (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "fan_out"
-    ),
-    **dict.fromkeys((Role.ATTENTION_OUTPUT, Role.MLP_OUT), "fan_out"),
-}
 
 
 @dataclass(frozen=True)
@@ -208,13 +263,6 @@ class Assignment:
 
 
 Fans = Mapping[str, tuple[int, int]]
-
-
-def default_layout(role: Role) -> Layout:
-    """The axes a role has unless its rule says otherwise."""
-    if role in _TABLES:
-        return Layout.TABLE
-    return Layout.VECTOR if role in SCALES | BIASES else Layout.LINEAR
 
 
 def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
@@ -303,10 +351,9 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
         for parameter in dict.fromkeys(owner[name] for name in hits):
             matching[parameter].append(rule)
         if not hits:
-            nearest = difflib.get_close_matches(rule.pattern, every, n=1, cutoff=0.0)
             raise PlanError(
                 f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
-                f"{nearest[0]!r}"
+                f"{nearest(rule.pattern, every)!r}"
             )
     unnamed = [
         f"{names[0]!r} {tuple(parameter.shape)}"
@@ -320,7 +367,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     assignments = []
     for parameter, (first, *tied) in tensors.items():
         rule = _only_rule(matching[parameter], (first, *tied))
-        layout = rule.layout or default_layout(rule.role)
+        layout = rule.layout or rule.role.facts.layout
         long = sum(size > 1 for size in parameter.shape)
         if rule.layout is None and layout is Layout.VECTOR and long > 1:
             raise PlanError(
@@ -328,10 +375,10 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                 "give it the role of a matrix, or Layout.VECTOR if it holds several vectors"
             )
         if rule.layout is None and layout is Layout.LINEAR and parameter.ndim > 2:
-            owner = model.get_submodule(first.rpartition(".")[0])
-            if not isinstance(owner, _ConvNd):
+            layer = model.get_submodule(first.rpartition(".")[0])
+            if not isinstance(layer, _ConvNd):
                 raise PlanError(
-                    f"{first!r} has shape {tuple(parameter.shape)}, and {type(owner).__name__} is "
+                    f"{first!r} has shape {tuple(parameter.shape)}, and {type(layer).__name__} is "
                     "no convolution of torch: give its rule Layout.EXPERTS if it is a stack of "
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
@@ -386,7 +433,7 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or default_layout(rule.role), rule.scale, rule.trunk)
+        (rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk)
         for rule in matching
     }
     if len(claimed) == 1:
@@ -399,24 +446,3 @@ def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     )
     hint = UNTIE if {role for role, *_ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")
-
-
-# Rules of the decoder in nanolm_c4; those of other people's models are in `stock/rules.py`.
-DECODER_RULES = (
-    Rule("token_embedding.weight", Role.TOKEN_EMBEDDING),
-    Rule("position_embedding.weight", Role.POSITION_EMBEDDING),
-    Rule("blocks.*.attention.query.weight", Role.QUERY),
-    Rule("blocks.*.attention.key.weight", Role.KEY),
-    Rule("blocks.*.attention.value.weight", Role.VALUE),
-    Rule("blocks.*.attention.output.weight", Role.ATTENTION_OUTPUT),
-    Rule("blocks.*.mlp.up.weight", Role.MLP_IN),
-    Rule("blocks.*.mlp.down.weight", Role.MLP_OUT),
-    Rule("*norm.weight", Role.NORM_SCALE),
-    Rule("readout.weight", Role.READOUT),
-)
-# The same for a prescription with a rule for the depth, which the last norm is not subject to.
-DEEP_DECODER_RULES = (
-    *(rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE),
-    Rule("blocks.*norm.weight", Role.NORM_SCALE),
-    Rule("final_norm.weight", Role.FINAL_NORM_SCALE),
-)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from param_groups.contract import CONSTANT
+from param_groups.quantities import CONSTANT
 from param_groups.roles import PlanError
 
 if TYPE_CHECKING:

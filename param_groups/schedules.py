@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import OPTIMIZER_FAMILY, check_positive, exponent_optimizer
+from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.plan import Plan
+from param_groups.quantities import check_positive
 from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:

@@ -3,11 +3,15 @@
     python -m plots claims            writes plots/claims.md from claims.yaml and the shipped tables
 
 *Sign*: whether the number, or the difference, lies on the claimed side of zero: no, where its 95 %
-interval lies on the other side and it is not shown to be smaller than the effect. *Size*: whether
-it is shown to lie within the effect of the claimed number or range, by two one-sided tests at 5 %;
-no, where the 95 % interval lies outside. Of several findings all must; one that does not, with
-errors for all of them together (Bonferroni), is a no. *Drift*: whether over the last three sizes
-the number moves toward the claim or away from it, by more than its error.
+interval lies on the other side, and for a claimed side beyond the effect. *Size*: whether it is
+shown to lie within the effect of the claimed number or range, by two one-sided tests at 5 %, or to
+be a difference beyond the effect where a side is claimed; no, where the 95 % interval of a number
+lies outside. So a difference within the effect is none, whatever is claimed of it. Of several
+findings all must; one that does not, with errors for all of them together (Bonferroni), is a no.
+*Drift*: whether over the last three sizes of a preset the number moves toward the claim or away
+from it, by more than its error; empty where that is not known. An effect has its date, and says
+*after the data* where it is younger than the commit that the runs of its tables were made from. A
+later preset stands for an earlier one where it has as many seeds and sizes; else both are judged.
 """
 
 from __future__ import annotations
@@ -34,10 +38,10 @@ CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "m
 YES, NO, UNKNOWN, NONE, TOWARD, AWAY, STILL = "yes", "no", "unknown", "–", "toward", "away", "none"
 ORDER = (UNKNOWN, STILL, AWAY, TOWARD).index  # of several drifts the first stands
 WORDS = {
-    "reproduced": "the claimed side of zero, or within the effect of the claimed number",
-    "reproduced in sign": "the claimed side of zero, and another size or an unknown one",
+    "reproduced": "beyond the effect on the claimed side, or within it of the claimed number",
+    "reproduced in sign": "the claimed side of zero; another size, below the effect, or unknown",
     "approaching": "outside the effect, moving toward the claim, and within it at the last size",
-    "not reproduced, cause known": "another sign or size; a run without the cause has the claim's",
+    "not reproduced, cause known": "another sign or size; runs without the cause have the claim's",
     "not reproduced": "another sign or size here, without a run that shows why",
     "undecided": "errors, or constants near an edge of their search, leave it open",
     "not tested": "nothing here tests it",
@@ -51,15 +55,15 @@ NUMBER = r"[+-]?\d+(?:\.\d+)?(?:/\d+)?"
 
 @dataclass(frozen=True)
 class Judged:
-    """What one finding says of its claim; whether it and its last size are shown to be near it."""
+    """What one finding, of a preset's tables, says of its claim; whether its last size is near."""
 
     finding: Finding
     off: float = 0.0
     sign: str = NONE
     size: str = NONE
     drift: str = UNKNOWN
-    within: bool = False
     arrived: bool = False
+    preset: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,17 @@ class Claim:
         return NONE if not drifts else drifts.pop() if len(drifts) == 1 else min(drifts, key=ORDER)
 
     @property
+    def known_drift(self) -> str:
+        """The same for readers: empty where it is not known."""
+        return "" if self.drift in (UNKNOWN, NONE) else self.drift
+
+    @property
     def word(self) -> str:
         """The verdict, a key of WORDS."""
         if not self.found:
             return "not tested"
         if all((one.sign if one.size == NONE else one.size) == YES for one in self.found):
-            return "reproduced"
+            return "reproduced in sign" if self.entry.get("beside") else "reproduced"
         if self.against and all(one.drift == TOWARD and one.arrived for one in self.against):
             return "approaching"
         if all(YES in (one.sign, one.size) for one in self.found):
@@ -110,13 +119,50 @@ class Claim:
 
     @property
     def number(self) -> str:
-        """The number that lies farthest from what is claimed, and that."""
+        """The number farthest from what is claimed, with its name, and what is claimed."""
         if not self.found:
             return ""
-        worst = max(self.against or self.found, key=lambda one: one.off).finding
-        text = worst.measured if worst.estimate is None else worst.estimate.text(3)
-        effect = f"; effect: {self.entry['effect']}" if "effect" in self.entry else ""
-        return f"{text}; claimed: {self.entry.get('published', worst.published)}{effect}"
+        worst = max(self.against or self.found, key=lambda one: one.off)
+        finding, names = worst.finding, [one.finding.name for one in self.found]
+        label = _label(finding.name, names)
+        if names.count(finding.name) > 1:  # several presets stand
+            label += f" ({worst.preset.strip('_') or 'laptop'})"
+        text = finding.measured if finding.estimate is None else finding.estimate.rounded()
+        return f"{label} {text}, claimed {self.entry.get('published', finding.published)}"
+
+    @property
+    def effect(self) -> str:
+        """The effect and its date, and whether it is younger than what it judges."""
+        if not (self.found and "effect" in self.entry):
+            return ""
+        late = ", after the data" * self.after_the_data
+        return f"effect {self.entry['effect']} ({str(self.entry['since'])[:10]}{late})"
+
+    @property
+    def after_the_data(self) -> bool:
+        """Whether the effect is younger than the earliest table it judges, or one has no date."""
+        paths = [
+            path
+            for preset in {one.preset for one in self.found}
+            for path in catalogue.shipped(self.entry["figure"] + preset)
+        ]
+        dates = [tables.origin(path).get("date") or "" for path in paths]
+        return str(self.entry["since"]) > min(dates, default="")
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """What tells a finding's name from the others: the parts between those that all begin and end
+    with; the whole of a name that stands alone, but for its unit."""
+    split = [re.split("(?<=[,:]) ", one) for one in dict.fromkeys(names)]
+    words = re.split("(?<=[,:]) ", name)
+    if len(split) > 1:
+        rest = [words, *split]
+        while all(rest) and len({one[0] for one in rest}) == 1:
+            rest = [one[1:] for one in rest]
+        while all(rest) and len({one[-1] for one in rest}) == 1:
+            rest = [one[:-1] for one in rest]
+        words = rest[0] or words
+    return re.sub(r" \((?:nats|points|%)\)$", "", " ".join(words)).strip(",:")
 
 
 def claimed(published: str) -> tuple[str, float, float]:
@@ -155,10 +201,12 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
         side = value * math.copysign(1, low)
         sign = YES if side > reach else NO if side < -far else UNKNOWN
     elif what in ("side", "not below"):
-        sure = known and (abs(value) > reach if off == 0 else within and what == "not below")
-        sign, size = YES if sure else NO if known and off > far and not within else UNKNOWN, NONE
-        off = off or -abs(value)  # the nearest to zero is the weakest
-    return Judged(finding, off, sign, size, drift, within, arrived)
+        inside = abs(value) if off == 0 else -off
+        may = what == "not below" and within
+        sign = YES if known and (inside > reach or may) else NO if outside else UNKNOWN
+        size = NONE if what == "not below" else YES if known and inside - near > room else UNKNOWN
+        off = -inside  # the nearest to zero is the weakest
+    return Judged(finding, off, sign, size, drift, arrived)
 
 
 def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[str, bool]:
@@ -174,19 +222,35 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
     return (TOWARD if change.value < 0 else AWAY) if sure else STILL, arrived
 
 
-def matching(figure: str, pattern: str) -> list[Finding]:
-    """The findings of a figure's shipped tables whose names match. Of one name the last preset
-    counts, with the sizes of all presets; of a pattern with a group the largest measured."""
-    named: dict[str, Finding] = {}
+def matching(figure: str, pattern: str) -> list[tuple[str, Finding]]:
+    """(preset, finding) of a figure's shipped tables whose names match. Of one name a later preset
+    stands for the earlier ones, unless it rests on fewer seeds or sizes; of a pattern with a group
+    the largest measured."""
+    named: dict[str, list[tuple[str, Finding]]] = {}
     for preset in ("", tables.DESKTOP, tables.WIDE):
         for line in catalogue.of_shipped(figure + preset):
             if isinstance(line, Finding):
-                named[line.name] = line.after(named.get(line.name))
-    matches = [(match, one) for name, one in named.items() if (match := re.match(pattern, name))]
+                before = named.get(line.name, [])
+                left = [one for one in before if weaker(line, one[1])]
+                named[line.name] = [*left, (preset, line)]
+    matches = [(match, of) for name, of in named.items() if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
-        known = [m for m in matches if (e := m[1].estimate) and not math.isnan(e.value)]
-        return [max(known or matches, key=lambda one: float(one[0][1]))[1]]
-    return [line for _, line in matches]
+        known = [m for m in matches if any(_measured(one) for _, one in m[1])]
+        return max(known or matches, key=lambda one: float(one[0][1]))[1]
+    return [one for _, of in matches for one in of]
+
+
+def _measured(finding: Finding) -> bool:
+    return finding.estimate is not None and not math.isnan(finding.estimate.value)
+
+
+def weaker(later: Finding, earlier: Finding) -> bool:
+    """Whether a finding rests on fewer seeds or sizes than an earlier one, or is not measured."""
+    if not _measured(earlier):
+        return False
+    if not _measured(later):
+        return True
+    return any(a < b for a, b in zip(later.estimate.basis, earlier.estimate.basis, strict=True))
 
 
 def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
@@ -194,14 +258,17 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
 
     def found(of: Mapping[str, Any]) -> list[Judged]:
         lines, effect = matching(of["figure"], of["findings"]), entry.get("effect", 0)
-        words = [str(of.get("published", line.published)) for line in lines]
-        return [judged(f, p, effect, len(lines)) for f, p in zip(lines, words, strict=True)]
+        words = [str(of.get("published", line.published)) for _, line in lines]
+        return [
+            replace(judged(line, published, effect, len(lines)), preset=preset)
+            for (preset, line), published in zip(lines, words, strict=True)
+        ]
 
     claim = Claim(paper, entry, () if "untested" in entry else found(entry))
     if "cause" in entry and claim.word == "not reproduced":
         without = Claim(paper, entry, found(entry["cause"]))
-        if without.found and all(YES in (o.sign, o.size) or o.within for o in without.found):
-            number = without.number.partition(";")[0]
+        if without.found and all(YES in (o.sign, o.size) for o in without.found):
+            number = without.number.partition(", claimed")[0]
             return replace(claim, cause=f"cause: {entry['cause']['words']}; without it {number}")
     return claim
 
@@ -231,9 +298,11 @@ def page() -> str:
     for paper in dict.fromkeys(claim.paper for claim in claims()):
         lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for of, claim in ((claim.entry, claim) for claim in claims() if claim.paper == paper):
-            differs = (of.get("untested"), claim.blocked, claim.cause, of.get("differs"))
-            cells = (of["claim"], of["where"], claim.word, claim.number)
-            three = (claim.column("sign"), claim.column("size"), claim.drift)
+            said = (of.get("untested"), of.get("beside"), claim.blocked, claim.cause)
+            differs = (*said, of.get("differs"))
+            number = "; ".join(filter(None, (claim.number, claim.effect)))
+            cells = (of["claim"], of["where"], claim.word, number)
+            three = (claim.column("sign"), claim.column("size"), claim.known_drift)
             lines.append(f"| {' | '.join((*cells, *three, '; '.join(filter(None, differs))))} |")
     return "\n".join(lines) + "\n"
 

@@ -36,9 +36,9 @@ def claims_table(experiment: str) -> list[str]:
     own = [claim for claim in claims() if experiment_of(claim.entry["figure"]) == experiment]
     lines = ["| claim | here | number | drift |", "|---|---|---|---|"]
     for claim in (claim for claim in own if claim.found):
-        number = re.sub(r" \(n = [^)]*\)|; claimed.*", "", claim.number)
+        number = re.sub(r" \(n = [^)]*\)", "", claim.number)
         what = claim.entry["claim"] + " (ours)" * (claim.paper not in PAPERS)
-        lines.append(f"| {what} | {claim.word} | {number} | {claim.drift} |")
+        lines.append(f"| {what} | {claim.word} | {number} | {claim.known_drift} |")
     rest = sum(not claim.found for claim in own)
     more = f" and lists {rest} more claim{'s' * (rest > 1)}" if rest else ""
     return [*lines, f"\n[plots/claims.md](../plots/claims.md) explains the columns{more}."]

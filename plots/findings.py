@@ -20,13 +20,6 @@ class Finding:
     verdict: str = ""
     estimate: Estimate | None = None
 
-    def after(self, before: Finding | None) -> Finding:
-        """This finding, with the sizes that `before` has and this one has not."""
-        if before is None or before.estimate is None or self.estimate is None:
-            return self
-        sizes = {**before.estimate.by_size, **self.estimate.by_size}
-        return replace(self, estimate=replace(self.estimate, by_size=sizes))
-
     def __str__(self) -> str:
         """The finding in one line."""
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()
@@ -93,8 +86,25 @@ class Estimate:
 
     def through_widths(self, digits: int = 2, sign: str = "+", edge: str = "") -> str:
         """An exponent, or a difference of two, whose groups are the widths of a fit."""
+        digits += 0.05 <= self.error * 10.0**digits < 0.5  # which ± 0.00 would hide
         text = Estimate(self.value, self.error).text(digits, sign)
         return text if math.isnan(self.value) else f"{text} (n = {self.groups} widths{edge})"
+
+    def rounded(self) -> str:
+        """The text with as many digits as show one of the error, two where it begins with a 1; at
+        least two and at most four."""
+        if not 0 < self.error < math.inf:
+            return self.text(3)
+        places = -math.floor(math.log10(self.error))
+        return self.text(min(max(places + (self.error * 10**places < 2), 2), 4))
+
+    @property
+    def basis(self) -> tuple[float, float]:
+        """(seeds, sizes) that the number rests on, to compare two of one name: of a fit through
+        sizes their number, of others the largest size."""
+        if self.fitted > 1:
+            return 0.0, float(self.groups or 0)
+        return float(self.groups or 0), float(max(self.by_size, default=0))
 
     def compact(self) -> str:
         """value±error, without an error that is unknown."""

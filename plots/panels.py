@@ -27,7 +27,7 @@ def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
             place = {"transform": axis.get_xaxis_transform(), "clip_on": False}
             axis.plot(sweep.unstable, 1.0, color=color, **LOST, **place)
         if best.inside:
-            error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
+            error = best.error if best.error < LONGEST else 0.0
             ends = [best.value * 2**-error, best.value * 2**error]
             axis.plot(ends, [best.vertex_loss] * 2, "-", lw=0.8, color=color, zorder=4)
             axis.plot(best.value, best.vertex_loss, color=color, **VERTEX)
@@ -46,19 +46,22 @@ def loss_limits(axes, sweeps: Sequence[Sweeps]) -> None:
 
 
 def draw_optima(axis, sweeps: Sweeps, fit: Exponent, shift: float = 1.0, **look) -> None:
-    """Optimal rate against width, `shift` times to the right, with bars of its standard error, at
-    most LONGEST octaves, and the power law; what the fit leaves out, because the best rate is the
-    first or last tried, is hollow."""
+    """Optimal rate against width, `shift` times to the right, with bars of its standard error, and
+    the power law. Hollow are points whose error is unknown where others' are known, and those
+    that the fit leaves out, because the best rate is the first or last tried."""
     marker = look.pop("marker", "*")
     line = look.pop("ls", "-")
     label = look.pop("label", None)
     errors = octaves(sweeps)
     if not sweeps:
         return
+    some = any(map(math.isfinite, errors.values()))
     for width, sweep in sweeps.items():
-        best, error = sweep.best, float(np.nan_to_num(errors.get(width, 0.0)))
+        best, known = sweep.best, math.isfinite(errors.get(width, math.nan))
+        error = errors[width] if known else 0.0
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
-        shape = {"fmt": marker, "ms": 6, "mfc": "white" if best.at_edge else look["color"]}
+        hollow = best.at_edge or (some and not known)
+        shape = {"fmt": marker, "ms": 6, "mfc": "white" if hollow else look["color"]}
         axis.errorbar(width * shift, best.value, yerr=bars, capsize=2, lw=1, **shape, **look)
     if math.isfinite(fit.value):
         widths = sorted(set(sweeps) - set(fit.edge))

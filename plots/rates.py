@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from measure import fits
+from param_groups import fits
 from plots import statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean
@@ -23,7 +23,7 @@ from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 NEAR = 0.05
 FREE = 4  # least degrees of freedom for a width to use its own spread over seeds
 PAIRED = 3  # seeds; with two, 95 % of Student's distribution reach to 12.7 errors
-LONGEST = fits.WINDOW  # octaves; the optimum lies this close to the best rate, so errors are capped
+LONGEST = fits.WINDOW  # octaves; what a parabola leaves open by more it does not know
 # Octaves to either side of the best rate that a parabola may be fitted to: its neighbours (None),
 # and on a grid of factors of 2 up to where loss curves stop being parabolas.
 WINDOWS = (None, 1.0, 1.5, 2.0, 2.5)
@@ -308,33 +308,40 @@ def _judges(found: Lines, symbol: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Exponent(statistics.Power):
-    """The power of width in the optimal rate; `edge`: widths left out, with optima at an edge."""
+    """The power of width in the optimal rate; `edge`: widths left out, with optima at an edge;
+    `windows`: how far other windows of the parabolas move it, which its error does not hold."""
 
     edge: tuple[int, ...] = ()
+    windows: float = math.nan
     sweeps: Sweeps = field(default_factory=dict, compare=False)
+
+    @property
+    def basis(self) -> tuple[float, float]:
+        """(seeds that choose an optimum, fewest of all widths, widths)."""
+        counts = (len(of) for s in self.sweeps.values() for of in s.chosen_from.values())
+        return float(min(counts, default=0)), float(self.groups or 0)
 
     def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
         edge = f"; at edge: {listed(self.edge)}" if self.edge else ""
         if math.isnan(self.value):
             return f"no fit: {self.groups} width{'s' * (self.groups != 1)}{edge}"
-        return self.through_widths(digits, sign, edge)
+        moved = f"; other windows ± {self.windows:.{digits}f}" if self.windows >= 0 else ""
+        return self.through_widths(digits, sign, edge + moved) + self.bent
 
 
 def exponent(sweeps: Sweeps) -> Exponent:
-    """The exponent of the optimal rate over the widths whose optimum is not at the edge, all alike.
-    Its error holds, beside those of `statistics.power`, how far the window around the best rate
-    that parabolas are fitted to moves it."""
+    """The exponent of the optimal rate over the widths whose optimum is not at the edge, all alike,
+    with the error of `statistics.power`."""
     used = {width: sweep for width, sweep in sweeps.items() if not sweep.best.at_edge}
     points = {width: math.log2(sweep.best.value) for width, sweep in used.items()}
     value = statistics.power(points).value
     moved = [abs(one - value) for one in by_window(used).values()]
-    left_out = _without_each_seed(used)
-    further = {"windows": max(moved, default=math.nan)}
-    found = statistics.power(points, octaves(sweeps), left_out, None, further)
+    found = statistics.power(points, octaves(sweeps), without_each_seed(used))
     edge = tuple(sorted(set(sweeps) - set(used)))
     blocked = next((sweep.blocked for sweep in sweeps.values() if sweep.blocked), "")
-    return Exponent(**{**vars(found), "edge": edge, "sweeps": sweeps, "blocked": blocked})
+    further = {"edge": edge, "windows": max(moved, default=math.nan), "sweeps": sweeps}
+    return Exponent(**{**vars(found), **further, "blocked": blocked})
 
 
 def by_window(sweeps: Sweeps) -> dict[float | None, float]:
@@ -347,7 +354,7 @@ def by_window(sweeps: Sweeps) -> dict[float | None, float]:
     return {window: value for window, value in found.items() if math.isfinite(value)}
 
 
-def _without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
+def without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
     """Width -> log2 of the optimum without one seed, for each of the seeds that all widths share:
     runs of a seed share random numbers across widths. None below three of them."""
     seeds = [{seed for of in s.chosen_from.values() for seed in of} for s in sweeps.values()]
@@ -366,11 +373,10 @@ def _without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
 
 
 def octaves(sweeps: Sweeps) -> dict[int, float]:
-    """Width -> standard error of log2 of the optimum, at most LONGEST, for optima not at the edge.
-    An unknown error counts as LONGEST if that of another width is known."""
+    """Width -> standard error of log2 of the optimum, for optima not at the edge. It is unknown
+    (NaN) without a parabola, and where the parabola leaves open more than LONGEST octaves."""
     own = {width: sweep.best.error for width, sweep in sweeps.items() if not sweep.best.at_edge}
-    known = any(map(math.isfinite, own.values()))
-    return {width: float(np.fmin(one, LONGEST)) if known else one for width, one in own.items()}
+    return {width: one if one < LONGEST else math.nan for width, one in own.items()}
 
 
 def optimum_text(sweep: RateSweep) -> str:

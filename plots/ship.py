@@ -2,15 +2,17 @@
 
     python -m plots ship results.csv PAPER/NAME
 
-Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: sweep, data, commit, versions,
-device and number of runs, read from the runs' configs and summaries. Tables above 1.5 MB, such as
-those of kernels, are kept compressed, as NAME.csv.gz.
+Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: sweep, data, commit and its
+date, versions, device and number of runs, read from the runs' configs and summaries. Tables above
+1.5 MB, such as those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
 import argparse
 import csv
 import gzip
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from plots.catalogue import PAPERS
-from plots.tables import DATA, TableError
+from plots.tables import DATA, ROOT, TableError
 
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
@@ -62,7 +64,20 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
             raise TableError(f"{table}: {words} ({change}); run all again")
     folder = table.resolve().parent
     origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
-    return {**origin, **_data(folder / names[0] / "config.yaml"), "environment": first}
+    data = _data(folder / names[0] / "config.yaml")
+    return {**origin, **data, **_date(str(first.get("commit"))), "environment": first}
+
+
+def _date(commit: str) -> dict[str, str]:
+    """When the commit was made that the runs are of, in UTC; nothing for one that git lacks."""
+    command = ["git", "show", "-s", "--date=format-local:%Y-%m-%dT%H:%M", "--format=%cd", commit]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "TZ": "UTC"}, capture_output=True, text=True
+        )
+    except OSError:
+        return {}
+    return {} if done.returncode else {"date": done.stdout.strip()}
 
 
 def _data(config: Path) -> dict[str, str]:

@@ -2,9 +2,10 @@
 and means over seeds.
 
 Runs of one seed may share random numbers across sizes, so that the points of a line are not
-independent, and the scatter of few points is small by luck now and then. So the error of a power is
-the largest of three: from the scatter about the line, from the points' own errors, and the
-jackknife's, which leaves a seed out of all sizes at once. A seed that lacks a size counts at none.
+independent. So the error of a power is the jackknife's, which leaves a seed out of all sizes at
+once; a seed that lacks a size counts at none. Where no seeds are shared it is the one with the
+longer interval of two: from the points' own errors, if all are known, and from the scatter about
+the line. More scatter than the errors explain says that the law is none, not how sure its power is.
 """
 
 from __future__ import annotations
@@ -19,16 +20,28 @@ import pandas as pd
 from plots.findings import UNKNOWN, Estimate, weighted
 
 Points = Mapping[float, float]  # size -> log2 of what is measured there
+CHANCE = 0.01  # of so much scatter about a power law; below it the law is called none
 
 
 @dataclass(frozen=True)
 class Power(Estimate):
     """The exponent of a power law through several sizes; called with a size, the law's value.
 
-    `errors` are those that its error is the largest of; NaN is left out."""
+    `errors` are those that are known, by name: seeds, points, scatter. `chance` is that of so much
+    scatter if the law is one (NaN: the points' errors are unknown)."""
 
     intercept: float = math.nan
     errors: Mapping[str, float] = field(default_factory=dict, compare=False)
+    chance: float = math.nan
+
+    @property
+    def bent(self) -> str:
+        """That it is no power law, with a comma before, where its scatter says so."""
+        return ", not a power law" if self.chance < CHANCE else ""
+
+    def text(self, digits: int = 3, sign: str = "+") -> str:
+        """In words, with what it rests on."""
+        return super().text(digits, sign) + self.bent
 
     def __call__(self, size: float) -> float:
         """The law at a size."""
@@ -40,12 +53,11 @@ def power(
     own: Points | None = None,
     left_out: Sequence[Points] = (),
     freedom: float | None = None,
-    further: Mapping[str, float] | None = None,
 ) -> Power:
     """The unweighted straight line through log2 of sizes and `points`; NaN below two sizes.
 
-    `own` are the points' standard errors with their degrees of freedom `freedom` (None: those of
-    the line), `left_out` the points without one group each, `further` other errors by name.
+    `own` are the points' standard errors with their degrees of freedom `freedom` (None: not known),
+    `left_out` the points without one group each. One error is unknown: so is what they imply.
     """
     sizes = sorted(points)
     if len(sizes) < 2:
@@ -54,37 +66,57 @@ def power(
     weights = (x - x.mean()) / ((x - x.mean()) @ (x - x.mean()))
     value = float(weights @ y)
     intercept = float(y.mean() - value * x.mean())
-    free = len(sizes) - 2 or None
+    free, residuals = len(sizes) - 2, y - intercept - value * x
     alone = np.array([(own or {}).get(size, math.nan) for size in sizes])
     errors: dict[str, tuple[float, float | None]] = {
-        "points": (float(np.sqrt(np.sum((weights * alone) ** 2))), freedom or free),
-        **{name: (error, free) for name, error in (further or {}).items()},
+        "points": (float(np.sqrt(np.sum((weights * alone) ** 2))), freedom or free or None)
     }
     if free:
-        residuals = y - intercept - value * x
         scatter = math.sqrt(residuals @ residuals / free * (weights @ weights))
         errors["scatter"] = (scatter, free)
+    # The scatter that errors explain: a point's own variance, but for what the line takes of it.
+    explained = float(alone**2 @ (1 - 1 / len(x) - (x - x.mean()) * weights))
     step = np.diff(x)
     apart = np.hypot(alone[:-1], alone[1:]) / step  # errors of local slopes
     if len(left_out) > 1:
         parts = np.array([[part[size] for size in sizes] for part in left_out])
-        jackknife = math.sqrt((len(parts) - 1) * (parts @ weights).var())
-        errors["seeds"] = (jackknife, len(left_out) - 1)
-        apart = np.fmax(apart, np.sqrt((len(parts) - 1) * np.diff(parts).var(axis=0)) / step)
+        if np.isfinite(parts).all():
+            freedom = len(parts) - 1
+            errors["seeds"] = (math.sqrt(freedom * (parts @ weights).var()), freedom)
+            apart = np.sqrt(freedom * np.diff(parts).var(axis=0)) / step
+            lines = np.outer(parts @ weights, x - x.mean()) + parts.mean(axis=1, keepdims=True)
+            explained, freedom = float(freedom * (parts - lines).var(axis=0).sum()), freedom * free
     known = {name: one for name, one in errors.items() if math.isfinite(one[0])}
-    error, free = max(known.values(), key=lambda one: one[0], default=(math.nan, None))
+    longest = max(known.values(), key=_interval, default=(math.nan, None))
+    error, of_error = known.get("seeds", longest)
     slopes = zip(sizes[1:], (np.diff(y) / step).tolist(), apart.tolist(), strict=True)
-    local = {size: Estimate(one, own_error) for size, one, own_error in slopes}
     return Power(
         value,
         error,
         groups=len(sizes),
         fitted=2,
-        freedom=free,
-        by_size=local,
+        freedom=of_error,
+        by_size={size: Estimate(one, own_error) for size, one, own_error in slopes},
         intercept=intercept,
         errors={name: one[0] for name, one in known.items()},
+        chance=_chance(float(residuals @ residuals), free, explained, freedom),
     )
+
+
+def _interval(one: tuple[float, float | None]) -> float:
+    """Half of the 95 % interval that a standard error with its degrees of freedom has."""
+    return one[0] * Estimate(0.0, one[0], freedom=one[1]).reach
+
+
+def _chance(squares: float, free: int, explained: float, freedom: float | None) -> float:
+    """The chance of residuals with this sum of `squares` or more on `free` degrees of freedom where
+    the errors, known on `freedom`, explain `explained` in the mean (F distribution)."""
+    from scipy.special import chdtrc, fdtrc
+
+    if not free or not explained > 1e-20:  # rounding
+        return math.nan
+    ratio = squares / explained
+    return float(fdtrc(free, freedom, ratio) if freedom else chdtrc(free, ratio * free))
 
 
 def exponent(rows: pd.DataFrame, group: str, size: str, value: str, of: str = "mean") -> Power:

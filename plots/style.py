@@ -202,9 +202,14 @@ def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
         ("best rate run", gray | STAR, True),
         ("vertex of a parabola ± standard error", gray | VERTEX, True),
         ("a run diverged", gray | LOST, any(sweep.unstable for sweep in sweeps)),
-        ("best rate first or last tried", HOLLOW, any(sweep.best.at_edge for sweep in sweeps)),
+        ("best rate first or last tried, or its error unknown", HOLLOW, any(map(_open, sweeps))),
     ]
     return [(label, look) for label, look, there in entries if there]
+
+
+def _open(sweep: Any) -> bool:
+    """Whether an optimum lies at an edge, or has no parabola around it."""
+    return sweep.best.at_edge or not sweep.best.inside
 
 
 def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field, model_validator
 
-from measure.fits import stability
+from param_groups.fits import stability
 from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
 from training.log import lower_is_better

@@ -257,6 +257,8 @@ IMAGENET = Case(
         "model.image_size": ("4", "data.eval_resize=12"),
         "model.classes": ("2", *FOLDER[:2]),
         "model.head_bias": "false",
+        "prescription.position_lr": "8.0",
+        "prescription.head_bias_lr": "8.0",
         "data.source": ("folder", *FOLDER[1:]),
         "data.path": ("{files}/folder", FOLDER[0], FOLDER[2]),
         "data.validation_fraction": "0.5",

@@ -7,6 +7,7 @@ and the key, and adds the nearest valid name. What every run has is in `training
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -214,8 +215,20 @@ def leaves(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
         inner = item.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             yield from leaves(inner, f"{prefix}{name}.")
+        elif isinstance(item.discriminator, str):
+            yield from _leaves_of_union(get_args(inner), item.discriminator, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", item
+
+
+def _leaves_of_union(kinds: Sequence[type[Section]], tag: str, prefix: str) -> Iterator:
+    """The keys of sections of which a config has one; those of several as the first has them."""
+    items: dict[str, Any] = {}
+    for kind in kinds:
+        items |= {key: item for key, item in leaves(kind, prefix) if key not in items}
+    choice = copy.copy(items[f"{prefix}{tag}"])
+    choice.annotation = Union[tuple(kind.model_fields[tag].annotation for kind in kinds)]  # noqa: UP007
+    yield from {**items, f"{prefix}{tag}": choice}.items()
 
 
 def describe(kind: type[Section]) -> str:
@@ -269,6 +282,16 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     # pydantic names the alternatives of a union as parts of the location; users did not write them
     sections = {section.__name__ for section in Section.__subclasses__()}
     parts = [p for p in map(str, problem["loc"]) if p not in sections and "[" not in p]
+    field = kind.model_fields.get(parts[0]) if parts else None
+    tag = field.discriminator if field else None
+    if tag and problem["type"].startswith("union_tag"):
+        known = problem.get("ctx", {}).get("expected_tags")
+        if known is None:
+            return f"key '{parts[0]}.{tag}' is missing; give it a value"
+        got = json.dumps(problem["input"].get(tag), default=str)[:80]
+        return f"{parts[0]}.{tag}: expected one of {known}, got {got}"
+    if tag and len(parts) > 1:
+        del parts[1]
     key = ".".join(parts)[:LONGEST_NAME]
     if problem["type"] == "extra_forbidden":
         valid = _valid_beside(kind, parts)

@@ -48,7 +48,7 @@ class _Forgiving:
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
-    A user's mistake is a UserError, a PlanError or ExponentError of param_groups, or one of
+    A user's mistake is a UserError, a PlanError of param_groups, or one of
     `kinds`; any other error is a bug and keeps its traceback. Ctrl-C gives exit code 130. If the
     reader closes the pipe early, as `| head` does, the exit code is 141, without a line. A closed
     or full stderr does not end the command.
@@ -87,9 +87,8 @@ def is_users(error: Exception) -> bool:
         return True
     # Imported here because it imports torch, which a mistyped command need not wait for.
     from param_groups import PlanError
-    from param_groups.exponents import ExponentError
 
-    return isinstance(error, (PlanError, ExponentError))
+    return isinstance(error, PlanError)
 
 
 def reason(error: BaseException) -> str:

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from param_groups.tensors.muon import MuonAdamW
+from param_groups.optim import MuonAdamW
 from training import sharding
 from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
 from training.decoupled import (
@@ -161,7 +161,7 @@ DEFAULTS = {
     "atan2_lambda": 8.0,
     "min_dim_factored": ADAFACTOR_MIN_DIM,
 }
-OPTIMIZERS = {  # by the names of param_groups.contract.OPTIMIZER_FAMILY
+OPTIMIZERS = {  # by the names of param_groups.prescription.OPTIMIZER_FAMILY
     "sgd": Kind(SGD, ("momentum",), ("cpu", "cuda")),
     "adam": Kind(AdamW, ("betas",), ("cpu", "cuda")),
     "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda")),

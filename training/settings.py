@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from param_groups.contract import OPTIMIZER_FAMILY
+from param_groups.families import OPTIMIZER_FAMILY
 from training.config import (
     Count,
     Fraction01,

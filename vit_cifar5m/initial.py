@@ -185,8 +185,8 @@ class Networks:
         )
         model = VisionTransformer(
             shape,
-            attention_scale=rule.attention_scale(shape.head_dim),
-            residual_multiplier=rule.residual_multiplier(),
+            attention_scale=rule.forward().attention_scale(shape.head_dim),
+            residual_multiplier=rule.forward().residual_multiplier,
         ).to(self.device)
         planned = plan(model, ROLES, rule, lr=1.0)
         for network in range(networks):

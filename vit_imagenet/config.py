@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config import Count, Layers, NonNegativeFloat, Section, Size
-from training.strategies import Probability, StrategyRunConfig
+from training.config import Count, Layers, NonNegativeFloat, PositiveFloat, Section, Size
+from training.strategies import Probability, StrategyConfig, StrategyRunConfig
 
 
 class ModelConfig(Section):
@@ -102,6 +102,21 @@ class DataConfig(Section):
         return self
 
 
+class PrescriptionConfig(StrategyConfig):
+    """Which scaling strategy gives every tensor its numbers, and factors on two rates of it."""
+
+    position_lr: PositiveFloat = 1.0
+    """A factor on the positional embedding's rate; standard with n is what neural-tangent comes
+    down to (II 1E)."""
+    head_bias_lr: PositiveFloat = 1.0
+    """A factor on the rate of the head's bias, which neural-tangent raises, too (footnote 44)."""
+
+    @model_serializer(mode="wrap")
+    def _factors(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omits factors of 1, so that they do not enter the run id."""
+        return {k: v for k, v in dump(self).items() if not (k.endswith("_lr") and v == 1.0)}
+
+
 class Config(StrategyRunConfig):
     """One run."""
 
@@ -113,7 +128,16 @@ class Config(StrategyRunConfig):
     constants: ClassVar = {"data.streaming": False, "data.lanes": 32, "data.decoder": "pil"}
 
     model: ModelConfig
+    prescription: PrescriptionConfig
     data: DataConfig
+
+    @model_validator(mode="after")
+    def _factors_have_their_tensor(self) -> Config:
+        if not self.model.head_bias and self.prescription.head_bias_lr != 1.0:
+            raise ValueError(
+                "prescription.head_bias_lr: model.head_bias is false, so that no head bias is there"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_divide(self) -> Config:

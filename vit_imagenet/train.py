@@ -15,12 +15,17 @@ from vit_imagenet.cost import flops, parameters, tokens_per_step
 def prescription(config: Config):
     """The config's strategy at the model's width (Dinan et al., Part II, section 1)."""
     from param_groups import Dinan
+    from vit_imagenet.rates import DinanFactors
 
-    return Dinan(
+    fields = config.prescription.model_dump()
+    factors = {key: fields.pop(key) for key in list(fields) if key.endswith("_lr")}
+    kind = DinanFactors if factors else Dinan
+    return kind(
         width=config.model.width,
         optimizer=config.optimizer.name,
         init="vit",
-        **config.prescription.model_dump(),
+        **fields,
+        **factors,
     )
 
 

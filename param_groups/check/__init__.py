@@ -4,9 +4,9 @@
 In Python: `measure` trains, `fit` gives slopes with verdicts, `judge` the verdicts on the numbers.
 """
 
+from param_groups.check.judging import Judged, judge
 from param_groups.check.measuring import Check, CheckError, Measurement, measure
 from param_groups.check.slopes import Slope, failed, fit, summary, table
-from param_groups.check.theory import Judged, judge
 
 __all__ = [
     "Check",

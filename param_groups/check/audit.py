@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups import exponents
 from param_groups.check.command import load_function
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.prescriptions import MUON_CONVENTIONS
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.roles import PlanError
 from param_groups.rows import align
+from param_groups.rules import exponents
+from param_groups.rules.wrappers import MUON_CONVENTIONS
 
 NUMBERS = ("init", "lr", "eps", "decay")
 EXACT, DRAWN = 0.02, 0.15  # tolerances of a power: of numbers, of the size of random tensors
@@ -123,7 +123,7 @@ def rules(family: str) -> dict[str, dict[str, tuple[float, float]]]:
     plain = {"one rate, one initial size": dict.fromkeys(exponents.LAYERS, (0.0, 0.0))}
     starts = dict(zip(exponents.LAYERS, (0.0, -0.5, -0.5), strict=True))
     plain["one rate, standard initial values"] = {k: (std, 0.0) for k, std in starts.items()}
-    shift = {"sgd": 2, "adam": 1, "adafactor": 0}[family]
+    shift = SHIFT[family]
     for form in ("", ", multipliers in the forward pass"):
         for alignment, aligned in exponents.ALIGNMENTS.items():
             for name, table in exponents.PARAMETERIZATION_TABLE.items():

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from param_groups.check import slopes, stock, theory
+from param_groups.check import judging, slopes, stock
 from param_groups.check.measuring import (
     SEEDS,
     STEPS,
@@ -43,6 +43,7 @@ from param_groups.check.measuring import (
     Build,
     CheckError,
     Coordinate,
+    Measurement,
     check_numbers,
     measure,
 )
@@ -149,15 +150,21 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     progress = lambda line: print(line, file=sys.stderr)
-    options: dict[str, Any] = {"steps": args.steps, "seeds": range(args.seeds), "device": device}
-    measurement = measure(target.build, args.widths, progress=progress, **options)
-    numbers = theory.judge(measurement.plans)
-    powers = slopes.fit(measurement, args.tolerance)
+
+    def of_seeds(seeds: Sequence[int]) -> Measurement:
+        options: dict[str, Any] = {"steps": args.steps, "seeds": seeds, "device": device}
+        return measure(target.build, args.widths, progress=progress, **options)
+
+    measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
+    numbers = judging.judge(measurement.plans)
+    numbers += judging.judge_optimizers(measurement.plans, measurement.held)
     bad = slopes.failed(powers, numbers)
     result = {
         "name": target.name,
         "widths": sorted(args.widths),
-        **{key: getattr(args, key) for key in ("seeds", "steps", "tolerance")},
+        "seeds": seeds,
+        "steps": args.steps,
+        "tolerance": args.tolerance,
         **target.settings,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -175,7 +182,9 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         writer.writerows(asdict(point) for point in measurement.points)
     (folder / "coordinate_check.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
-    if note := theory.heads_note(measurement.plans):
+    if seeds > args.seeds:
+        print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")
+    if note := judging.heads_note(measurement.plans):
         print(note)
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")

@@ -2,20 +2,21 @@
 
 A model is trained for a few steps at several widths and seeds. The check records the RMS of
 
-* init: every module's output at initialisation, on the batch of the first step;
+* init: every module's output at initialisation, on the batch of the first step, and its input;
+* gradient: the loss's gradient at its output, then. It shows what the model makes of the output:
+  a factor behind a readout or a branch, which the output itself does not have, is in it;
 * change: what the steps add up to, output after t steps minus output at first. The logits have a
   second row, their change along the gradient of the loss: a softmax over V tokens pushes about one
   logit of V in a common direction, so the RMS over all of them shows the growth of that one only at
   widths far beyond V;
-* update: every tensor's change.
+* update: every tensor's change; of a matrix that Muon trains the spectral norm, which is the rate
+  whether the batch has fewer directions than the width or more.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +24,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.check.recording import (
+    keep_gradient,
+    recording,
+    rms_along,
+    rms_of,
+    rows,
+    spectral_norm,
+    square,
+)
+from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, Role
-from param_groups.tensors.muon import MuonAdamW
 
+TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
-ALONG = " along the loss gradient"
+ALONG, INPUT = " along the loss gradient", " input"
 
 
 class CheckError(PlanError):
@@ -45,7 +56,8 @@ class Check:
         batches: step t trains on batches[t], again from the first when they run out; all outputs
             are compared on batches[0].
         loss: loss(model, batch), the mean loss of a batch, a scalar.
-        optimizer: over the model's tensors; by default the prescription's, over the plan's groups.
+        optimizer: over the model's tensors, whose rates, epsilons and decays are compared with the
+            plan's; by default the prescription's, over the plan's groups, without decay.
         clip_norm: the largest gradient norm, none by default.
         after_init: after_init(model) may change what the plan drew.
     """
@@ -66,8 +78,9 @@ Build = Callable[[int, int], Check]  # (width, seed) -> Check
 class Coordinate:
     """One measured RMS.
 
-    `quantity` is "init", "change" or "update"; `name` is a tensor's for updates, else a module's.
-    `part` is what the module's output is: "embedding", "hidden" or "logits"; "tensor" for updates.
+    `quantity` is "init", "gradient", "change" or "update"; `name` is a tensor's for updates, else a
+    module's. `part` is what the module's output is: "embedding", "hidden", "router" or "logits";
+    "tensor" for updates.
     """
 
     quantity: str
@@ -79,12 +92,24 @@ class Coordinate:
     rms: float
 
 
+@dataclass(frozen=True)
+class Held:
+    """An optimiser's numbers for one tensor; `kind` is its class, `eps` None where it has none."""
+
+    kind: str
+    lr: float
+    eps: float | None
+    weight_decay: float
+
+
 @dataclass
 class Measurement:
     """All that a check measured, and the plan at every width."""
 
     points: list[Coordinate] = field(default_factory=list)
     plans: dict[int, Plan] = field(default_factory=dict)
+    held: dict[int, dict[str, Held]] = field(default_factory=dict)
+    """What the check's own optimisers have for every tensor that is trained, by width."""
     silent: tuple[str, ...] = ()
     """Modules that own planned tensors and were never called."""
 
@@ -103,7 +128,8 @@ def measure(
     Args:
         build: build(width, seed), the Check to train.
         widths: at least 3 sizes, of any kind that `build` understands. If they are the depth of a
-            prescription that has one, and nothing else, points are of all blocks together.
+            prescription that has one, and nothing else, points are of the blocks at the relative
+            depths that the shallowest model has, under its names.
         steps: optimiser steps.
         seeds: of initial values and data.
         device: where the models are trained.
@@ -120,7 +146,6 @@ def measure(
     """
     check_numbers(widths, steps, seeds)
     result = Measurement()
-    modules: dict[int, set[str]] = {}
     runs = [(width, seed) for width in sorted(widths) for seed in seeds]
     for number, (width, seed) in enumerate(runs, start=1):
         check = build(width, seed)
@@ -132,30 +157,57 @@ def measure(
         if not len(check.batches):
             raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
         result.plans[width] = check.plan
+        _check_rows(result.plans)
+        if check.optimizer is not None:
+            result.held[width] = _held(check)
         with torch.random.fork_rng():  # dropout, too, is a function of the seed
             torch.manual_seed(seed)
             points, result.silent = _measure_one(check, width, seed, steps, torch.device(device))
         result.points += points
-        modules[width] = {point.name for point in points if point.quantity == "init"}
         if progress is not None:
             progress(f"width {width} seed {seed} ({number} of {len(runs)})")
+    _check_parts(result)
+    return result
+
+
+def _check_parts(result: Measurement) -> None:
+    """CheckError unless the models of all widths have the same parts.
+
+    Where the depth is the size, leaves the points of blocks at the same relative depths.
+    """
+    first, *rest = sorted(result.plans)
     if scanned(result.plans) == "depth":
-        result.points = _over_blocks(result.points)
-        modules = {depth: set(map(pooled, names)) for depth, names in modules.items()}
-    first, *rest = sorted(modules)
-    shapes = {width: [row.shape for row in plan.rows] for width, plan in result.plans.items()}
+        result.points = _at_equal_depths(result.points)
+    parts: dict[int, dict[tuple[str, str], str]] = {}
+    for point in result.points:
+        parts.setdefault(point.width, {})[point.quantity, point.name] = point.part
     for width in rest:
-        if odd := sorted(modules[first] ^ modules[width]):
+        if odd := sorted(parts[first].items() ^ parts[width].items()):
+            (_, name), _ = odd[0]
             raise CheckError(
-                f"module {odd[0]!r} is in the model of width {first} or {width} only; widths can "
+                f"module {name!r} is in the model of width {first} or {width} only; widths can "
                 "be compared only between models that are otherwise the same"
             )
-        if shapes[first] == shapes[width]:
+
+
+def _check_rows(plans: Mapping[int, Plan]) -> None:
+    """CheckError unless the plans of all sizes have the same roles, and shapes of their own."""
+    first, *rest = plans
+    for size in rest:
+        one, other = ({row.name: row for row in plans[n].rows} for n in (first, size))
+        for name in one.keys() & other.keys():
+            if one[name].role != other[name].role:
+                raise CheckError(
+                    f"{name!r} is {one[name].role} at width {first} and {other[name].role} at "
+                    f"{size}; plan all widths with one list of rules"
+                )
+            if len(one[name].shape) != len(other[name].shape):
+                raise CheckError(f"{name!r} has other axes at width {first} than at {size}")
+        if [row.shape for row in plans[first].rows] == [row.shape for row in plans[size].rows]:
             raise CheckError(
-                f"widths {first} and {width} gave models of the same shapes; the function of a "
+                f"widths {first} and {size} gave models of the same shapes; the function of a "
                 "width must make a model of that width"
             )
-    return result
 
 
 def scanned(plans: Mapping[int, Plan]) -> str:
@@ -171,7 +223,10 @@ def scanned(plans: Mapping[int, Plan]) -> str:
 
 def pooled(name: str) -> str:
     """A name without the number of its block, the first one: blocks.0.mlp.2 -> blocks.*.mlp.2."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$|\s)", "*", name, count=1)
+    return _BLOCK.sub("*", name, count=1)
+
+
+_BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$|\s)")
 
 
 def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:
@@ -185,16 +240,34 @@ def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> No
         raise CheckError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
 
 
-def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
-    """The RMS over all blocks of what each of them has, so that depths can be compared."""
-    groups: dict[Coordinate, list[float]] = {}
+def _at_equal_depths(points: Sequence[Coordinate]) -> list[Coordinate]:
+    """The points of the blocks that stand as deep, relative to the model, as those of the
+    shallowest model, under its names; all that is in no block."""
+    blocks: dict[tuple[str, int], int] = {}  # (what is before the number, size) -> how many
     for point in points:
-        group = replace(point, name=pooled(point.name), rms=0.0)
-        groups.setdefault(group, []).append(point.rms)
-    return [
-        replace(group, rms=math.sqrt(sum(rms * rms for rms in values) / len(values)))
-        for group, values in groups.items()
-    ]
+        if found := _BLOCK.search(point.name):
+            key = (point.name[: found.start()], point.width)
+            blocks[key] = max(blocks.get(key, 0), int(found.group()) + 1)
+    kept, shallowest = [], min(point.width for point in points)
+    for point in points:
+        found = _BLOCK.search(point.name)
+        if found is None:
+            kept.append(point)
+            continue
+        stack = point.name[: found.start()]
+        few, many = blocks.get((stack, shallowest), 0), blocks[stack, point.width]
+        # A block's output is the stream behind it; its modules read the stream before it (0) or
+        # within it (1/2), so between these. In the first half of few blocks half a block is much:
+        # there changes inside of blocks are not compared.
+        whole = found.end() == len(point.name)
+        at = 1.0 if whole else 0.25
+        for block in range(few):
+            alike = round((block + at) * many / few - at)
+            late = whole or point.quantity != "change" or 2 * block + 1 >= few
+            if int(found.group()) == alike and late:
+                name = f"{stack}{block}{point.name[found.end() :]}"
+                kept.append(replace(point, name=name))
+    return kept
 
 
 # One width and seed
@@ -208,18 +281,29 @@ def _measure_one(
     check.plan.initialise(model, seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
-    optimizer = _optimizer(check)
+    optimizer = optimizer_of(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.plan)
-    first, gradient = _first_outputs(check, parts, batches[0])
+    first, inputs, gradients = _first_outputs(check, parts, batches[0])
+    along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    by_muon = {row.name for row in check.plan.rows if row.optimizer == "muon"}
     points: list[Coordinate] = []
 
     def keep(quantity: str, name: str, part: str, step: int, rms: float) -> None:
         points.append(Coordinate(quantity, name, part, step, width, seed, rms))
 
     for name, output in first.items():
-        keep("init", name, parts[name], 0, _rms(output))
+        keep("init", name, parts[name], 0, rms_of(output))
+    for name, size in inputs.items():
+        keep("init", name + INPUT, "hidden", 0, size)
+    # Below a readout that starts at zero there is a gradient after the first step.
+    late = any(g.any() for g in along.values()) and not any(
+        g.any() for name, g in gradients.items() if name not in along
+    )
+    for name, gradient in gradients.items():
+        if not late or name in along:
+            keep("gradient", name, parts.get(name, "embedding"), 0, rms_of(gradient))
     for step in range(1, steps + 1):
         model.train()
         optimizer.zero_grad()
@@ -230,18 +314,30 @@ def _measure_one(
         optimizer.zero_grad()
         now = _outputs(check, first, batches[0])
         for name in first:
-            keep("change", name, parts[name], step, _rms(now[name] - first[name]))
-        for name, direction in gradient.items():
-            along = rms_along(now[name] - first[name], direction)
-            keep("change", name + ALONG, "logits", step, along)
+            keep("change", name, parts[name], step, rms_of(now[name] - first[name]))
+        for name, direction in along.items():
+            keep(
+                "change",
+                name + ALONG,
+                "logits",
+                step,
+                rms_along(now[name] - first[name], direction),
+            )
         for name, parameter in model.named_parameters():
-            keep("update", name, "tensor", step, _rms(parameter.detach() - start[name]))
+            moved = parameter.detach() - start[name]
+            by = spectral_norm(moved) if name in by_muon else rms_of(moved)
+            keep("update", name, "tensor", step, by)
+        if late and step == 1:
+            for name, gradient in _first_outputs(check, parts, batches[0])[2].items():
+                if name not in along:
+                    keep("gradient", name, parts.get(name, "embedding"), 1, rms_of(gradient))
     return points, tuple(name for name in parts if name not in first)
 
 
-def _optimizer(check: Check) -> torch.optim.Optimizer:
+def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     """The check's own, or torch's update rule of the plan's prescription (Adam where it names
-    none), without decay: that moves a tensor by a share of itself, whatever its rate."""
+    none). Both without decay unless it `decays`: the check judges decay as a number, since it moves
+    a tensor by a share of itself, whatever its rate."""
     optimizer = check.optimizer
     if optimizer is None:
         name = str(check.plan.prescription.get("optimizer", "adam"))
@@ -251,8 +347,12 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
                 f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one "
                 "that is built over plan.groups(model)"
             )
-        groups = check.plan.groups(check.model, several=name == "muon")
-        optimizer = kinds[name]([{**group, "weight_decay": 0.0} for group in groups])
+        # What `after_init` changes is meant, and would be refused as another plan's values.
+        as_drawn = check.after_init is None
+        groups = check.plan.groups(check.model, check=as_drawn, several=name == "muon")
+        optimizer = kinds[name](groups)
+    for group in optimizer.param_groups if not decays else ():
+        group["weight_decay"] = 0.0
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move
@@ -263,22 +363,43 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
     return optimizer
 
 
+def _held(check: Check) -> dict[str, Held]:
+    """What the check's own optimiser has, with the factors that schedules of timm and others take
+    from a group."""
+    names = {id(tensor): name for name, tensor in check.model.named_parameters()}
+    found = {}
+    assert check.optimizer is not None
+    for group in check.optimizer.param_groups:
+        eps, kind = group.get("eps"), type(check.optimizer).__name__.lower()
+        if "muon" in kind:
+            kind = str(group.get("optimizer", kind))
+        for tensor in group["params"]:
+            if id(tensor) in names:
+                found[names[id(tensor)]] = Held(
+                    kind,
+                    float(group["lr"] * group.get("lr_scale", 1.0) * group.get("lr_mult", 1.0)),
+                    float(eps) if isinstance(eps, (int, float)) else None,
+                    float(group.get("weight_decay", 0.0) * group.get("wd_mult", 1.0)),
+                )
+    return found
+
+
 def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
-    """Module name -> part ("embedding", "hidden", "logits") of all that is measured.
+    """Module name -> part ("embedding", "hidden", "router", "logits") of all that is measured.
 
     A word embedding that is also the readout counts as logits under its second name.
     """
     parts: dict[str, str] = {}
-    tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
     for row in plan.rows:
         for name in (row.name, *row.tied_to):
             module = name.rpartition(".")[0]
             # Not the whole model, whose output is the loss or the logits again. Of a layer's
             # tensors a bias says less than the matrix.
-            if module and parts.get(module) not in ("logits", "embedding"):
+            if module and parts.get(module) not in ("logits", "embedding", "router"):
                 tied = row.role == Role.TOKEN_EMBEDDING and name != row.name
                 logits = tied or row.role in (Role.READOUT, Role.READOUT_BIAS)
-                part = "embedding" if row.role in tables else "hidden"
+                part = "embedding" if row.role in TABLES else "hidden"
+                part = "router" if row.role == Role.ROUTER else part
                 parts[module] = "logits" if logits else part
     for name, module in model.named_modules():
         parent = model.get_submodule(name.rpartition(".")[0])
@@ -291,48 +412,20 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 # Outputs
 
 
-@contextmanager
-def recording(
-    model: nn.Module, names: Sequence[str], keep: Callable[[Tensor], Tensor]
-) -> Iterator[dict[str, list[Tensor]]]:
-    """Collects the outputs of the named modules while it is open, one entry per call."""
-    outputs: dict[str, list[Tensor]] = {}
-
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = _first_tensor(output)
-            if tensor is not None:
-                outputs.setdefault(name, []).append(keep(tensor))
-
-        return record
-
-    handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in names]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    """The first tensor of real numbers in a module's output, which may be nested."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    values = output.values() if isinstance(output, Mapping) else output
-    if not isinstance(output, (Mapping, list, tuple)):
-        return None
-    return next((t for t in map(_first_tensor, values) if t is not None), None)
-
-
 def _first_outputs(
     check: Check, parts: Mapping[str, str], batch: Any
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs at initialisation, and the loss gradient at the logits, by module name."""
+) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
+    """Of modules by name: the outputs on a batch, the RMS of the inputs, and the loss's gradients
+    at the outputs. The last two are of modules that own a planned tensor."""
     logits = [name for name, part in parts.items() if part == "logits"]
+    owners = {n.rpartition(".")[0] for row in check.plan.rows for n in (row.name, *row.tied_to)}
+    planned = [name for name in parts if name in owners]
+    read = [name for name in planned if parts[name] != "embedding"]
     check.model.eval()  # no dropout: outputs are compared between steps
     with (
         recording(check.model, list(parts), lambda t: t.detach().clone()) as outputs,
-        recording(check.model, logits, _keep_gradient) as live,
+        recording(check.model, read, square, inputs=True) as squares,
+        recording(check.model, planned, keep_gradient) as live,
     ):
         torch.autograd.backward(check.loss(check.model, batch))
     if not outputs:
@@ -344,18 +437,17 @@ def _first_outputs(
         )
     grads = {name: [tensor.grad for tensor in tensors] for name, tensors in live.items()}
     gradient = {
-        name: _rows([grad for grad in of_calls if grad is not None])
+        name: rows([grad for grad in of_calls if grad is not None])
         for name, of_calls in grads.items()
         if all(grad is not None for grad in of_calls)
     }
+    for row in check.plan.rows:  # an embedding whose tensor is added, and no module called
+        module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
+        if row.role in TABLES and module not in outputs and tensor.grad is not None:
+            gradient[row.name] = rows([tensor.grad])
     check.model.zero_grad()
-    return {name: _rows(outputs[name]) for name in parts if name in outputs}, gradient
-
-
-def _keep_gradient(tensor: Tensor) -> Tensor:
-    if tensor.requires_grad:
-        tensor.retain_grad()
-    return tensor
+    sizes = {name: float(torch.stack(calls).mean().sqrt()) for name, calls in squares.items()}
+    return {name: rows(outputs[name]) for name in parts if name in outputs}, sizes, gradient
 
 
 @torch.no_grad()
@@ -364,7 +456,7 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
     check.model.eval()
     with recording(check.model, list(first), lambda t: t.clone()) as outputs:
         check.loss(check.model, batch)
-    now = {name: _rows(tensors) for name, tensors in outputs.items()}
+    now = {name: rows(tensors) for name, tensors in outputs.items()}
     for name, before in first.items():
         if name not in now or now[name].shape != before.shape:
             raise CheckError(
@@ -372,22 +464,3 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
                 "needs a forward pass that does not depend on the step"
             )
     return now
-
-
-def _rows(tensors: Sequence[Tensor]) -> Tensor:
-    """All calls of a module as rows of one float32 matrix, features last."""
-    return torch.cat([t.detach().float().reshape(-1, t.shape[-1]) for t in tensors])
-
-
-def _rms(x: Tensor) -> float:
-    return x.float().square().mean().sqrt().item()
-
-
-def rms_along(change: Tensor, gradient: Tensor) -> float:
-    """RMS over positions of the change's component along the gradient; both (positions, V).
-
-    Positions without a gradient are left out.
-    """
-    norm = gradient.norm(dim=-1)
-    along = (change * gradient).sum(-1)[norm > 0] / norm[norm > 0]
-    return float(along.square().mean().sqrt())

@@ -7,12 +7,13 @@ initial value goes as size^(-start), and the rate of multiplier times tensor as 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from param_groups import exponents
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.families import SHIFT
+from param_groups.rules import exponents
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
 
 ONE = Fraction(1)
 
@@ -25,6 +26,10 @@ class Promise:
     these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
     is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
     size in head dimension times attention scale. `logit` is that of a factor on tied logits.
+
+    `multiplier` is a, where the paper multiplies a kind by size^(-a): its constant epsilon, in the
+    form without multipliers, goes as size^a. With `eps_follows` epsilon goes as the gradient does.
+    `decay` is the power of the share that a step removes, in modes that do not hold the rate.
     """
 
     source: str
@@ -37,6 +42,9 @@ class Promise:
     attention: Fraction = ZERO
     logit: Fraction = ZERO
     published: bool = True
+    multiplier: Mapping[str, Fraction] = field(default_factory=dict)
+    eps_follows: bool = False
+    decay: Mapping[str, Fraction] = field(default_factory=dict)
 
     def init(self, part: str) -> Fraction:
         """The power of the size in a part's output at initialisation."""
@@ -72,6 +80,18 @@ class Promise:
             gradient += self.residual - (self.attention if attends else ZERO)
         return -step - gradient
 
+    def gradient(self, kind: str) -> Fraction:
+        """The power of the size in a tensor's gradient at first (Everett et al., B.7)."""
+        if self.size == "depth":
+            return -self.residual if kind == "hidden" else ZERO
+        return ZERO if kind in ("readout", "constant") else -self.start["readout"]
+
+    def epsilon(self, kind: str, attends: bool = False) -> Fraction:
+        """The power of the size in epsilon, where it is added to the gradient's size."""
+        if self.eps_follows:
+            return self.gradient(kind)
+        return self.multiplier.get("query" if attends else kind, self.multiplier.get(kind, ZERO))
+
 
 # What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
 # for one rate for all tensors and for a size that the rule does not know.
@@ -81,7 +101,7 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
     if size == "depth":
         alpha = rule.get("alpha_depth")
-        return None if alpha is None else over_depth(_fraction(alpha), family)
+        return None if alpha is None else _varied(over_depth(_fraction(alpha), family), rule)
     given = rule["alignment"]
     if given == "global":
         return None
@@ -92,7 +112,25 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
     start = {layer: table[layer].scale for layer in LAYERS}
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
-    return Promise("Everett et al., Table 1", size, family, start, step, aligned)
+    source = "Everett et al., Table 1"
+    if rule.get("optimizer") == "muon":
+        source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
+        aligned = exponents.TENSOR_PROGRAMS
+    multiplier = {layer: table[layer].a for layer in LAYERS}
+    promise = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
+    return _varied(promise, rule)
+
+
+def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
+    """With what a rule says of epsilon and decay: Everett et al., section 4.3, and the powers of
+    the decay (Fan et al. 2025: -1/2; Qiu et al. 2025: -1; CompleteP: the depth's in the rate)."""
+    decay = {}
+    if promise.size == "depth":
+        if rule.get("decay_depth"):
+            decay = {"hidden": -promise.step["hidden"]}
+    else:
+        decay = dict.fromkeys(("hidden", "readout"), _fraction(rule.get("decay_exponent", 0)))
+    return replace(promise, eps_follows=bool(rule.get("eps_per_layer")), decay=decay)
 
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
@@ -115,26 +153,22 @@ def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
 
 def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """Tables 1 and 2 and App. C: the powers of muP in the width, alpha_A in queries and keys."""
-    if size == "depth":
-        return over_depth(_fraction(rule["alpha_depth"]), family)
     sgd = family == "sgd"
+    if size == "depth":
+        alpha = _fraction(rule["alpha_depth"])
+        outside = dict.fromkeys(("embedding", "readout", "constant"), alpha - (HALF if sgd else 1))
+        return replace(over_depth(alpha, family), multiplier=outside)
     step = {"embedding": -ONE if sgd else ZERO, "hidden": ZERO if sgd else ONE, "readout": ONE}
     start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
     spread = 1 - _fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
     step["query"] = step["hidden"] + (2 if sgd else 1) * spread
     step["constant"] = ONE  # the listings of App. B divide the readout's bias by N H, too
+    last = ONE if sgd else HALF
+    multiplier = {"embedding": last - 1, "hidden": HALF, "readout": last, "constant": last}
+    multiplier["query"] = HALF + spread
     source = "Bordelon et al., Tables 1 and 2"
-    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
-
-
-def _spectral(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
-    """muP's powers in AdamW's tensors; Muon's steps have one spectral norm."""
-    if size == "depth":
-        return None if rule["depth"] is None else over_depth(ONE, family)
-    step = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
-    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
-    source = "muP, and one spectral norm for Muon (Bernstein et al. 2024)"
-    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS)
+    found = Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
+    return replace(found, multiplier=multiplier)
 
 
 def over_depth(alpha: Fraction, family: str) -> Promise:
@@ -145,9 +179,7 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
     return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
 
 
-PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon, "spectral": _spectral}
-# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
-SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
+PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
 
 
 def _fraction(value: object) -> Fraction:

@@ -9,15 +9,17 @@ the first steps and past it by no more than the tolerance. `grows`, `vanishes`: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from param_groups.check import theory
-from param_groups.check.measuring import ALONG, Coordinate, Measurement, pooled
-from param_groups.check.theory import DIFFERS, EXCEPTION, GROWS, OK, VANISHES, Judged
+from param_groups.check.judging import Judged
+from param_groups.check.measuring import ALONG, INPUT, Coordinate, Measurement, pooled
+from param_groups.check.theory import DIFFERS, EXCEPTION, GROWS, OK, VANISHES
 from param_groups.rows import align
 
 TOLERANCE = 0.25
+MOST_SEEDS = 4  # times as many as were asked for, where noise leaves a verdict open
 UNCLEAR, NOT_FINITE, UNKNOWN = "unclear", "not finite", "-"
 SEVERITY = (NOT_FINITE, DIFFERS, GROWS, VANISHES, UNCLEAR, EXCEPTION, OK, UNKNOWN)
 BAD = SEVERITY[:5]
@@ -62,9 +64,11 @@ def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
     numbers = theory.PlanExponents(measurement.plans)
     slopes = []
     for key, points in groups.items():
-        quantity, name, part, _ = key
+        quantity, name, part, step = key
         if quantity == "update":
             aims = theory.expected_update(name, numbers, expected)
+        elif quantity == "gradient":
+            aims = (theory.expected_gradient(name, part, step, numbers, expected),) * 2
         else:
             aims = theory.expectation(expected, quantity, part)
         aim, predicted = (None if value is None else float(value) for value in aims)
@@ -78,12 +82,36 @@ def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
         else:
             slope, error = slope_of(points)
             reason = theory.exception(expected, quantity, part)
-            one_sided = part == "logits" and quantity == "change" and ALONG not in name
+            plain = part == "logits" and quantity == "change" and ALONG not in name
+            one_sided = plain or part == "router"
             allowed = predicted if reason else aim
             word = verdict(slope, error, aim, allowed, tolerance, one_sided)
             note = reason if word == EXCEPTION else ""
         slopes.append(Slope(*key, slope, error, aim, predicted, word, note))
     return slopes
+
+
+def decided(
+    run: Callable[[Sequence[int]], Measurement], seeds: int, tolerance: float = TOLERANCE
+) -> tuple[Measurement, list[Slope], int]:
+    """Measures, and measures more seeds while nothing but the noise of seeds leaves a verdict open.
+
+    Args:
+        run: run(seeds), a `Measurement` of these seeds.
+        seeds: how many to begin with; at most MOST_SEEDS times as many are measured.
+        tolerance: as in `fit`.
+
+    Returns:
+        What was measured, its slopes, and how many seeds there are.
+    """
+    result, most = run(range(seeds)), MOST_SEEDS * seeds
+    slopes = fit(result, tolerance)
+    while seeds < most and {one.verdict for one in slopes if one.verdict in BAD} == {UNCLEAR}:
+        more = range(seeds, min(2 * seeds, most))
+        result.points += run(more).points
+        seeds = more.stop
+        slopes = fit(result, tolerance)
+    return result, slopes, seeds
 
 
 def slope_of(points: Sequence[Coordinate]) -> tuple[float, float]:
@@ -177,15 +205,17 @@ def table(slopes: Sequence[Slope]) -> str:
     worst over blocks and all steps.
     """
     last = max(slope.step for slope in slopes)
-    head = ("module", "init", "aim", "change, step 1", f"step {last}", "aim", "predicted")
-    modules = [(*head, "verdict")]
+    head = ("module", "init", "aim", "gradient", "aim", "change, step 1", f"step {last}", "aim")
+    modules = [(*head, "predicted", "verdict")]
     tensors = [("tensor", "update, step 1", f"step {last}", "expected", "verdict")]
     for name, group in _lines(slopes, updates=False).items():
         start = _farthest(group, "init", 0)
         one, end = _farthest(group, "change", 1), _farthest(group, "change", last)
         aims = (_number(one.aim), _number(one.predicted)) if one else ("", "")
-        cells = (_cell(start), _number(start.aim) if start else "", _cell(one), _cell(end), *aims)
-        modules.append((name, *cells, worst(slope.verdict for slope in group)))
+        below = _farthest(group, "gradient", 0) or _farthest(group, "gradient", 1)
+        cells = [(_cell(s), _number(s.aim) if s else "") for s in (start, below)]
+        word = worst(slope.verdict for slope in group)
+        modules.append((name, *cells[0], *cells[1], _cell(one), _cell(end), *aims, word))
     for name, group in _lines(slopes, updates=True).items():
         one, end = _farthest(group, "update", 1), _farthest(group, "update", last)
         aim, word = _number(one.aim if one else None), worst(slope.verdict for slope in group)
@@ -206,12 +236,14 @@ def summary(slopes: Sequence[Slope], numbers: Sequence[Judged] = ()) -> str:
 
 
 def _lines(slopes: Sequence[Slope], updates: bool) -> Mapping[str, list[Slope]]:
-    """The slopes of each line of the table, those of tensors or those of modules."""
+    """The slopes of each line of the table, those of tensors or those of modules; of the inputs
+    those that are bad."""
     groups: dict[str, list[Slope]] = {}
     for slope in slopes:
         if (slope.quantity == "update") == updates:
             groups.setdefault(pooled(slope.name), []).append(slope)
-    return groups
+    words = {name: {slope.verdict for slope in group} for name, group in groups.items()}
+    return {n: group for n, group in groups.items() if INPUT not in n or words[n] & {*BAD}}
 
 
 def _farthest(group: Sequence[Slope], quantity: str, step: int) -> Slope | None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from param_groups.check.measuring import Check, CheckError
 from param_groups.plan import plan
-from param_groups.prescriptions import Everett
 from param_groups.roles import Role
+from param_groups.rules.everett import Everett
 from param_groups.stock.rules import rules_for, stock
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
@@ -137,10 +137,11 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     prescription = Everett(**options)
     attends = not name.startswith("timm:convnext")
     note, applied = "", {}
-    scale = prescription.attention_scale(HEAD_DIM)
+    forward = prescription.forward()
+    scale = forward.attention_scale(HEAD_DIM)
     if attends and set_attention_scale(model, scale):
         applied = {"attention_scale": scale}
-    elif attends and prescription.attention_exponent() != -0.5:
+    elif attends and forward.attention != -0.5:
         note = "no place for an attention scale: the library's own"
         prescription = Everett(**options, qk_exponent=-0.5)
     with torch.device("meta"):

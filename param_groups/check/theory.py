@@ -1,4 +1,4 @@
-"""What a check expects of a plan's numbers, and of what it measures.
+"""What a check expects of a plan's numbers (`judging` compares), and of what it measures.
 
 Expectations come from papers or from the demand for stability, never from the plan under check. A
 plan says which rule it follows; the exponents of that rule stand in `papers`. For every other
@@ -12,36 +12,33 @@ assumes less alignment than there is at first (`exception`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from param_groups.check.measuring import pooled, scanned
-from param_groups.check.papers import ONE, PAPERS, SHIFT, Promise, over_depth
-from param_groups.contract import OPTIMIZER_FAMILY
-from param_groups.exponents import HALF, LAYERS, ZERO, Alignment
+from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import BIASES, BLOCK, FUSED_PARTS, SCALES, TRUNK, Role
+from param_groups.roles import Layout, Role
 from param_groups.rows import Row
+from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
-MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever their names
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with
 # the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,
 # see effective_theory). u = 0 leaves out the product of two changes, which is of second order.
 FIRST_STEPS = Alignment(alpha=1, omega=HALF, u=0, omega_readout=1)
 OK, EXCEPTION, GROWS, VANISHES = "ok", "expected exception", "grows", "vanishes"
 DIFFERS = "differs"  # numbers of several sizes that are not one power of the size
-
-# A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
-# no paper may have 1/(n + 1), and exponents of the theory differ by halves.
-_EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01}
-_NEAR, _STRAIGHT = 0.25, 0.1
+WITHOUT_EPS = ("sgd", "adam_atan2", "muon")
 
 
-def _rule(plan: Plan) -> dict[str, Any]:
+def rule_of(plan: Plan) -> dict[str, Any]:
     """The fields of a plan's rule; a recipe's has the powers of the rule inside."""
     inside: Any = plan.prescription.get("rule", {})
     return {"name": None, **plan.prescription, **inside, "rule": None}
@@ -57,7 +54,7 @@ def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
     """What a check of these plans expects: the exponents of the rule's paper, or else stability's;
     None for an optimiser of no known family."""
     plan, size = plans[min(plans)], scanned(plans)
-    rule = _rule(plan)
+    rule = rule_of(plan)
     paper, family = PAPERS.get(str(rule["name"])), family_of(plan)
     if family is None:
         return None
@@ -95,19 +92,6 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
     return Promise("stability", size, family, start, step, attention=attention, published=False)
 
 
-def heads_note(plans: Mapping[int, Plan]) -> str:
-    """A warning where muP has the library's attention while the head dimension grows; else ""."""
-    rule = _rule(plans[min(plans)])
-    heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
-    other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
-    if other or rule.get("qk_exponent") != -0.5 or all(size == heads[0] for size in heads):
-        return ""
-    return (
-        f"warning: head dimensions {heads[0]} to {heads[-1]}: qk_exponent=-0.5 is muP's only where "
-        "they are the same at all widths; add heads with the width, or multiply by 1/d"
-    )
-
-
 # A plan's numbers
 
 
@@ -119,8 +103,19 @@ class Powers:
     start: Fraction | None
     step: Fraction | None
     multiplier: Fraction
+    epsilon: Fraction | None
+    decay: Fraction | None
+
+    def of(self, quantity: str) -> Fraction | None:
+        """The power of the size in a number."""
+        exponents = {"start": self.start, "rate": self.step}
+        if quantity in exponents:
+            value = exponents[quantity]
+            return None if value is None else -value
+        return {"epsilon": self.epsilon, "decay": self.decay}[quantity]
 
 
+@functools.lru_cache(4096)  # blocks have the same numbers
 def power(small: float, large: float, ratio: float) -> Fraction | None:
     """p in large / small = ratio^p, exact for any but odd fractions; None if a number is zero."""
     if not (small > 0 and large > 0):
@@ -139,9 +134,10 @@ def kind_of(small: Row, large: Row, size: str) -> str:
     if role in (Role.READOUT_BIAS, Role.RELATIVE_POSITION):
         return "constant"
     if size == "depth":
-        inside = role in MATRICES or (role not in TRUNK and pooled(small.name) != small.name)
+        facts = role.facts
+        inside = facts.block or (facts.branch and pooled(small.name) != small.name)
         return "hidden" if inside else "readout" if role is Role.READOUT else "embedding"
-    if role in SCALES | BIASES or role is Role.LORA_B:
+    if role.facts.layout is Layout.VECTOR or role is Role.LORA_B:
         return "embedding"
     axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
     if axes > 1 or role is Role.LORA_A:
@@ -160,10 +156,16 @@ class PlanExponents:
         common = set.intersection(*({row.name for row in plan.rows} for plan in plans.values()))
         self.names = [row.name for row in plans[self.sizes[0]].rows if row.name in common]
         self.pairs = [*itertools.pairwise(self.sizes)]
+        self._known: dict[tuple[str, tuple[int, int]], Powers] = {}
 
     def powers(self, name: str, sizes: tuple[int, int] | None = None) -> Powers:
         """A tensor's exponents between two sizes, by default the smallest and the largest."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
+        if (name, (low, high)) not in self._known:
+            self._known[name, (low, high)] = self._powers(name, low, high)
+        return self._known[name, (low, high)]
+
+    def _powers(self, name: str, low: int, high: int) -> Powers:
         small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
         a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
@@ -172,15 +174,46 @@ class PlanExponents:
         step = None if c is None else SHIFT[self.family] * a - c
         if step is not None and self.by_muon(name) and self.size != "depth":
             step += 1  # entries of a matrix of one spectral norm, that all point one way
-        return Powers(kind_of(small, large, self.size), start, step, -a)
+        # Adafactor adds epsilon to the square of the gradient.
+        square = 2 if small.optimizer == "adafactor" else 1
+        eps = None if small.optimizer in WITHOUT_EPS else power(small.eps, large.eps, ratio)
+        epsilon = None if eps is None else eps / square + a
+        decay = power(small.decay_per_step, large.decay_per_step, ratio)
+        return Powers(kind_of(small, large, self.size), start, step, -a, epsilon, decay)
 
     def by_muon(self, name: str) -> bool:
         """Whether a tensor's updates are orthogonalised."""
         return self.plans[self.sizes[0]][name].optimizer == "muon"
 
+    def all_zero(self, name: str, quantity: str) -> bool:
+        """Whether a number says nothing at any size: it is 0, or the optimiser has no epsilon."""
+        rows = [self.plans[size][name] for size in self.sizes]
+        if quantity == "epsilon" and rows[0].optimizer in WITHOUT_EPS:
+            return True
+        read: Callable[[Row], float] = {
+            "start": lambda row: math.hypot(row.init_std, row.init_mean),
+            "rate": lambda row: row.lr,
+            "epsilon": lambda row: row.eps,
+            "decay": lambda row: row.decay_per_step,
+        }[quantity]
+        return not any(map(read, rows))
+
+    def usual(self, quantity: str, kind: str, attends: bool) -> Fraction:
+        """The median of a number's powers over all tensors of a kind; where the head dimension is
+        the size, over those that make queries and keys, or over the others."""
+        apart = self.size == "head_dim"
+        names = [n for n in self.names if not apart or self.attends(n) is attends]
+        powers = [p for name in names if (p := self.powers(name)).kind == kind]
+        values = [value for p in powers if (value := p.of(quantity)) is not None]
+        return statistics.median_low(values or [ZERO])
+
     def attends(self, name: str) -> bool:
         """Whether a tensor makes queries or keys."""
         return self.plans[self.sizes[0]][name].role in (Role.QUERY, Role.KEY)
+
+    def heads_grow(self) -> bool:
+        """Whether attentions have another head dimension at another size."""
+        return len({tuple(f.head_dim for f in plan.forward) for plan in self.plans.values()}) > 1
 
     def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
         """The power of the size in a factor of the forward pass; of attention's, times head_dim."""
@@ -192,120 +225,6 @@ class PlanExponents:
         return power(values[0], values[1], high / low)
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A verdict from numbers alone, before any training."""
-
-    name: str
-    quantity: str  # start, rate, factor, constant or change
-    power: float | None
-    expected: float | None
-    verdict: str
-    source: str
-    note: str = ""
-
-
-def judge(plans: Mapping[int, Plan]) -> list[Judged]:
-    """What the plans' numbers alone say, tensor by tensor, against `expected_of`.
-
-    A rate that falls too slowly makes its tensor's changes grow, one that falls too fast makes them
-    vanish, and numbers that are not one power of the size have other constants at other sizes. For
-    a rule of no paper, theory also says what all tensors together do to the parts of the model.
-
-    Args:
-        plans: a plan per size, as `Measurement.plans` holds them.
-
-    Returns:
-        A verdict per number; empty where nothing is known to compare with.
-
-    Source:
-        The paper that the rule names; for any other rule stability (Everett et al., App. B).
-    """
-    expected, numbers = expected_of(plans), PlanExponents(plans)
-    if expected is None:
-        return []
-    found: list[Judged] = []
-    if expected.published:  # fields of the rule that differ between sizes and are no size
-        rules = [_rule(plans[size]) for size in numbers.sizes]
-        for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
-            values = [rule.get(key) for rule in rules]
-            if any(value != values[0] for value in values):
-                note = f"{', '.join(map(str, values))} at {', '.join(map(str, numbers.sizes))}"
-                found.append(Judged(key, "constant", None, None, DIFFERS, expected.source, note))
-    for name in numbers.names:
-        found += _of_tensor(name, numbers, expected)
-    factors = {"residual_multiplier": -expected.residual}
-    if expected.published:
-        factors["logit_multiplier"] = -expected.logit
-        if expected.size == "head_dim":
-            factors["attention_scale"] = expected.attention
-    for name, aim in factors.items():
-        powers = [p for pair in numbers.pairs if (p := numbers.factor(name, pair)) is not None]
-        if len(powers) == len(numbers.pairs):
-            found.append(_word(name, "factor", powers, aim, expected))
-    if not expected.published and all(one.verdict == OK for one in found):
-        found += _of_parts(numbers, expected)
-    return found
-
-
-def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
-    whole = numbers.powers(name)
-    rows = [numbers.plans[size][name] for size in numbers.sizes]
-    if len({math.hypot(row.init_std, row.init_mean) > 0 for row in rows}) > 1:
-        return [Judged(name, "start", None, None, DIFFERS, expected.source, "zero at some sizes")]
-    start = expected.start.get(whole.kind, ZERO)
-    kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
-    step = expected.step.get(kind, ZERO)
-    if not expected.published and whole.kind == "readout" and whole.start is not None:
-        start = max(start, whole.start)  # a readout may start smaller than needed
-    between = [numbers.powers(name, pair) for pair in numbers.pairs]
-    result = []
-    if whole.start is not None and whole.kind != "constant":
-        values = [-(p.start if p.start is not None else whole.start) for p in between]
-        result.append(_word(name, "start", values, -start, expected))
-    if whole.step is not None:
-        values = [-(p.step if p.step is not None else whole.step) for p in between]
-        result.append(_word(name, "rate", values, -step, expected))
-    return result
-
-
-def _word(
-    name: str, quantity: str, values: Sequence[Fraction], aim: Fraction, expected: Promise
-) -> Judged:
-    """The verdict on the powers between neighbouring sizes, which all must be the expected one."""
-    tolerance = _EXACT[quantity] if expected.published else _NEAR
-    farthest = max(values, key=lambda value: abs(value - aim))
-    word = OK
-    if max(values) - min(values) > _STRAIGHT:
-        word = DIFFERS
-    elif abs(farthest - aim) > tolerance:
-        word = GROWS if farthest > aim else VANISHES
-    return Judged(name, quantity, float(farthest), float(aim), word, expected.source)
-
-
-def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
-    """What the tensors of each kind, with the largest update of each, do to the parts."""
-    fastest: dict[str, Powers] = {}
-    for name in numbers.names:
-        powers = numbers.powers(name)
-        known = fastest.get(powers.kind)
-        if powers.step is not None and (known is None or powers.step < (known.step or ZERO)):
-            fastest[powers.kind] = powers
-    start, step = dict(expected.start), dict.fromkeys(LAYERS, Fraction(9))
-    for kind in LAYERS:  # a missing kind keeps step 9: a negligible change
-        if one := fastest.get(kind):
-            start[kind] = start[kind] if one.start is None else one.start
-            step[kind] = step[kind] if one.step is None else one.step
-    actual = replace(expected, start=start, step=step, attention=ZERO)
-    result = []
-    for part in ("embedding", "hidden", "logits"):
-        change = actual.change(part, FIRST_STEPS)
-        if (part == "logits" or part in fastest) and abs(change) > _NEAR:
-            word = GROWS if change > 0 else VANISHES
-            result.append(Judged(part, "change", float(change), 0.0, word, expected.source))
-    return result
-
-
 # What is expected of a measured slope
 
 
@@ -315,16 +234,12 @@ def expectation(
     """(aim, prediction) of a module's slope; None where nothing is known.
 
     The theory of changes is about activations that start at constant scale. Where they do not,
-    hidden activations and changes are expected to be constant.
+    hidden activations and changes are expected to be constant. A router's logits are only asked not
+    to grow: they start smaller than that, and what is left of the start falls in the first steps.
     """
-    steady = expected is not None and (
-        expected.size == "depth"
-        or (
-            expected.start["embedding"] == 0
-            and expected.start["hidden"] == HALF <= expected.start["readout"]
-        )
-    )
-    if expected is None or not steady:
+    if part == "router":
+        return ZERO, ZERO
+    if expected is None or not _is_steady(expected):
         return (None, None) if (quantity, part) == ("init", "logits") else (ZERO, ZERO)
     if quantity == "init":
         return expected.init(part) if part == "logits" else ZERO, expected.init(part)
@@ -332,6 +247,40 @@ def expectation(
         return ZERO, ZERO
     aim = min(expected.change(part, expected.alignment), ZERO)
     return aim, expected.change(part, FIRST_STEPS)
+
+
+def _is_steady(expected: Promise) -> bool:
+    """Whether activations start at constant scale, and logits at most there."""
+    start = expected.start
+    return expected.size == "depth" or (
+        start["embedding"] == 0 and start["hidden"] == HALF <= start["readout"]
+    )
+
+
+def expected_gradient(
+    name: str, part: str, step: int, numbers: PlanExponents, expected: Promise | None
+) -> Fraction | None:
+    """The power of the size in the loss's gradient at a module's output, or in an embedding that no
+    module holds; None where not known.
+
+    A mean loss hands the logits a gradient without a power of the size, and a model the gradient of
+    its readout's inputs down, which is the readout's initial size, or that of its first update
+    where it starts at zero and gradients are taken after the first step.
+    """
+    if part == "router" or expected is None:
+        return None
+    if part == "logits":  # a factor behind the readout that the plan has
+        return numbers.factor("logit_multiplier") or ZERO
+    names = [one for one in numbers.names if name in (one, one.rpartition(".")[0])]
+    if not _is_steady(expected) or not names:
+        return None
+    if any(map(numbers.attends, names)) and numbers.heads_grow():
+        return None
+    if expected.size == "depth":
+        inside = any(numbers.powers(name).kind == "hidden" for name in names)
+        return -expected.residual if inside else ZERO
+    multiplier = numbers.powers(name).multiplier if name in numbers.names else ZERO
+    return multiplier + (expected.update("readout") if step else -expected.start["readout"])
 
 
 def expected_update(
@@ -348,7 +297,7 @@ def expected_update(
     # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
     aim = expected.update(powers.kind, attends) - powers.multiplier
     if numbers.by_muon(first) and expected.size != "depth":
-        return aim, aim + HALF
+        aim += 1  # what is measured is the spectral norm
     slower = attends and (expected.family, expected.size) == ("sgd", "head_dim")
     return aim, aim - (HALF if slower and expected.published else ZERO)
 
@@ -358,7 +307,7 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
     if expected is None or quantity == "init":
         return ""
     if quantity == "update":
-        return _QUERIES if expected.family == "sgd" else _FULL_RANK
+        return _QUERIES if expected.family == "sgd" else ""
     if expected.alignment is None:
         return ""
     aim, predicted = expectation(expected, quantity, part)
@@ -371,10 +320,6 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
 _QUERIES = (
     "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
     "so queries and keys move less by a factor N^(-1/2) (Bordelon et al., Figure 13)"
-)
-_FULL_RANK = (
-    "Muon's update has all singular values alike: entries go as 1/n while a batch has fewer "
-    "directions than the width, and as n^(-1/2) with more; the spectral norm is the same"
 )
 _NO_ALIGNMENT = (
     "the rates assume that updates and activations are unaligned (alpha 1/2, Everett et al., "

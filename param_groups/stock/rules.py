@@ -302,7 +302,7 @@ def fitting(model: nn.Module) -> dict[str, list[Rule]]:
     weight or by 1 more is found out by calling it. nanoGPT's have those of Hugging Face's GPT-2,
     whose layers store their matrices transposed.
     """
-    from param_groups.tensors.checks import layout_problem
+    from param_groups.model.read import layout_problem
 
     found = {}
     for name, rules in CATALOGUE.items():

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from param_groups.roles import BIASES, SCALES, Layout, Role, Rule, check_model, default_layout
+from param_groups.roles import Layout, Role, Rule, check_model
 from param_groups.stock.factors import held
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
@@ -149,14 +149,14 @@ def suggest(model: nn.Module) -> Suggestion:
 
 def _compared(guess: Guess, parameter: torch.Tensor) -> Guess:
     """The guess, with a doubt where a plan would give a tensor another start than it has."""
-    if default_layout(guess.role) is Layout.VECTOR and sum(n > 1 for n in parameter.shape) > 1:
+    if guess.role.facts.layout is Layout.VECTOR and sum(n > 1 for n in parameter.shape) > 1:
         guess = replace(guess, layout=Layout.VECTOR)
     if parameter.is_meta or hasattr(parameter, "device_mesh") or not parameter.is_floating_point():
         return guess
     values = parameter.detach().flatten()
     constant = bool((values[:999] == values[0]).all()) and bool((values == values[0]).all())
-    says, start = "", 1.0 if guess.role in SCALES else 0.0
-    if guess.role in SCALES | BIASES:
+    says, start = "", 1.0 if guess.role.facts.start == "one" else 0.0
+    if guess.role.facts.layout is Layout.VECTOR:
         if constant and values[0] != start:
             says = f"is {values[0]:.4g} in your model, and would start at {start:g}"
         elif not constant and (rms := float((values.float() - start).square().mean().sqrt())) > 0.5:
@@ -416,5 +416,5 @@ def _patterns(name: str) -> Iterable[str]:
 
 
 def _read_alike(one: Guess, other: Guess) -> bool:
-    layouts = (guess.layout or default_layout(guess.role) for guess in (one, other))
+    layouts = (guess.layout or guess.role.facts.layout for guess in (one, other))
     return one.role is other.role and len({*layouts}) == 1

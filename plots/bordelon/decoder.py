@@ -101,6 +101,12 @@ def findings(data: Data) -> list[Printed]:
             gain = mean(differences(grown[HEADS][factor], grown[LAYERS][factor]))
             name = f"{place}gain of {factor:g} times H minus that of L"
             result.append(Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain(), gain))
+        factors = grown.get(HEADS, {}).keys() & grown.get(HEAD_DIM, {}).keys()
+        if (factor := max(factors, default=1)) > 1:
+            gain = mean(differences(grown[HEAD_DIM][factor], grown[HEADS][factor]))
+            name = f"{place}gain of {factor:g} times N minus that of H"
+            claim = ("about 0", gain.claimed_equal()) if alpha == 1 else ("", "")
+            result.append(Finding(name, gain.text(4), *claim, gain))
     return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
 
 

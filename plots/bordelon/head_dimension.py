@@ -108,8 +108,7 @@ def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction 
 def findings(data: Data) -> list[Printed]:
     """The powers of the figures whose tables there are."""
     text: list[Printed] = [
-        "powers of N in means over seeds (n), ± the largest of jackknife over seeds, the points' "
-        "own and scatter about the line",
+        "powers of N in means over seeds (n), ± their jackknife over seeds",
         HEADER,
     ]
     for figure, (_, rows) in data.items():
@@ -149,7 +148,7 @@ def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
                 name = f"{place}: change of {what} {cause}"
                 measured, theory = power(found, column), predicted(column, optimizer, alpha, step)
                 if theory is None:
-                    yield Finding(name, measured.text(), "", "", measured)
+                    yield Finding(name, measured.text(), "", "", measured)  # claims.yaml says what
                     continue
                 # The paper says "suppressed", without saying by which power of N.
                 derived = f" {DERIVED}" * (optimizer == "sgd" and step == 1)

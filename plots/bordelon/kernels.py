@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from measure.fits import irreducible_power_law
+from param_groups.fits import irreducible_power_law
 from plots import style, tables
 from plots.bordelon import observed, scans
 from plots.bordelon.observed import BLOCK, HEAD, LABELS, STATES, VALUE, Pairs

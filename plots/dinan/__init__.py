@@ -5,6 +5,7 @@ FIGURES = (
     "vit_search",
     "vit_strategies",
     "rate_transfer",
+    "position_rate",
     "bart_rates",
     "bart_strategies",
     "ablations",

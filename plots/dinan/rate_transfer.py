@@ -8,15 +8,17 @@ strategy, then the best rates against width, with the power of the width that fo
 strategies' relative rates. Drawn images, each seen once; all runs have one decay per step.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from plots import panels, rates, style, tables
-from plots.dinan.published import TRANSFER_EXPONENTS, VIT_CLAIMS
-from plots.findings import HEADER, Finding, Printed, exact_text
-from plots.rates import Sweeps, exponent
+from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
+from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
+from plots.rates import RateSweep, Sweeps, exponent
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
 TABLES = ("dinan/rate_transfer",)
@@ -58,6 +60,8 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
             Finding(cost, rates.transfer_text(sweeps)),
         ]
+    one, other = (found.get(strategy, {}) for strategy in ("standard", "neural_tangent"))
+    result += [_blocks(n, one[n], other[n]) for n in sorted(one.keys() & other.keys())]
     for better, worse in VIT_CLAIMS:
         pair = found.get(better, {}), found.get(worse, {})
         if width := max(rates.gains(*pair), default=0):
@@ -65,6 +69,18 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             name = f"n = {width}: {label} (nats)"
             result.append(rates.compared(name, *pair, "loses", "below 0", symbol="n"))
     return result
+
+
+def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
+    """How far apart the two strategies' best rates of the blocks' matrices lie (II 1E: "essentially
+    equal"): standard has one for all, neural-tangent lambda = n^(-3/2) times its own."""
+    power = float(BULK_EXPONENTS["neural_tangent"])
+    gap = Estimate(math.log2(scaled.best.value) + power * math.log2(width), scaled.best.error)
+    gap -= Estimate(math.log2(standard.best.value), standard.best.error)
+    name = f"n = {width}: blocks' lr*, neural-tangent / standard (octaves)"
+    if standard.best.at_edge or scaled.best.at_edge:
+        gap = replace(gap, error=math.nan)
+    return Finding(name, gap.text(2), "0", gap.claimed_equal(), gap)
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple]:

@@ -9,9 +9,10 @@ from plots import panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the largest of its errors: from the scatter of "
-    "widths about the line, from the errors of the optima, from leaving out a seed, and how far "
-    "other windows around the best rate move it"
+    "exponent of the optimal rate in the width ± its error from leaving out a seed, or, where "
+    "widths share fewer than three, that with the longer interval of two, from the optima's errors "
+    "and from the scatter about the line; beside it what other windows around the best rate move "
+    "it by"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.

@@ -8,11 +8,11 @@ a fixed number of steps and for a compute-optimal one, stable rates only; optimu
 with the slope that the paper prints. Adam's optima at fixed steps stand in one panel, too. A curve
 or an optimiser of your own is drawn under its name. Also writes table_4.csv, measured exponents
 next to the published ones: of the straight line in logarithms, and of a power law with an
-irreducible term, which the paper says it fits (App. H).
+irreducible term, which the paper says it fits (App. H) and by which findings judge.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from measure.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
+from param_groups.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
 from plots import panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
@@ -79,6 +79,26 @@ class Entry:
         return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
 
     @property
+    def judged(self) -> rates.Exponent:
+        """What stands beside the paper's: by its estimator, a power law with an irreducible term
+        (App. H), with the jackknife's error if seeds are shared; where the widths leave that term
+        open, the straight line's."""
+        if not self.levels_off:
+            return self.fit
+        law, parts = self.floored, []
+        used = {n: one for n, one in self.fit.sweeps.items() if n not in self.fit.edge}
+        for part in rates.without_each_seed(used):
+            one = _floored({n: 2.0**place for n, place in part.items()})
+            parts.append(-one.exponent if one else math.nan)
+        count = len(parts)
+        known = count > 1 and all(map(math.isfinite, parts))
+        error = math.sqrt((count - 1) * np.var(parts)) if known else law.exponent_error
+        freedom = count - 1 if known else law.n - 3
+        unknown = {"intercept": math.nan, "windows": math.nan, "chance": math.nan}
+        number = {"value": -law.exponent, "error": error, "fitted": 3, "freedom": freedom}
+        return replace(self.fit, **number, **unknown)
+
+    @property
     def weighted(self) -> Estimate:
         """The exponent weighted by the optima's own errors."""
         best = {w: sweep.best for w, sweep in self.fit.sweeps.items() if sweep.best.error > 0}
@@ -110,7 +130,7 @@ class Entry:
             "weighted_widths": weighted.groups,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
             "irreducible_exponent": -law.exponent if law else math.nan,
-            "irreducible_error": law.exponent_error if law else math.nan,
+            "irreducible_error": self.judged.error if law else math.nan,
             "irreducible_rate": law.floor if law else math.nan,
             "published": self.published,
             "difference": self.fit.value - self.published,
@@ -138,11 +158,14 @@ def floored(sweeps: rates.Sweeps) -> IrreduciblePowerLaw | None:
     used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
     known = [math.log(2) * b.error * b.value for b in used.values() if math.isfinite(b.error)]
     noise = float(np.sqrt(np.mean(np.square(known)))) if known else math.nan
+    return _floored({width: best.value for width, best in used.items()}, noise)
+
+
+def _floored(best: Mapping[int, float], noise: float = math.nan) -> IrreduciblePowerLaw | None:
     try:
         # In units of the largest: the fit is made for losses, which are of order 1.
-        unit = max(best.value for best in used.values())
-        relative = [best.value / unit for best in used.values()]
-        law = irreducible_power_law(list(used), relative, noise / unit)
+        unit = max(best.values())
+        law = irreducible_power_law(list(best), [one / unit for one in best.values()], noise / unit)
     except (ValueError, RuntimeError):
         return None
     floor, error = unit * law.floor, unit * law.floor_error
@@ -153,7 +176,7 @@ def findings(data: Data) -> list[Printed]:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
-    text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]
+    text += [_of_table_4(entry) for entry in table_4]
     for entry in table_4:
         parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
         local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
@@ -173,6 +196,13 @@ def findings(data: Data) -> list[Printed]:
         lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
         text += [f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE])]
     return text
+
+
+def _of_table_4(entry: Entry) -> Finding:
+    """By the paper's estimator, and the straight line beside it."""
+    found = _beside(entry.name, entry.judged, entry.published)
+    line = f"{found.measured} with an irreducible term; {entry.fit.text()} without"
+    return replace(found, measured=line) if entry.levels_off else found
 
 
 def _beside(name: str, measured: Estimate, published: float) -> Finding:

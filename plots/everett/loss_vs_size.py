@@ -87,6 +87,19 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 step = f"{place}{optimizer}, muP - standard: {FAIR}"
                 text.append(rates.compared(step, mup, standard, claim))
+            ends = (
+                found.get((optimizer, *key), {}) for key in (("standard", "global"), ("mup", FAIR))
+            )
+            if all(pair := list(ends)):  # Section 4.2: the comparison of muTransfer
+                step = f"{place}{optimizer}, tuned muP against standard with one rate"
+                claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
+                text.append(rates.compared(step, *pair, claim))
+            for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+                if sweeps := found.get((optimizer, rule, "full")):
+                    fit = rates.exponent(sweeps)
+                    name = f"{place}{optimizer}, {label}, full: exponent of D in the best rate"
+                    claims = ("no claim", "") if place else ("0", fit.distance(0.0))
+                    text.append(Finding(name, fit.text(), *claims, fit))
         text += rates.basis(table, found, KEYS)
         if place:
             text.append(best([found], place))

@@ -21,7 +21,7 @@ import pandas as pd
 from plots import panels, rates, style, tables
 from plots.everett.published import TRANSFER, Rule
 from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.rates import Sweeps, exponent
+from plots.rates import RateSweep, Sweeps, exponent
 from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
@@ -30,6 +30,7 @@ TABLES = tuple(f"everett/transfer_{axis}" for axis in ("embedding", "depth", "de
 ANY = True
 LAYERS, START = "model.layers", "first_train_loss"
 FURTHER = 3  # octaves beyond the largest size that penalties are extrapolated to
+LEFT_OUT = 0.05  # of the chances of the base's best value, where a size has no run to say its cost
 HIGHEST = 0.6  # nats; what costs more is a cross at the top edge
 
 
@@ -67,17 +68,54 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
 
 def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
     """Size -> excess over the lowest loss at the value that the rule carries over from the base
-    size, interpolated between runs; infinite above the last value that did not diverge."""
-    base, result = min(sweeps), {}
+    size, interpolated between runs; infinite above the last value that did not diverge. Its error
+    holds that of the base's choice, how the excess differs between the values that may be the
+    best there. It rests on as many seeds as a value has; one decides nothing."""
+    base, result = sweeps[min(sweeps)], {}
+    chances = _chances(base)
     for size, sweep in sweeps.items():
-        value = sweeps[base].best.grid_value * (size / base) ** rule.power
-        ended = {v: loss for v, loss in sweep.losses.items() if math.isfinite(loss)}
-        beyond = math.inf if len(ended) < len(sweep.losses) else math.nan
-        at, losses = np.log2(list(ended)), list(ended.values())
-        cost = float(np.interp(math.log2(value), at, losses, math.nan, beyond)) - min(losses)
-        error = math.sqrt(2 / min(map(len, sweep.chosen_from.values()))) * sweep.noise
-        result[size] = replace(sweep.lowest, value=cost, error=error if size > base else 0.0)
+        carried = (size / base.width) ** rule.power
+        costs = {v: _excess(sweep, v * carried) for v in base.losses}
+        choice = _spread([(chances[v], cost) for v, cost in costs.items()])
+        error = math.hypot(_apart(sweep), choice) if size > base.width else 0.0
+        number = {"value": costs[base.best.grid_value], "error": error, "groups": _seeds(sweep)}
+        result[size] = replace(sweep.lowest, **number, fitted=0)
     return result
+
+
+def _spread(costs: Sequence[tuple[float, float]]) -> float:
+    """The standard deviation of (chance, cost) pairs; NaN where too many costs are unknown."""
+    known = np.array([pair for pair in costs if pair[0] and math.isfinite(pair[1])]).reshape(-1, 2)
+    weights, values = known.T
+    if weights.sum() < 1 - LEFT_OUT:
+        return math.nan
+    return math.sqrt(weights @ (values - weights @ values / weights.sum()) ** 2 / weights.sum())
+
+
+def _chances(sweep: RateSweep) -> dict[float, float]:
+    """Value -> the chance that other seeds would find it best, from the noise of its losses."""
+    losses = np.array(list(sweep.losses.values()))
+    noise = np.nan_to_num(sweep.noise) / math.sqrt(_seeds(sweep))
+    draws = losses + noise * np.random.default_rng(0).normal(size=(4000, len(losses)))
+    best = np.bincount(draws.argmin(axis=1), minlength=len(losses)) / len(draws)
+    return dict(zip(sweep.losses, best.tolist(), strict=True))
+
+
+def _excess(sweep: RateSweep, value: float) -> float:
+    """The loss at a value above the lowest one, on a line between the runs beside it."""
+    ended = {v: loss for v, loss in sweep.losses.items() if math.isfinite(loss)}
+    beyond = math.inf if len(ended) < len(sweep.losses) else math.nan
+    at, losses = np.log2(list(ended)), list(ended.values())
+    return float(np.interp(math.log2(value), at, losses, math.nan, beyond)) - min(losses)
+
+
+def _seeds(sweep: RateSweep) -> int:
+    return min(map(len, sweep.chosen_from.values()))
+
+
+def _apart(sweep: RateSweep) -> float:
+    """The standard error of the difference of two losses of a size."""
+    return math.sqrt(2 / _seeds(sweep)) * sweep.noise
 
 
 def findings(axes: Mapping[str, Axis]) -> list[Printed]:

@@ -11,7 +11,7 @@ import torch
 from effective_theory import bigram, bigram_exponents, bigram_training
 from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Sum, propagate
 from effective_theory.stratos import STRATOS_TABLE
-from param_groups import exponents as ex
+from param_groups.rules import exponents as ex
 from tests.effective_theory.test_bigram_exponents import FITTED
 from training.config import validate
 from training.errors import UserError

@@ -18,7 +18,7 @@ from effective_theory.bigram_exponents import (
     variance_exponents,
 )
 from effective_theory.stratos import STRATOS_TABLE
-from param_groups import exponents as ex
+from param_groups.rules import exponents as ex
 
 FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)
 

@@ -7,14 +7,14 @@ from fractions import Fraction
 import pytest
 
 from effective_theory.stratos import STRATOS_TABLE
-from param_groups import exponents as ex
 from param_groups.__main__ import STRATOS_NAMES, stratos_table
+from param_groups.rules import exponents as ex
 
 TABLES = ex.PARAMETERIZATION_TABLE
 GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]
 
 
-# His conditions, an independent reference for `param_groups.exponents.is_stable`.
+# His conditions, an independent reference for `param_groups.rules.exponents.is_stable`.
 
 
 def violations(

@@ -6,9 +6,8 @@ from torch.utils.data import TensorDataset
 
 from measure.observations import ObservationRecorder
 from measure.probes import ProbeRecorder
-from nanolm_c4.model import Decoder
+from nanolm_c4.model import RULES, Decoder
 from param_groups import Everett, plan
-from param_groups.roles import DECODER_RULES
 from training.experiment import Experiment
 from training.settings import ObservedLoopConfig, RunConfig
 from training.task import Task
@@ -49,7 +48,7 @@ def build_task(config):
         mlp_ratio=1,
         attention_scale=0.5,
     )
-    numbers = plan(model, DECODER_RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
+    numbers = plan(model, RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
     return Task(
         config=config,
         model=model,

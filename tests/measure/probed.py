@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from measure.probes import Probes
-from nanolm_c4.model import Decoder
+from nanolm_c4.model import RULES, Decoder
 from param_groups import Everett, Spectral, plan
-from param_groups.roles import DECODER_RULES
 from training import optimizers
 
 MUON = Spectral(16, 8)
@@ -27,7 +26,7 @@ def decoder(parameterization="mup", rule="adam", eps=1e-9, lr=0.01, **changes):
     model = Decoder(**{**sizes, "mlp_ratio": 2, "attention_scale": 0.3, **changes})
     prescription = Everett(parameterization, 16, 8, optimizer=rule) if rule != "muon" else MUON
     numbers = {"lr": lr, "eps": eps, "weight_decay": 1e-3, "decay_mode": "independent"}
-    found = planned(model, DECODER_RULES, prescription, **numbers)
+    found = planned(model, RULES, prescription, **numbers)
     found[1].initialise(model, 0)
     return found
 

@@ -11,9 +11,10 @@ from torch import nn
 from measure import representations
 from measure.probes import Probes
 from measure.representations import norm
+from nanolm_c4.model import RULES
 from param_groups import Everett, PlanError, Role, Rule
 from param_groups.layers import Embedding, LayerNorm, Linear
-from param_groups.roles import DECODER_RULES, Layout, present
+from param_groups.roles import Layout, present
 from param_groups.stock.rules import TORCH_DECODER_RULES
 from tests.measure.probed import (
     backward,
@@ -114,7 +115,7 @@ def test_rules_without_an_eps_beside_sqrt_v_have_no_share(rule):
 def test_frozen_tensors_and_tensors_without_gradient():
     model, _, _ = decoder()
     model.readout.weight.requires_grad_(False)
-    model, numbers, optimizer = planned(model, DECODER_RULES, Everett("mup", 16, 8))
+    model, numbers, optimizer = planned(model, RULES, Everett("mup", 16, 8))
     probe = Probes(model, numbers, optimizer)
     backward(model)
     model.final_norm.weight.grad = None

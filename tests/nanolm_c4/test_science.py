@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from measure.fits import power_law
 from nanolm_c4 import train
 from nanolm_c4.config import Config
+from param_groups.fits import power_law
 from training import optimizers
 from training.config import load
 

@@ -1,10 +1,26 @@
 """Rules for the depth on models that people have, CompleteP, decay as data of the prescription."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Recipe, Rule, plan, rules_for, timescale
+from param_groups import (
+    CompleteP,
+    Decay,
+    Depth,
+    EpsFollows,
+    Everett,
+    PlanError,
+    Prescription,
+    Role,
+    Rule,
+    Tuned,
+    plan,
+    rules_for,
+    timescale,
+)
 from param_groups.check import stock
 from param_groups.stock.rules import stock as build
 from tests.param_groups.test_silently_wrong import NanoGPT
@@ -31,7 +47,7 @@ def planned(width, depth, rule=CompleteP, **fields):
         weight_decay=1e-3,
         decay_mode="independent",
         absorb_multipliers=True,
-        applied={} if depth == 2 else {"residual_multiplier": prescription.residual_multiplier()},
+        applied={} if depth == 2 else prescription.forward().factors(),
     )
 
 
@@ -66,7 +82,7 @@ def test_completep_is_that_of_its_authors_code(width, depth, alpha):
 
 
 def test_another_depth_than_the_models_is_refused_where_the_number_of_blocks_is_certain():
-    deep = {"qk_exponent": -0.5, "eps_per_layer": False}
+    deep = {"qk_exponent": -0.5}
     make = lambda model, rules, depth: plan(
         model, rules, CompleteP(32, 32, depth, 2, **deep), lr=0.1, absorb_multipliers=True,
         applied={"residual_multiplier": 2 / depth},
@@ -91,9 +107,9 @@ def test_another_depth_than_the_models_is_refused_where_the_number_of_blocks_is_
 
 def test_completep_is_a_name_for_everetts_rule():
     rule = CompleteP(96, 32, 8, 2)
-    fields = {"depth": 8, "base_depth": 2, "alpha_depth": 1.0, "eps_per_layer": True}
-    assert rule == Everett("mup", 96, 32, **fields, spare_vectors=True, decay_depth=True)
-    with pytest.raises(PlanError, match=r"alpha_depth must lie in \[1/2, 1\], got 0.4"):
+    deep = Depth(Everett("mup", 96, 32), depth=8, base_depth=2, alpha=1.0, decays=True)
+    assert rule == Decay(EpsFollows(deep), spare="vectors")
+    with pytest.raises(PlanError, match=r"Depth: alpha must lie in \[1/2, 1\], got 0.4"):
         CompleteP(96, 32, 8, 2, alpha=0.4)
 
 
@@ -107,7 +123,7 @@ def test_stock_models_can_be_planned_in_depth(name):
         model = stock.build(name, 64)
     options = {"lr": 1.0, "absorb_multipliers": True, "head_dim": stock.HEAD_DIM}
     flat = plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), **options)
-    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=2, base_depth=0.5, alpha_depth=0.5)
+    rule = Depth(Everett("mup", 64, 64, qk_exponent=-0.5), depth=2, base_depth=0.5, alpha=0.5)
     deep = plan(model, rules_for(model), rule, applied={"residual_multiplier": 0.5}, **options)
     for row in flat.rows:
         parts = row.name.split(".")
@@ -119,7 +135,7 @@ def test_stock_models_can_be_planned_in_depth(name):
 def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
     sizes = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
     sizes |= {"vocab_size": 64, "intermediate_size": 128, "attention_multiplier": 0.25}
-    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=8, base_depth=2, alpha_depth=1.0)
+    rule = Depth(Everett("mup", 64, 64, qk_exponent=-0.5), depth=8, base_depth=2)
     for given in (0.25, 0.5):
         with torch.device("meta"):
             model = build(f"hf:{kind}", **sizes, residual_multiplier=given)
@@ -145,7 +161,7 @@ def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
     rules = rules_for(model[32])
 
     def made(width):
-        rule = Everett("standard", width, 32, decay_exponent=power)
+        rule = Decay(Everett("standard", width, 32), exponent=power)
         options = {"weight_decay": 1e-3, "decay_mode": "independent", "absorb_multipliers": absorb}
         return plan(model[width], rules, rule, lr=0.1, **options)
 
@@ -158,31 +174,69 @@ def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
 def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     """AdamW with one weight_decay removes lr times it: matrices' rates fall as 1/n."""
     ends = []
-    for fields, mode, decay in (
-        ({"decay_exponent": -1.0}, "independent", 1e-3),
-        ({}, "per_group", 1e-2),
+    mup = Everett("mup", 128, 32, qk_exponent=-0.5)
+    for rule, mode, decay in (
+        (Decay(mup, exponent=-1.0), "independent", 1e-3),
+        (mup, "per_group", 1e-2),
     ):
-        rule = Everett("mup", 128, 32, qk_exponent=-0.5, **fields)
         model = gpt(128, 2)
         options = {"weight_decay": decay, "decay_mode": mode, "absorb_multipliers": True}
         numbers = plan(model, rules_for(model), rule, lr=0.1, **options)
         rows = [row for row in numbers.rows if row.role in ("qkv", "mlp_out")]
         ends.append([row.decay_per_step for row in rows])
     assert ends[0] == pytest.approx(ends[1])
-    twice = Everett("mup", 128, 32, qk_exponent=-0.5, decay_exponent=-1.0)
-    deep = {"depth": 8, "base_depth": 2, "qk_exponent": -0.5}
-    sgd = {**deep, "optimizer": "sgd", "eps_per_layer": False}
-    for one, what in (
-        *((rule, "decay_exponent: .* width") for rule in (twice, Recipe(twice, twice, {}))),
-        (CompleteP(128, 32, alpha=0.5, **deep), "decay_depth: .* depth"),
-        (CompleteP(128, 32, alpha=1.0, **sgd), "decay_depth: .* depth"),
-    ):
-        with pytest.raises(PlanError, match=f"{what} already"):
-            plan(model, rules_for(model), one, lr=0.1, **options)
-    still = Everett("standard", 128, 32, alignment="global", decay_exponent=-1.0)  # no power in lr
-    for one, forward in ((still, 1.0), (CompleteP(128, 32, **deep), 0.25)):
-        options["applied"] = {"residual_multiplier": forward}
-        assert plan(model, rules_for(model), one, lr=0.1, **options)
+
+
+class Mine(Prescription):
+    """A rule of one's own whose rates fall with the width, as its decay does."""
+
+    width, optimizer, decay_depth = 128, "adam", True
+
+    def __call__(self, tensor):
+        return replace(
+            Everett("mup", 32, 32)(tensor), lr=8 / tensor.fan_in, decay=8 / tensor.fan_in
+        )
+
+
+def deep(rule, alpha=1.0):
+    return Depth(rule, 8, 2, alpha, decays=True)
+
+
+MUP, SGD = (Everett("mup", 128, 32, o, qk_exponent=-0.5) for o in ("adam", "sgd"))
+STILL = Everett("standard", 128, 32, alignment="global", qk_exponent=-0.5)
+ADAFACTOR = Everett("mup", 128, 32, "adafactor", "none", qk_exponent=-0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "size"),
+    [
+        (Decay(MUP, exponent=-1.0), "width"),
+        (Tuned(Decay(MUP, exponent=-1.0), dict.fromkeys(Role, 0.1)), "width"),
+        (Decay(Tuned(MUP, dict.fromkeys(Role, 0.1)), exponent=-1.0), "width"),
+        (Mine(), "width"),
+        (deep(MUP, 0.5), "depth"),
+        (EpsFollows(deep(MUP, 0.5)), "depth"),
+        (deep(SGD), "depth"),
+        (Decay(STILL, exponent=-1.0), None),
+        (Decay(ADAFACTOR, exponent=-0.5), None),
+        (deep(MUP), None),
+        (deep(SGD, 0.5), None),
+        (Decay(MUP, spare="vectors"), None),
+    ],
+)
+def test_a_decay_per_rate_is_refused_where_it_has_the_rates_power_twice_and_nowhere_else(
+    rule, size
+):
+    """Whatever the rule is called, and at its base size as well."""
+    model = gpt(128, 8)
+    factors = rule.forward().factors()
+    options = {"weight_decay": 1e-2, "decay_mode": "per_group", "absorb_multipliers": True}
+    make = lambda: plan(model, rules_for(model), rule, lr=0.1, applied=factors, **options)
+    if size is None:
+        assert make()
+    else:
+        with pytest.raises(PlanError, match=f"'per_group' has the rate's power of the {size} alr"):
+            make()
 
 
 def test_a_decay_without_a_mode_gives_both_readings_in_numbers():
@@ -207,3 +261,35 @@ def test_a_time_scale_in_tokens_is_a_decay_per_step():
     for wrong in ({"tau": 0.0}, {"tokens": 0}, {"tokens_per_step": -1}, {"tau": 1e-4}):
         with pytest.raises(PlanError, match="timescale: "):
             timescale(**{"tokens_per_step": 1000, "tokens": 1_000_000, "tau": 0.2, **wrong})
+
+
+@pytest.mark.parametrize("depth", [2, 8])
+def test_every_vector_is_spared_and_every_matrix_decays(depth):
+    """Norms' and hidden biases, and the readout's, which has numbers of its own."""
+    model = nn.ModuleDict(
+        {"blocks": nn.ModuleList(gpt(32, 2).transformer.h), "norm": nn.LayerNorm(32)}
+    )
+    model["head"] = nn.Linear(32, 16)
+    rules = [Rule("blocks.*.ln_*.weight", "norm_scale"), Rule("*.ln_*.bias", "norm_bias")]
+    rules += [Rule("norm.weight", "final_norm_scale"), Rule("norm.bias", "norm_bias", trunk=True)]
+    rules += [Rule("*.c_attn.weight", "qkv"), Rule("*.attn.c_proj.weight", "attention_output")]
+    rules += [Rule("*.c_fc.weight", "mlp_in"), Rule("*.mlp.c_proj.weight", "mlp_out")]
+    rules += [Rule("*.c_*.bias", "hidden_bias")]
+    rules += [Rule("head.weight", "readout"), Rule("head.bias", "readout_bias")]
+    rule = CompleteP(32, 32, depth, 2, qk_exponent=-0.5)
+    factors = {} if depth == 2 else {"residual_multiplier": 2 / depth}
+    options = {"lr": 0.1, "weight_decay": 1e-3, "decay_mode": "independent", "applied": factors}
+    numbers = plan(model, rules, rule, absorb_multipliers=True, **options)
+    spared = {row.name for row in numbers.rows if row.decay_per_step == 0}
+    assert spared == {row.name for row in numbers.rows if len(row.shape) == 1}
+    assert "head.bias" in spared and "head.weight" not in spared
+
+
+@pytest.mark.parametrize(("optimizer", "eps"), [("adafactor", 1e-30), ("adam", 1e-8)])
+def test_the_default_epsilon_is_the_optimisers(optimizer, eps):
+    """Adafactor adds it to g^2, where 1e-8 would be a tenth of a gradient of 3e-4's square."""
+    model, rule = nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", "mlp_in")]
+    numbers = plan(model, rule, Everett("standard", 16, 16, optimizer=optimizer), lr=1.0)
+    assert (numbers.eps, numbers.rows[0].eps) == (eps, eps)
+    explicit = plan(model, rule, Everett("standard", 16, 16, optimizer=optimizer), lr=1.0, eps=1e-6)
+    assert explicit.rows[0].eps == 1e-6

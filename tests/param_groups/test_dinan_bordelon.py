@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from param_groups import Bordelon, Dinan, Everett, PlanError, Role
-from param_groups.exponents import Alignment
+from param_groups import Bordelon, Depth, Dinan, Everett, PlanError, Role, Tensor
+from param_groups.rules.exponents import Alignment
 from tests.param_groups.test_prescriptions import (
     ALPHAS,
     BLOCK,
@@ -19,6 +19,7 @@ from tests.param_groups.test_prescriptions import (
     everything,
     fans,
 )
+from tests.param_groups.wrapped import numbers
 
 # Dinan, Yaida & Zhang
 
@@ -38,7 +39,7 @@ def vit(prescription, mlp_ratio=4):
     """All roles of the paper's vision model with its 1000 classes."""
     shapes = {role: fans(role, prescription.width, mlp_ratio) for role in VIT}
     shapes |= {Role.READOUT: (prescription.width, CLASSES), Role.READOUT_BIAS: (1, CLASSES)}
-    return {role: prescription(role, *shape) for role, shape in shapes.items()}
+    return {role: prescription(Tensor(role, *shape)) for role, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -62,7 +63,7 @@ def test_dinan_rates_are_those_of_the_papers_table(strategy, s, optimizer):
             assert got[role].lr == pytest.approx(value, rel=1e-14), (role, n)
             assert got[role].eps == got[role].multiplier == 1.0
         words = Dinan(n, optimizer=optimizer, init="bart", **strategy)
-        assert words(Role.TOKEN_EMBEDDING, 1, n).lr == pytest.approx(damp, rel=1e-14)
+        assert words(Tensor("token_embedding", 1, n)).lr == pytest.approx(damp, rel=1e-14)
 
 
 @pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
@@ -133,7 +134,7 @@ def test_dinan_initialises_the_vision_model_as_the_paper_did(strategy, s):
 def test_dinan_initialises_the_language_model_as_the_paper_did(strategy, words, rescale):
     prescription = Dinan(1024, init="bart", **strategy)
     got = everything(prescription, BART)
-    assert prescription.logit_multiplier() == pytest.approx(rescale, rel=1e-14)
+    assert prescription.forward().logit_multiplier == pytest.approx(rescale, rel=1e-14)
     assert {row.init_distribution for row in got.values()} == {"normal"}
     assert got.pop(Role.TOKEN_EMBEDDING).init_std == words
     assert {row.init_std for row in got.values()} == {0.02}
@@ -152,9 +153,9 @@ def test_dinan_published_language_rate_is_the_standard_one_in_the_bulk():
 
 @pytest.mark.parametrize("head_dim", [16, 48, 64])
 def test_dinan_attention_is_divided_by_the_root_of_the_head_dimension(head_dim):
-    prescription = Dinan(192)
-    assert prescription.attention_scale(head_dim) == pytest.approx(head_dim**-0.5, rel=1e-14)
-    assert prescription.residual_multiplier() == 1.0
+    forward = Dinan(192).forward()
+    assert forward.attention_scale(head_dim) == pytest.approx(head_dim**-0.5, rel=1e-14)
+    assert forward.residual_multiplier == 1.0
 
 
 @pytest.mark.parametrize(
@@ -172,11 +173,12 @@ def test_dinan_attention_is_divided_by_the_root_of_the_head_dimension(head_dim):
 def test_dinan_says_nothing_about_other_roles(init, role, way_out):
     message = f"prescribe nothing for {role} in their {init} models; {way_out}"
     with pytest.raises(PlanError, match=message):
-        Dinan(192, init=init)(role, *fans(role, 192))
+        Dinan(192, init=init)(Tensor(role, *fans(role, 192)))
 
 
 def test_dinan_gives_a_fused_matrix_what_its_parts_get():
-    assert Dinan(192)(Role.QKV, 192, 576) == Dinan(192)(Role.VALUE, 192, 192)
+    fused = numbers(Dinan(192), Role.QKV, 192, 576)
+    assert fused == numbers(Dinan(192), Role.VALUE, 192, 192)
 
 
 DINAN_ERRORS = [
@@ -208,7 +210,7 @@ LANGUAGE = (*EMBEDDINGS, *BLOCK, *HEAD)
 
 def bordelon(prescription, roles=LANGUAGE):
     """All roles of the paper's model, whose MLP is as wide as its residual stream."""
-    return {role: prescription(role, *fans(role, prescription.width, 1)) for role in roles}
+    return {role: prescription(Tensor(role, *fans(role, prescription.width, 1))) for role in roles}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
@@ -236,7 +238,7 @@ def test_bordelon_rates_first_layer_and_readout(N, H, L, alpha, optimizer):
     assert readout.init_std == pytest.approx(1 / first, rel=1e-13)
     bias = got[Role.READOUT_BIAS]
     assert (bias.init_distribution, bias.init_std, bias.init_mean) == ("constant", 0.0, 0.0)
-    patches = prescription(Role.PATCH_EMBEDDING, PATCH, n)
+    patches = prescription(Tensor("patch_embedding", PATCH, n))
     assert patches.init_std == pytest.approx(1 / first, rel=1e-13)
     assert patches.multiplier == pytest.approx(first / math.sqrt(PATCH), rel=1e-13)
 
@@ -245,7 +247,7 @@ def test_bordelon_rates_first_layer_and_readout(N, H, L, alpha, optimizer):
 def test_bordelon_first_layer_is_that_of_the_papers_listing(optimizer, expected):
     """At alpha = 1, depth 8 and n = 256: (L/beta)^(-1/2) for SGD, sqrt(n) for Adam."""
     prescription = Bordelon(16, 16, 8, optimizer=optimizer, beta0=4.0)
-    assert prescription(Role.TOKEN_EMBEDDING, 1, 256).multiplier == pytest.approx(expected)
+    assert prescription(Tensor("token_embedding", 1, 256)).multiplier == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -261,8 +263,8 @@ def test_bordelon_exponent_of_the_depth_changes_nothing_at_depth_one(optimizer):
         for alpha in ALPHAS
     )
     for other in others:
-        for role, numbers in first.items():
-            assert other[role] == pytest.approx(numbers, rel=1e-14), role
+        for role, one in first.items():
+            assert other[role] == pytest.approx(one, rel=1e-14), role
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -281,7 +283,7 @@ def test_bordelon_queries_and_keys_start_at_order_one(N, H, L, alpha):
 def test_bordelon_dense_layers_are_divided_by_the_root_of_their_fan_in(N, H, L):
     prescription = Bordelon(N, H, L)
     for role in (Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT):
-        row = prescription(role, 3 * N * H, N * H)
+        row = prescription(Tensor(role, 3 * N * H, N * H))
         assert (row.init_distribution, row.init_mean, row.init_std) == ("normal", 0.0, 1.0)
         assert row.multiplier == pytest.approx((3 * N * H) ** -0.5, rel=1e-14)
 
@@ -299,15 +301,16 @@ def test_bordelon_language_model_starts_from_zero_logits():
 def test_bordelon_scalars_of_the_forward_pass(alpha):
     prescription = Bordelon(9, 4, 5, alpha_attention=alpha, alpha_depth=alpha, beta0=4.0)
     assert prescription.width == 36
-    assert prescription.attention_scale(9) == pytest.approx(9**-alpha, rel=1e-14)
-    assert prescription.residual_multiplier() == pytest.approx(4 * 5**-alpha, rel=1e-14)
-    assert prescription.logit_multiplier() == 1.0
+    forward = prescription.forward()
+    assert forward.attention_scale(9) == pytest.approx(9**-alpha, rel=1e-14)
+    assert forward.residual_multiplier == pytest.approx(4 * 5**-alpha, rel=1e-14)
+    assert forward.logit_multiplier == 1.0
 
 
 @pytest.mark.parametrize("role", VECTORS[:3])
 def test_bordelon_says_nothing_about_other_roles(role):
     with pytest.raises(PlanError, match=f"prescribe nothing for {role}"):
-        Bordelon(8, 4, 3)(role, 1, 32)
+        Bordelon(8, 4, 3)(Tensor(role, 1, 32))
 
 
 @pytest.mark.parametrize(("N", "H", "L"), SIZES)
@@ -315,9 +318,10 @@ def test_bordelon_fuses_queries_and_values_only_where_they_are_alike(N, H, L):
     """At alpha = 1 all three are alike, at any size; below it queries and keys differ."""
     n = N * H
     prescription = Bordelon(N, H, L, alpha_attention=1.0)
-    assert prescription(Role.QKV, n, 3 * n) == prescription(Role.VALUE, n, n)
+    fused = numbers(prescription, Role.QKV, n, 3 * n)
+    assert fused == numbers(prescription, Role.VALUE, n, n)
     with pytest.raises(PlanError, match="fused qkv.*separate matrices"):
-        Bordelon(N, H, L, alpha_attention=0.75)(Role.QKV, n, 3 * n)
+        numbers(Bordelon(N, H, L, alpha_attention=0.75), Role.QKV, n, 3 * n)
 
 
 @pytest.mark.parametrize(
@@ -356,20 +360,21 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
     that agree: beta0 = base_depth^alpha, and base_depth's share in the branches' rates a gamma."""
     base, n = 3, 32
     rate = base ** (2 * alpha - 1 if optimizer == "sgd" else alpha - 1)
-    over_depth = {"depth": depth, "base_depth": base, "alpha_depth": alpha, "gamma_hidden": rate}
-    everett = Everett("mean_field", n, 1, optimizer=optimizer, embedding_std=1.0, **over_depth)
+    fields = {"optimizer": optimizer, "embedding_std": 1.0, "gamma_hidden": rate}
+    everett = Depth(Everett("mean_field", n, 1, **fields), depth, base, alpha)
     theirs = Bordelon(8, 4, depth, optimizer=optimizer, alpha_depth=alpha, beta0=base**alpha)
     # Under SGD their first and last layer's multipliers have beta0^(1/2), which enters twice.
     share = base**alpha if optimizer == "sgd" else 1.0
     for role in (*EMBEDDINGS, *BLOCK, Role.READOUT):
         mine, other = (
-            rule(role, *fans(role, n, 1)).absorbed(optimizer) for rule in (everett, theirs)
+            rule(Tensor(role, *fans(role, n, 1))).absorbed(optimizer) for rule in (everett, theirs)
         )
         own = 1.0 if role in BLOCK else share
         assert own * mine.lr == pytest.approx(other.lr, rel=1e-13), role
         assert mine.init_std == pytest.approx(other.init_std, rel=1e-13), role
-    assert everett.residual_multiplier() == pytest.approx(theirs.residual_multiplier(), rel=1e-14)
-    assert everett.attention_scale(8) == pytest.approx(theirs.attention_scale(8), rel=1e-14)
+    mine, other = everett.forward(), theirs.forward()
+    assert mine.residual_multiplier == pytest.approx(other.residual_multiplier, rel=1e-14)
+    assert mine.attention_scale(8) == pytest.approx(other.attention_scale(8), rel=1e-14)
 
 
 @pytest.mark.parametrize(

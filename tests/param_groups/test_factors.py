@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-from param_groups import Dinan, Everett, Factor, PlanError, Role, Rule, plan, rules_for
+from param_groups import Depth, Dinan, Everett, Factor, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Scaled
 from param_groups.stock.rules import stock
 
@@ -121,7 +121,7 @@ def test_factors_under_the_librarys_own_names_are_compared_with_what_is_applied(
     """Granite multiplies its branches by one number and divides its logits by another."""
     with torch.device("meta"):
         model = stock("hf:granite", **GRANITE, residual_multiplier=0.5)
-    depth = Everett("mup", 64, 64, qk_exponent=-0.5, depth=2, base_depth=0.5, alpha_depth=0.5)
+    depth = Depth(Everett("mup", 64, 64, qk_exponent=-0.5), depth=2, base_depth=0.5, alpha=0.5)
     rules = [rule for rule in rules_for(model) if rule.role is not Role.NORM_SCALE]
     rules += [Rule("model.norm.weight", Role.FINAL_NORM_SCALE)]
     rules += [Rule("*layernorm.weight", Role.NORM_SCALE)]
@@ -181,7 +181,7 @@ class Branch(Scaled):
 
 def test_a_factor_of_ones_own_layers_may_stand_beside_them_or_under_another_name():
     """In the parent, and as the residual scale of blocks that say they apply it."""
-    rule, rules = Everett("mup", 8, 8, depth=4, alpha_depth=0.5), [Rule("*", Role.MLP_IN)]
+    rule, rules = Depth(Everett("mup", 8, 8), depth=4, alpha=0.5), [Rule("*", Role.MLP_IN)]
     scaled = nn.Sequential(Branch())
     scaled.residual_multiplier = 0.5
     assert plan(scaled, rules, rule, lr=1.0).forward == (Factor("residual_multiplier", 0.5),)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from param_groups import Bordelon, Everett, PlanError, Role, Rule, plan, rules_for
-from param_groups.contract import NORMAL, UNIFORM, Numbers
+from param_groups import Bordelon, EpsFollows, Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Linear
 from param_groups.plan import DECAY_MODES
+from param_groups.prescription import NORMAL, UNIFORM, Numbers
 from tests.param_groups.test_plan import (
     CONTEXT,
     HEAD_RULES,
@@ -354,7 +354,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", ["ntk", "mup", "mean_field"])
 def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
     """Plain torch layers follow the layers with multipliers, epsilon and decay included."""
-    prescription = Everett(name, WIDTH, 4, optimizer=optimizer, eps_per_layer=True)
+    prescription = EpsFollows(Everett(name, WIDTH, 4, optimizer=optimizer))
     # An epsilon as large as the gradients, so that a wrong one is seen; SGD couples its decay to
     # momentum, where only the product of rate and decay matters all the same.
     settings = {"lr": 0.02, "eps": 1e-2 if optimizer == "adam" else 0.0}

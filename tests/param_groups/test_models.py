@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import nn
 
-from param_groups import Dinan, Everett, PlanError, Role, Rule, fans_of, plan, rules_for
+from param_groups import Dinan, EpsFollows, Everett, PlanError, Role, Rule, fans_of, plan, rules_for
 from param_groups.roles import assign, present
 from param_groups.stock.rules import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
 
@@ -140,7 +140,7 @@ def test_widths_that_scale_apart_are_refused_where_gradients_count():
         plan(wide, rules, rule("sgd"), lr=0.1, base=base)
 
 
-@pytest.mark.parametrize("settings", [{"optimizer": "sgd"}, {"eps_per_layer": True}])
+@pytest.mark.parametrize("settings", [{"optimizer": "sgd"}, {"around": EpsFollows}])
 def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count(settings):
     """Under SGD the first steps of keys and norms of one head were measured to go as n^(1/2)."""
 
@@ -151,8 +151,8 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
         build = lambda n: hf(f"{kind}ForCausalLM", hidden_size=n, **LLAMA | own)
         return on_meta(build, n)
 
-    def planned(wide, base=None, **more):
-        rule = Everett("mup", 32 if base else 64, 32, qk_exponent=-0.5, **more)
+    def planned(wide, base=None, around=lambda rule: rule, **more):
+        rule = around(Everett("mup", 32 if base else 64, 32, qk_exponent=-0.5, **more))
         return plan(wide, rules_for(wide), rule, lr=0.1, base=base).rows
 
     with pytest.raises(PlanError, match="q_norm.weight' has 16 outputs, fewer than the width 64"):
@@ -165,7 +165,7 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
         (model("Qwen2", 4, 1), model("Qwen2", 2, 1), "v_proj.bias"),
         (model("Llama", 4, 1), model("Llama", 2, 1), "v_proj.weight"),
     ):
-        with pytest.raises(PlanError, match=f"{tensor}' (is )?1 times"):
+        with pytest.raises(PlanError, match=f"where .*{tensor}' (is )?1 times"):
             planned(wide, base, **settings)
         assert planned(wide, base)  # Adam without an epsilon per layer sees no gradient's size
     assert planned(model("Qwen3", 2, 2, 32), model("Qwen3", 2, 2), **settings)
@@ -179,7 +179,7 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
     with pytest.raises(PlanError, match="its base width as width, too"):
         plan(model, rules, Everett("standard", 64, 32), lr=0.1, base=model)
     with pytest.raises(PlanError, match="Dinan is for models of one width"):
-        Dinan(32).scaled(2.0)
+        plan(model, rules, Dinan(32), lr=0.1, base=model)
     with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
         fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
         plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)

@@ -9,9 +9,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
-from param_groups import Everett, PlanError, Role, Rule, Spectral, guard, plan
+from param_groups import Decay, Depth, Everett, Muon, PlanError, Role, Rule, guard, plan
+from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
-from param_groups.tensors.muon import MuonAdamW, orthogonalised
 from training.optimizers import build
 
 
@@ -37,10 +37,15 @@ RULES = (
 )
 
 
+def spectral(n, base, **fields):
+    """Muon beside muP's AdamW."""
+    return Muon(Everett("mup", n, base), **fields)
+
+
 def planned(n=32, base=32, **fields):
     model = Block(n)
     numbers = {"absorb_multipliers": True, "eps": 1e-8, "lr": 0.02}
-    made = plan(model, RULES, Spectral(n, base, **fields), **numbers)
+    made = plan(model, RULES, spectral(n, base, **fields), **numbers)
     made.initialise(model, seed=0)
     return model, made
 
@@ -164,9 +169,9 @@ def test_rates_of_hidden_matrices_follow_the_convention_and_all_others_mup(conve
 def test_the_powers_of_width_depth_and_decay_are_those_that_are_given():
     _, made = planned(128, convention="match_rms", rate_exponent=0.0)
     assert made["up.weight"].lr == pytest.approx(0.02 * 0.2 * math.sqrt(512))
-    assert Spectral(128, 32, depth=8, base_depth=2).residual_multiplier() == 0.25
+    assert Depth(spectral(128, 32), depth=8, base_depth=2).forward().residual_multiplier == 0.25
     decay = {"weight_decay": 0.01, "decay_mode": "independent", "absorb_multipliers": True}
-    made = plan(Block(128), RULES, Spectral(128, 32, decay_exponent=-1.0), lr=0.02, **decay)
+    made = plan(Block(128), RULES, Decay(spectral(128, 32), exponent=-1.0), lr=0.02, **decay)
     assert made["up.weight"].decay_per_step == pytest.approx(0.0025)
     assert made["embedding.weight"].decay_per_step == pytest.approx(0.01)
 
@@ -213,7 +218,7 @@ class Tied(nn.Module):
 
 
 def muon_of(model, *rules):
-    return lambda: plan(model, rules, Spectral(8, 8), lr=0.1, applied={"attention_scale": 1 / 8})
+    return lambda: plan(model, rules, spectral(8, 8), lr=0.1, applied={"attention_scale": 1 / 8})
 
 
 def one_optimiser_for_all():
@@ -251,11 +256,11 @@ def the_pair_of_an_sgd_plan():
         (the_pair_of_an_sgd_plan, "the plan is for sgd; plan.optimizers has Muon and AdamW"),
         (
             lambda: Everett("mup", 32, 32, "muon"),
-            "Everett has no rates for 'muon', .* use Spectral",
+            r"Everett has no rates for 'muon', .* put Muon\(...\) around",
         ),
-        (lambda: Spectral(32, 32, convention="kimi"), "unknown convention 'kimi'"),
-        (lambda: Spectral(32, 32, base_depth=2), "base_depth acts with depth"),
-        (lambda: Spectral(32, 32, rate_exponent=math.nan), "rate_exponent must be finite"),
+        (lambda: spectral(32, 32, convention="kimi"), "unknown convention 'kimi'"),
+        (lambda: spectral(32, 32, rate_exponent=math.nan), "rate_exponent must be finite"),
+        (lambda: Muon(Everett("mup", 32, 32, "sgd")), "Everett is for 'sgd'; give it optimizer"),
     ],
 )
 def test_what_would_be_a_wrong_rate_is_refused(wrong, message):

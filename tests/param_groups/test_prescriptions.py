@@ -9,9 +9,10 @@ from fractions import Fraction
 import pytest
 import torch
 
-from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
-from param_groups.exponents import TENSOR_PROGRAMS, Alignment, is_stable
+from param_groups import Depth, Everett, Numbers, PlanError, Role, Rule, Tensor, plan
+from param_groups.rules.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
+from tests.param_groups.wrapped import everett, numbers
 
 # Everett et al.
 
@@ -60,7 +61,7 @@ def fans(role, n, mlp_ratio=4):
 
 def everything(prescription, roles=tuple(TYPES)):
     n = prescription.width
-    return {role: prescription(role, *fans(role, n)) for role in roles}
+    return {role: numbers(prescription, role, *fans(role, n)) for role in roles}
 
 
 @pytest.mark.parametrize("optimizer", FAMILY)
@@ -82,7 +83,7 @@ def test_everett_rates_are_the_papers_powers_of_the_width_ratio(name, optimizer)
 def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimizer):
     """Exactly, so that the whole model shares one optimiser group there."""
     for n, kind in itertools.product((8, 128), ("full", "none", "global", TENSOR_PROGRAMS)):
-        rule = Everett(name, n, n, optimizer=optimizer, alignment=kind, eps_per_layer=True)
+        rule = everett(name, n, n, optimizer=optimizer, alignment=kind, eps_per_layer=True)
         assert {(row.lr, row.eps) for row in everything(rule).values()} == {(1.0, 1.0)}
 
 
@@ -90,7 +91,7 @@ def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimize
 @pytest.mark.parametrize("name", NAMES)
 def test_everett_epsilon_follows_the_gradient_if_asked(name, optimizer):
     for n, b in WIDTHS:
-        got = everything(Everett(name, n, b, optimizer=optimizer, eps_per_layer=True))
+        got = everything(everett(name, n, b, optimizer=optimizer, eps_per_layer=True))
         for role, layer in TYPES.items():
             # Adafactor adds epsilon to the gradient's square, the others to the gradient.
             expected = (n / b) ** (TABLE[name, layer][2] * (2 if optimizer == "adafactor" else 1))
@@ -115,9 +116,9 @@ def test_everett_multipliers_and_initial_scales(name, n, b):
 def test_everett_second_mlp_matrix_has_variance_one_over_its_fan_in(name, ratio):
     """The constant is in the std; multiplier, rate and epsilon are those of the width."""
     n = 192
-    prescription = Everett(name, n, 128, eps_per_layer=True)
-    down = prescription(Role.MLP_OUT, ratio * n, n)
-    query = prescription(Role.QUERY, n, n)
+    prescription = everett(name, n, 128, eps_per_layer=True)
+    down = numbers(prescription, Role.MLP_OUT, ratio * n, n)
+    query = numbers(prescription, Role.QUERY, n, n)
     assert down.multiplier * down.init_std == pytest.approx((ratio * n) ** -0.5, rel=1e-14)
     assert (down.multiplier, down.lr, down.eps) == (query.multiplier, query.lr, query.eps)
 
@@ -137,7 +138,7 @@ def test_everett_second_mlp_matrix_has_variance_one_over_its_fan_in(name, ratio)
 )
 def test_everett_embeddings_have_the_effective_scale_asked_for(name, given, effective, role):
     for n in (64, 192):
-        row = Everett(name, n, 128, embedding_std=given)(role, 1, n)
+        row = Everett(name, n, 128, embedding_std=given)(Tensor(role, 1, n))
         assert row.init_distribution == "normal"
         assert row.init_std * row.multiplier == pytest.approx(effective, rel=1e-14)
 
@@ -180,9 +181,9 @@ def test_everett_gammas_multiply_the_rates_of_their_layer_type():
     ],
 )
 def test_everett_attention_scales(name, given, power):
-    prescription = Everett(name, 256, 128, qk_exponent=given)
-    assert prescription.attention_scale(48) == pytest.approx(48.0**power, rel=1e-14)
-    assert prescription.residual_multiplier() == prescription.logit_multiplier() == 1.0
+    forward = Everett(name, 256, 128, qk_exponent=given).forward()
+    assert forward.attention_scale(48) == pytest.approx(48.0**power, rel=1e-14)
+    assert forward.residual_multiplier == forward.logit_multiplier == 1.0
 
 
 # The published special case with omega = 1 at the readout (Everett et al., B.16), worked out by
@@ -213,7 +214,7 @@ def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates
             Everett("standard", 192, 128, alignment=Alignment(*values))
     for layers, power in ((1, -1), (8, -4.5)):
         deep = Everett("mup", 192, 128, alignment=Alignment(1, 1, 1), hidden_layers=layers)
-        assert deep(Role.QUERY, 192, 192).lr == pytest.approx(1.5**power, rel=1e-14)
+        assert deep(Tensor("query", 192, 192)).lr == pytest.approx(1.5**power, rel=1e-14)
         rates = {layer: -deep.lr_exponent(layer) for layer in ("embedding", "hidden", "readout")}
         assert is_stable("mup", "adam", Alignment(1, 1, 1), rates, hidden_layers=layers)
         assert deep.describe()["hidden_layers"] == layers
@@ -222,7 +223,8 @@ def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates
 
 def test_everett_gives_a_fused_matrix_what_its_parts_get():
     prescription = Everett("mup", 192, 128)
-    assert prescription(Role.QKV, 192, 3 * 192) == prescription(Role.QUERY, 192, 192)
+    fused = numbers(prescription, Role.QKV, 192, 3 * 192)
+    assert fused == numbers(prescription, Role.QUERY, 192, 192)
 
 
 TRUNK = (*EMBEDDINGS, Role.PATCH_EMBEDDING, Role.FINAL_NORM_SCALE, Role.READOUT, Role.READOUT_BIAS)
@@ -236,40 +238,43 @@ def test_everett_over_depth(name, optimizer):
     roles = roles[:-1] if optimizer == "sgd" else roles
     for alpha, (depth, base) in itertools.product(ALPHAS, [(24, 8), (3, 8), (8, 8), (6, 1)]):
         plain = Everett(name, 192, 128, optimizer=optimizer, depth=depth)
-        deep = replace(plain, base_depth=base, alpha_depth=alpha)
+        deep = Depth(plain, depth, base, alpha)
         before, after = everything(plain, roles), everything(deep, roles)
         power = {"sgd": 2 * alpha - 1}.get(optimizer, alpha - 1)
         for role in roles:
             expected = before[role].lr * (1 if role in TRUNK else (depth / base) ** power)
             assert after[role].lr == pytest.approx(expected, rel=1e-14), (role, alpha, depth)
-            assert replace(after[role], lr=before[role].lr) == before[role]
-        assert deep.residual_multiplier() == pytest.approx((depth / base) ** -alpha, rel=1e-14)
-        assert plain.residual_multiplier() == 1.0
+            same = {"lr": before[role].lr, "gradient": before[role].gradient}
+            assert replace(after[role], **same) == before[role]
+        branches = deep.forward().residual_multiplier
+        assert branches == pytest.approx((depth / base) ** -alpha, rel=1e-14)
         if depth == base:
-            assert after == before and deep.residual_multiplier() == 1.0
+            assert after == before and branches == 1.0
 
 
 @pytest.mark.parametrize("optimizer", FAMILY)
 def test_everett_epsilon_follows_the_gradient_over_depth(optimizer):
     plain, deep = (
-        Everett("mup", 192, 128, optimizer=optimizer, eps_per_layer=True, depth=9, **own)
+        everett("mup", 192, 128, optimizer=optimizer, eps_per_layer=True, depth=9, **own)
         for own in ({}, {"alpha_depth": 0.5})
     )
     factor = 1 / 9 if optimizer == "adafactor" else 1 / 3
     for role, scale in {Role.QUERY: factor, Role.NORM_SCALE: factor, Role.READOUT: 1.0}.items():
-        before, after = (rule(role, *fans(role, 192)).eps for rule in (plain, deep))
+        before, after = (numbers(rule, role, *fans(role, 192)).eps for rule in (plain, deep))
         assert after == pytest.approx(scale * before, rel=1e-14)
 
 
 EVERETT_ERRORS = [
-    ({"alpha_depth": 0.4, "depth": 4}, r"Everett: alpha_depth must lie in \[1/2, 1\], got 0.4"),
-    ({"alpha_depth": 1.0}, "alpha_depth needs depth"),
+    ({"alpha_depth": 1.0}, r"Everett has no alpha_depth; put Depth\(rule, depth=, base_depth="),
+    ({"base_depth": 1}, r"Everett has no base_depth; put Depth\(rule"),
+    ({"decay_depth": True}, r"no decay_depth; put Depth\(rule, .*decays=True"),
+    ({"eps_per_layer": False}, r"Everett has no eps_per_layer; put EpsFollows\(rule\) around"),
+    ({"decay_exponent": -1.0}, r"no decay_exponent; put Decay\(rule, exponent=\) around"),
+    ({"spare_vectors": True}, r"no spare_vectors; put Decay\(rule, spare='vectors'\) around"),
     ({"depth": 2.5}, "Everett: depth must be an integer"),
-    ({"base_depth": 0}, "Everett: base_depth must be positive"),
-    ({"base_depth": 2, "depth": 4}, "Everett: base_depth acts with alpha_depth; give both"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
     ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'.*adamw"),
-    ({"optimizer": "muon"}, "Everett has no rates for 'muon', whose updates.*use Spectral"),
+    ({"optimizer": "muon"}, "Everett has no rates for 'muon', whose updates.*put Muon"),
     ({"optimizer": "Lion"}, "no exponents for 'Lion'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
     ({"width": 0}, "width must be positive and finite, got 0"),
@@ -296,14 +301,16 @@ def test_everett_refuses_what_it_cannot_use(changes, message):
 def test_everett_over_depth_needs_to_know_which_norm_is_last():
     norms = torch.nn.ModuleDict({name: torch.nn.LayerNorm(192, bias=False) for name in ("a", "b")})
     rules = [Rule(f"{name}.weight", Role.NORM_SCALE, trunk=False) for name in ("a", "b")]
-    rule = Everett("mup", 192, 128, depth=2, alpha_depth=1.0)
+    rule = Depth(Everett("mup", 192, 128), depth=2, alpha=0.5)
     with pytest.raises(PlanError, match="the last norm's scale the role 'final_norm_scale'"):
-        plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5})
+        plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5**0.5})
     last = Rule("b.weight", Role.FINAL_NORM_SCALE)
-    assert plan(norms, [rules[0], last], rule, lr=0.1, applied={"residual_multiplier": 0.5}).rows
+    assert plan(
+        norms, [rules[0], last], rule, lr=0.1, applied={"residual_multiplier": 0.5**0.5}
+    ).rows
     before = Rule("a.weight", Role.NORM_SCALE)  # the blocks, or in one that has no number?
     with pytest.raises(PlanError, match="'a.weight' .norm_scale. is in no numbered block"):
-        plan(norms, [before, last], rule, lr=0.1, applied={"residual_multiplier": 0.5})
+        plan(norms, [before, last], rule, lr=0.1, applied={"residual_multiplier": 0.5**0.5})
 
 
 def stem_and_block(**places):
@@ -324,7 +331,7 @@ def stem_and_block(**places):
         "norm.bias": Role.NORM_BIAS,
     }
     rules = [Rule(name, role, trunk=places.get(name)) for name, role in roles.items()]
-    rule = Everett("mup", 8, 8, depth=16, base_depth=4, alpha_depth=0.5)
+    rule = Depth(Everett("mup", 8, 8), depth=16, base_depth=4, alpha=0.5)
     applied = {"residual_multiplier": 0.5}
     rows = plan(model, rules, rule, lr=1.0, applied=applied).rows
     return {row.name: row.lr for row in rows}
@@ -355,8 +362,8 @@ def test_everett_over_depth_takes_the_rules_word_for_what_stands_outside_of_bran
 
 @pytest.mark.parametrize("head_dim", [0, -4, "64"])
 def test_a_head_dimension_that_is_none_is_an_error(head_dim):
-    with pytest.raises(PlanError, match="Everett: head_dim must be positive"):
-        Everett("mup", 192, 128).attention_scale(head_dim)
+    with pytest.raises(PlanError, match="attention_scale: head_dim must be positive"):
+        Everett("mup", 192, 128).forward().attention_scale(head_dim)
 
 
 # Multipliers moved into the tensors
@@ -395,7 +402,7 @@ def test_equivalent_parameterizations_are_one_after_absorbing(pair, optimizer, a
         settings = {"optimizer": optimizer, "alignment": alignment, "eps_per_layer": True}
         small, large = (
             {role: row.absorbed(optimizer) for role, row in everything(rule).items()}
-            for rule in (Everett(name, n, 64, embedding_std=1.0, **settings) for n in (64, 192))
+            for rule in (everett(name, n, 64, embedding_std=1.0, **settings) for n in (64, 192))
         )
         return {
             (role, value): getattr(large[role], value) / (getattr(small[role], value) or 1.0)
@@ -416,7 +423,7 @@ def test_a_number_in_the_name_of_a_stem_makes_no_block_of_it():
         }
     )
     model["blocks"] = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
-    rule = Everett("mup", 8, 8, depth=4, alpha_depth=0.5)
+    rule = Depth(Everett("mup", 8, 8), depth=4, alpha=0.5)
     for told in (None, True):
         rules = [
             Rule("stem.0.weight", Role.PATCH_EMBEDDING),

@@ -11,28 +11,29 @@ from param_groups import (
     CompleteP,
     Dinan,
     Everett,
+    Muon,
     PlanError,
-    Recipe,
     Role,
     Rule,
-    Spectral,
+    Tensor,
+    Tuned,
     initial_stds,
     plan,
 )
 from tests.param_groups.test_muon import RULES, Block, train
 
 RECIPE = {"lr": 3e-3, "eps": 1e-8, "weight_decay": 0.1, "decay_mode": "per_group"}
-PAIRS = {
-    "mup": lambda n: (Everett("mup", n, 32), Everett("mup", 32, 32)),
-    "ntk": lambda n: (Everett("ntk", n, 32), Everett("ntk", 32, 32)),
-    "completep": lambda n: (CompleteP(n, 32, 4, 2), CompleteP(32, 32, 2, 2)),
+AT = {
+    "mup": lambda n: Everett("mup", n, 32),
+    "ntk": lambda n: Everett("ntk", n, 32),
+    "completep": lambda n: CompleteP(n, 32, 4, 2),
 }
 
 
 def planned(n, rule="mup"):
     torch.manual_seed(0)
     stds, model = initial_stds(Block(32), RULES), Block(n)
-    recipe = Recipe(*PAIRS[rule](n), init=stds)
+    recipe = Tuned(AT[rule](n), init=stds)
     return model, plan(model, RULES, recipe, **RECIPE, absorb_multipliers=True)
 
 
@@ -59,18 +60,15 @@ def test_at_the_base_size_initial_values_are_the_recipes():
         else:
             assert row.init_distribution == "normal" and row.init_mean == 0.0
             assert row.init_std == pytest.approx(stds[row.role], rel=0.1)
-    assert made.prescription["name"] == "recipe" and made.prescription["optimizer"] == "adam"
-    assert made.prescription["base"]["width"] == 32 and made.prescription["init"] == pytest.approx(
-        stds, rel=0.1
-    )
+    assert made.prescription["form"] == "Tuned(Everett)"
+    assert made.prescription["initial"] == pytest.approx(stds, rel=0.1)
 
 
 @pytest.mark.parametrize("rule", ["mup", "ntk"])
 def test_ratios_between_sizes_are_those_of_the_rule(rule):
     small, large = (made for _, made in (planned(n, rule) for n in (32, 128)))
     absolute = [
-        plan(Block(n), RULES, PAIRS[rule](n)[0], **RECIPE, absorb_multipliers=True)
-        for n in (32, 128)
+        plan(Block(n), RULES, AT[rule](n), **RECIPE, absorb_multipliers=True) for n in (32, 128)
     ]
     for name in (row.name for row in small.rows):
         for key in ("lr", "eps", "decay_per_step", "init_std"):
@@ -90,10 +88,10 @@ def test_mups_rates_of_adam():
 
 
 def test_depth_and_forward_factors_are_relative_too():
-    recipe = Recipe(*PAIRS["completep"](64), init={})
-    assert recipe.residual_multiplier() == 0.5
-    assert Recipe(*PAIRS["mup"](64), init={}).attention_scale(16) == 0.25
-    other = Recipe(*PAIRS["mup"](64), init={}, base_head_dim=16)
+    recipe = Tuned(AT["completep"](64), init={})
+    assert recipe.forward().residual_multiplier == 0.5
+    assert Tuned(AT["mup"](64), init={}).forward().attention_scale(16) == 0.25
+    other = Tuned(AT["mup"](64), init={}, base_head_dim=16).forward()
     assert other.attention_scale(16) == 0.25 and other.attention_scale(32) == 0.125
 
 
@@ -101,11 +99,11 @@ def test_a_tied_recipe_is_told_to_untie_and_at_the_base_size_needs_not():
     model = Block(32)
     model.readout.weight = model.embedding.weight
     rules = [rule for rule in RULES if rule.role is not Role.READOUT]
-    recipe = lambda n: Recipe(*PAIRS["mup"](n), init=initial_stds(model, rules))
+    recipe = lambda n: Tuned(AT["mup"](n), init=initial_stds(model, rules))
     assert plan(model, rules, recipe(32), **RECIPE)["readout.weight"].lr == 3e-3
     wide = Block(64)
     wide.readout.weight = wide.embedding.weight
-    with pytest.raises(PlanError, match="'embedding.weight' is tied to readout.weight, but Recipe"):
+    with pytest.raises(PlanError, match="'embedding.weight' is tied to readout.weight, but Tuned"):
         plan(wide, rules, recipe(64), **RECIPE)
 
 
@@ -114,26 +112,33 @@ def test_a_tied_recipe_is_told_to_untie_and_at_the_base_size_needs_not():
     [
         (Dinan(128), Dinan(32)),
         (Bordelon(8, 16, 2), Bordelon(8, 4, 2)),
-        (Spectral(128, 32), Spectral(32, 32)),
+        (Muon(Everett("mup", 128, 32)), Muon(Everett("mup", 32, 32))),
     ],
 )
 def test_every_prescription_can_be_asked_for_it(rule, base):
-    same = Recipe(base, base, init={"mlp_in": 0.02}).numbers(Role.MLP_IN, 32, 128)
+    """A rule without a base width is told which it was."""
+    small, large = Tensor("mlp_in", 32, 128), Tensor("mlp_in", 128, 512)
+    own = None if rule.base else 32
+    same = Tuned(base, init={"mlp_in": 0.02}, base_width=own)(small)
     assert (same.init_std, same.lr, same.eps, same.multiplier) == (0.02, 1.0, 1.0, 1.0)
-    wide = Recipe(rule, base, init={"mlp_in": 0.02}).numbers(Role.MLP_IN, 128, 512)
-    here, there = rule(Role.MLP_IN, 128, 512), base(Role.MLP_IN, 32, 128)
+    wide, here, there = (
+        Tuned(rule, {"mlp_in": 0.02}, base_width=own)(large),
+        rule(large),
+        base(small),
+    )
     assert wide.lr == pytest.approx(here.lr / there.lr) and wide.optimizer == here.optimizer
+    assert wide.init_std == pytest.approx(0.02 * here.init_std / there.init_std)
 
 
 def test_a_fused_tensor_has_the_initial_size_of_its_parts():
     model = torch.nn.Module()
     model.qkv = torch.nn.Linear(32, 96, bias=False)
     rules = [Rule("qkv.weight", Role.QKV)]
-    recipe = Recipe(*PAIRS["mup"](32), init=initial_stds(model, rules))
+    recipe = Tuned(AT["mup"](32), init=initial_stds(model, rules))
     made = plan(model, rules, recipe, **RECIPE, applied={"attention_scale": 0.25}, head_dim=16)
     assert made["qkv.weight"].init_std == pytest.approx(model.qkv.weight.std().item(), rel=0.01)
     # A base model of another head dimension: the library's power is not the rule's any more.
-    other = Recipe(*PAIRS["mup"](32), init=initial_stds(model, rules), base_head_dim=8)
+    other = Tuned(AT["mup"](32), init=initial_stds(model, rules), base_head_dim=8)
     with pytest.raises(PlanError, match=r"head_dim\^\(-1\)"):
         plan(model, rules, other, **RECIPE, head_dim=16)
     grown = plan(
@@ -152,11 +157,13 @@ def uneven():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: Recipe(Everett("mup", 64, 32), Dinan(32), {}), "one rule at two sizes"),
-        (lambda: Recipe(*PAIRS["mup"](64), {"qeury": 1.0}), "unknown role 'qeury'.*'query'"),
-        (lambda: Recipe(*PAIRS["mup"](64), {"query": math.nan}), "init of query must be finite"),
-        (lambda: Recipe(*PAIRS["mup"](64), {}).numbers(Role.KEY, 64, 64), "init has no key"),
-        (uneven, "give Recipe.init=.... by hand"),
+        (lambda: Tuned(Dinan(32), {}), r"no base width to compare with; say Tuned\(rule, base_w"),
+        (lambda: Tuned(AT["mup"](64), {}, base_width=16), "base_width is 16, that of Everett 32"),
+        (lambda: Tuned(Everett, {}), "Tuned goes around a prescription, got"),
+        (lambda: Tuned(AT["mup"](64), {"qeury": 1.0}), "unknown role 'qeury'.*'query'"),
+        (lambda: Tuned(AT["mup"](64), {"query": math.nan}), "init of query must be finite"),
+        (lambda: Tuned(AT["mup"](64), {})(Tensor("key", 64, 64)), "init has no key"),
+        (uneven, "give Tuned.init=.... by hand"),
     ],
 )
 def test_what_leaves_a_number_open_is_refused(wrong, message):

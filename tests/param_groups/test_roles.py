@@ -8,8 +8,10 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from nanolm_c4.model import RULES
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
-from param_groups.roles import BIASES, DECODER_RULES, SCALES, fans
+from param_groups.model.read import check_assigned
+from param_groups.roles import fans
 from param_groups.stock.rules import (
     GPT2_RULES,
     LLAMA_RULES,
@@ -17,7 +19,6 @@ from param_groups.stock.rules import (
     TORCH_DECODER_RULES,
     stock,
 )
-from param_groups.tensors.checks import check_assigned
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
@@ -277,7 +278,9 @@ def test_a_projection_between_two_widths_is_no_readout():
     assert plan(large, rules, rule, lr=0.1, base=small)["0.weight"].lr == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("role", sorted(SCALES | BIASES), ids=str)
+@pytest.mark.parametrize(
+    "role", [role for role in Role if role.facts.layout is Layout.VECTOR], ids=str
+)
 def test_a_matrix_is_no_vector_unless_its_rule_says_so(role):
     model = nn.ParameterDict({"w": torch.ones(8, 8)})
     with pytest.raises(PlanError, match=rf"'w' has shape \(8, 8\), and a {role} is a vector: "):
@@ -478,7 +481,7 @@ def test_llama_and_its_likes_are_covered(kind):
         check_width(assignment, 12, model)
 
 
-CATALOGUES = [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
+CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
 
 
 @pytest.mark.parametrize("rules", CATALOGUES)

@@ -8,7 +8,18 @@ import transformers
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from param_groups import Everett, Layout, Plan, PlanError, Role, Rule, plan, rules_for, suggest
+from param_groups import (
+    Depth,
+    Everett,
+    Layout,
+    Plan,
+    PlanError,
+    Role,
+    Rule,
+    plan,
+    rules_for,
+    suggest,
+)
 from param_groups.stock.rules import stock
 
 
@@ -286,7 +297,7 @@ SAVED = linear(nn.Linear(16, 16, bias=False))[1].to_dict()
     [
         (lambda: linear(nn.Linear(16, 16), absorb_multipliers="False"), "absorb_multipliers is T"),
         (lambda: linear(nn.Linear(16, 16), absorb_multipliers=torch.tensor(True)), "is True or F"),
-        (lambda: Everett("mup", 16, 16, eps_per_layer="0"), "eps_per_layer is True or False"),
+        (lambda: Depth(Everett("mup", 16, 16), 4, decays="0"), "Depth: decays is True or False"),
         (lambda: linear(nn.Linear(16, 16), head_dim=math.nan), "head_dim must be positive"),
         
         (lambda: plan(nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", Role.MLP_IN)],

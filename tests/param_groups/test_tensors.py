@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Bordelon, Dinan, Everett, Factor, Plan, PlanError, Role, Rule, plan
+from param_groups import Bordelon, Depth, Dinan, Everett, Factor, Plan, PlanError, Role, Rule, plan
 from param_groups.layers import Linear, Multiplied, Scaled
 from param_groups.plan import dumps
 from tests.processes import finished
@@ -173,7 +173,7 @@ def test_a_module_may_apply_an_attention_scale_and_the_factor_of_its_branch():
     class Branch(Attention):
         factors = ("attention_scale", "residual_multiplier")
 
-    rule = Everett("mup", WIDTH, 4, depth=4, alpha_depth=0.5)
+    rule = Depth(Everett("mup", WIDTH, 4), depth=4, alpha=0.5)
     inside = [dataclasses.replace(one, trunk=False) for one in ATTENTION]
     assert plan(Branch(), inside, rule, lr=0.1).forward == (
         Factor("attention_scale", 0.25, 4),

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import linregress, t, ttest_ind
 
 from plots.findings import Estimate
-from plots.statistics import average, differences, exponent, jackknife, mean, slope
+from plots.statistics import average, differences, exponent, jackknife, mean, power, slope
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -31,22 +31,64 @@ def scans(slopes, sizes=(2, 8, 32)):
     )
 
 
-def test_the_error_of_a_power_is_the_largest_of_three():
-    """Factors of whole seeds cancel in the jackknife, and the points' own errors are taken as if
-    seeds shared nothing; what bends the line is its scatter."""
-    rows = scans([-0.5] * 3)
-    rows["x"] *= rows["seed"].map({0: 1.0, 1: 1.5, 2: 3.0})
+def test_the_error_of_a_power_is_that_of_leaving_out_seeds():
+    """Neither the scatter about the line nor the points' own errors are mixed into it."""
+    rows = scans([-0.48, -0.5, -0.52])
+    rows["x"] *= rows["seed"].map({0: 1.0, 1: 1.5, 2: 3.0})  # what whole seeds share cancels
     found = exponent(rows, "seed", "size", "x")
-    assert [found.errors[key] for key in ("seeds", "scatter")] == pytest.approx([0, 0], abs=1e-12)
-    assert found.value == pytest.approx(-0.5) and found.error == found.errors["points"] > 0.1
+    logs = np.log2(rows.set_index(["seed", "size"])["x"]).unstack()
+    parts = [np.log2((2.0 ** logs.drop(seed)).mean()) for seed in logs.index]
+    slopes = [linregress(np.log2(logs.columns), part).slope for part in parts]
+    assert found.error == found.errors["seeds"] == pytest.approx(math.sqrt(2 * np.var(slopes)))
+    assert found.errors["points"] > 10 * found.error
     assert (found.groups, found.freedom) == (3, 2)
-    assert all(one.error > 0.1 for one in found.by_size.values())  # local slopes have the same
-    bent = scans([-0.5] * 24)
-    bent.loc[bent["size"] == 8, "x"] *= 2
-    found = exponent(bent, "seed", "size", "x")
-    fit = linregress(np.log2([2, 8, 32]), np.log2([2**-0.5, 2 * 8**-0.5, 32**-0.5]))
-    assert (found.value, found.error) == pytest.approx((fit.slope, fit.stderr))
-    assert found.freedom == 1 and found(8) == pytest.approx(2 ** (fit.intercept + 3 * fit.slope))
+    local = [math.sqrt(2 * np.var([(p[8] - p[2]) / 2 for p in parts]))]
+    assert found.by_size[8].error == pytest.approx(local[0])
+
+
+def test_what_bends_a_line_is_a_test_of_the_law_and_not_the_power_s_error():
+    noise = np.random.default_rng(0).normal(1, 0.02, 96)
+    straight = scans([-0.5] * 24, (2, 4, 8, 16))
+    straight["x"] *= noise
+    bent = straight.assign(x=straight["x"] * np.where(straight["size"] == 8, 2.0, 1.0))
+    one, other = (exponent(rows, "seed", "size", "x") for rows in (straight, bent))
+    assert one.chance > 0.01 and not one.text().endswith("law")
+    assert other.chance < 1e-6 and other.text() == (
+        f"{other.value:+.3f} ± {other.error:.3f} (n = 24), not a power law"
+    )
+    assert other.error == pytest.approx(one.error, rel=0.2) and other.errors["scatter"] > 0.1
+    assert other(8) == pytest.approx(2 ** (other.intercept + 3 * other.value))
+
+
+def test_lines_of_pure_noise_are_seldom_called_no_power_law():
+    """The chance is that of the F distribution: uniform where the law holds."""
+    draws = np.random.default_rng(1)
+    chances = []
+    for _ in range(400):
+        points = draws.normal(size=(6, 5))
+        parts = [dict(enumerate(np.delete(points, seed, 0).mean(0))) for seed in range(6)]
+        parts = [{2**size: one for size, one in part.items()} for part in parts]
+        whole = dict(zip((1, 2, 4, 8, 16), points.mean(0), strict=True))
+        chances.append(power(whole, None, parts).chance)
+    assert np.mean(np.array(chances) < 0.05) == pytest.approx(0.05, abs=0.04)
+    assert np.mean(chances) == pytest.approx(0.5, abs=0.08)
+
+
+def test_without_common_seeds_the_longer_interval_counts():
+    """A larger error with many degrees of freedom may have the shorter interval."""
+    points = {2: 0.0, 4: -0.5, 8: -1.05}  # one degree of freedom: 12.7 errors
+    found = power(points, dict.fromkeys(points, 0.06), (), 23)
+    assert found.errors["points"] > found.errors["scatter"] and found.freedom == 1
+    assert found.error == found.errors["scatter"]
+    wide = power(points, dict.fromkeys(points, 0.6), (), 23)
+    assert wide.error == wide.errors["points"] and wide.freedom == 23
+
+
+def test_one_unknown_error_is_not_made_up():
+    points = {2: 0.0, 4: -0.51, 8: -1.0, 16: -1.5}
+    found = power(points, {2: 0.1, 4: 0.1, 8: 0.1, 16: math.nan}, (), 8)
+    assert "points" not in found.errors and found.error == found.errors["scatter"] < 0.01
+    assert math.isnan(found.chance)
 
 
 def test_powers_that_differ_between_seeds_have_their_scatter_as_error():

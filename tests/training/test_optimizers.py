@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from param_groups.contract import OPTIMIZER_FAMILY
+from param_groups.prescription import OPTIMIZER_FAMILY
 from training import decoupled
 from training.adafactor import factored_axes
 from training.errors import UserError
@@ -330,9 +330,8 @@ def test_agrees_with_optax(name, shape, size, expected):
 @pytest.mark.parametrize(("name", "fused"), CASES)
 def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     """A decoder under its plan: a fresh optimiser with loaded state goes on as the old one."""
-    from nanolm_c4.model import Decoder
+    from nanolm_c4.model import RULES, Decoder
     from param_groups import Everett, plan
-    from param_groups.roles import DECODER_RULES
 
     def start():
         model = Decoder(
@@ -347,7 +346,7 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
         prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
         made = plan(
             model,
-            DECODER_RULES,
+            RULES,
             prescription,
             lr=1e-2,
             eps=1e-30,

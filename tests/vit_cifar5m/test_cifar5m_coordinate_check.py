@@ -35,8 +35,8 @@ def network(rule, seed=0, lr=None):
     shape = ModelConfig(head_dim=rule.head_dim, heads=rule.heads, layers=rule.depth, patch_size=16)
     model = VisionTransformer(
         shape,
-        attention_scale=rule.attention_scale(rule.head_dim),
-        residual_multiplier=rule.residual_multiplier(),
+        attention_scale=rule.forward().attention_scale(rule.head_dim),
+        residual_multiplier=rule.forward().residual_multiplier,
     )
     planned = plan(model, ROLES, rule, lr=lr or LR[rule.optimizer], eps=1e-15)
     planned.initialise(model, seed)

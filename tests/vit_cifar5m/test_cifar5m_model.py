@@ -25,8 +25,8 @@ def network(optimizer="adam", seed=0, dtype=torch.float32, patch=8, classes=10, 
     prescription = Bordelon(optimizer=optimizer, **sizes)
     model = VisionTransformer(
         shape,
-        attention_scale=prescription.attention_scale(shape.head_dim),
-        residual_multiplier=prescription.residual_multiplier(),
+        attention_scale=prescription.forward().attention_scale(shape.head_dim),
+        residual_multiplier=prescription.forward().residual_multiplier,
     ).to(dtype)
     plan(model, ROLES, prescription, lr=0.1).initialise(model, seed)
     return model, prescription
@@ -187,7 +187,7 @@ def test_blocks_return_the_residual_stream_and_queries_are_of_all_heads():
         "query": (3, 16, 24),
     }
     attention = model.blocks[1].attention
-    assert (attention.heads, attention.attention_scale) == (4, rule.attention_scale(6))
+    assert (attention.heads, attention.attention_scale) == (4, rule.forward().attention_scale(6))
 
 
 def test_it_compiles_without_graph_breaks():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from param_groups import Dinan, plan
+from param_groups import Dinan, Forward, plan
 from param_groups.roles import PlanError, Role, assign
 from vit_imagenet.config import ModelConfig
 from vit_imagenet.model import ROLES, build
@@ -155,8 +155,8 @@ def test_the_order_of_patches_matters_through_positions_alone():
 class Steeper(Dinan):
     """A prescription with another power of the head dimension."""
 
-    def attention_exponent(self):
-        return -1.0
+    def forward(self, size=None):
+        return Forward(attention=-1.0)
 
 
 def test_only_the_attention_scale_that_timm_has_is_accepted():

@@ -1,6 +1,7 @@
 """What is special to a run of ViT: accuracies and epochs, sources, the paper's plan, mistakes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from tests.experiment_cases import CASES, write_photos
 from tests.test_experiments import lines
 from training import runs
 from training.config import load
+from training.errors import UserError
 from vit_imagenet import train
 from vit_imagenet.config import Config
 
@@ -104,6 +106,29 @@ def test_the_head_s_bias_can_be_turned_off():
     assert names[0] - names[1] == {"head.bias"} and names[1] < names[0]
     assert train.parameters(config)["total"] - train.parameters(without)["total"] == 1000
     assert runs.run_id(config) != runs.run_id(without)
+
+
+@pytest.mark.parametrize(("tensor", "key"), [("pos_embed", "position"), ("head.bias", "head_bias")])
+def test_a_factor_changes_one_tensor_s_rate_alone(tensor, key):
+    """II 1E: n times the positional embedding's rate, no other number; footnote 44: the bias."""
+    for strategy in ("standard", "neural_tangent"):
+        words = [f"prescription.strategy={strategy}"]
+        configs = [settings(*words, *more) for more in ([], [f"prescription.{key}_lr=16"])]
+        plain, changed = ({r.name: r for r in train.build_plan(c).rows} for c in configs)
+        different = {name for name in plain if plain[name] != changed[name]}
+        assert different == {tensor}
+        assert changed[tensor].lr == 16 * plain[tensor].lr
+        # (1.94): what a step takes off a weight stays, and is said relative to the tensor's rate.
+        decay = plain[tensor].weight_decay / 16
+        assert (
+            replace(plain[tensor], lr=16 * plain[tensor].lr, weight_decay=decay) == changed[tensor]
+        )
+        assert runs.run_id(configs[0]) == runs.run_id(settings(*words, f"prescription.{key}_lr=1"))
+
+
+def test_a_factor_on_a_bias_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="head_bias_lr: model.head_bias is false"):
+        settings("prescription.head_bias_lr=2", "model.head_bias=false")
 
 
 def test_the_arithmetic_of_the_paper_s_recipe_is_printed():

@@ -13,8 +13,6 @@ from param_groups import Everett, Prescription
 from param_groups.__main__ import main
 from param_groups.check import command, failed, fit, judge, measure
 from param_groups.check.slopes import BAD, GROWS, VANISHES
-from param_groups.everett import LAYER_TYPE
-from param_groups.roles import Role
 
 EXAMPLE = Path(example.__file__)
 BASE = example.BASE_WIDTH
@@ -29,9 +27,9 @@ class Mine(Prescription):
     power: float = 0.0
     optimizer: str = "adam"
 
-    def numbers(self, role, fan_in, fan_out):
-        found = Everett("mup", self.width, BASE).numbers(role, fan_in, fan_out)
-        wrong = (self.width / BASE) ** self.power if LAYER_TYPE[role] == self.kind else 1.0
+    def __call__(self, tensor):
+        found = Everett("mup", self.width, BASE)(tensor)
+        wrong = (self.width / BASE) ** self.power if tensor.role.facts.kind == self.kind else 1.0
         return replace(found, lr=found.lr * wrong)
 
 
@@ -177,8 +175,3 @@ def test_a_file_may_import_a_module_beside_it(tmp_path, monkeypatch):
     (tmp_path / "module_beside.py").write_text("def task(width, seed):\n    return width\n")
     (tmp_path / "mine.py").write_text("from module_beside import task\n")
     assert command.file_target(tmp_path / "mine.py").build(3, 0) == 3
-
-
-def test_every_role_has_a_layer_type():
-    """The planted mistakes above go by it."""
-    assert {*LAYER_TYPE} >= {*Role} - {Role.QKV, Role.READOUT_BIAS}

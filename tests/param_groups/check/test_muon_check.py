@@ -1,13 +1,15 @@
 """The check of Muon: conventions that transfer pass, with few tokens and with many; others fail."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from param_groups import Everett, Numbers, Prescription, Role, Spectral, plan
-from param_groups.check import slopes, theory
+from param_groups import Depth, Everett, Prescription, Role, Tuned, plan
+from param_groups.check import judge, slopes, theory
 from param_groups.check.measuring import Check, measure
-from tests.param_groups.test_muon import RULES, Block
+from tests.param_groups.test_muon import RULES, Block, spectral
 
 WIDTHS = (64, 128, 256)
 
@@ -18,10 +20,10 @@ class Own(Prescription):
     def __init__(self, width, power):
         self.width, self.optimizer, self.power = width, "muon", power
 
-    def numbers(self, role, fan_in, fan_out):
-        numbers = Spectral(self.width, 64, adam_factor=0.02).numbers(role, fan_in, fan_out)
+    def __call__(self, tensor):
+        numbers = spectral(self.width, 64, adam_factor=0.02)(tensor)
         off = (self.width / 64) ** self.power if numbers.optimizer == "muon" else 1.0
-        return Numbers(**{**vars(numbers), "lr": numbers.lr * off})
+        return replace(numbers, lr=numbers.lr * off)
 
 
 def checked(rule, tokens):
@@ -36,7 +38,7 @@ def checked(rule, tokens):
         return Check(model, made, [batch], lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]))
 
     measurement = measure(build, WIDTHS, steps=2, seeds=range(2), device=torch.device("cpu"))
-    numbers = {one.name: one.verdict for one in theory.judge(measurement.plans)}
+    numbers = {one.name: one.verdict for one in judge(measurement.plans)}
     found = slopes.fit(measurement)
     return numbers, [one for one in found if one.verdict in slopes.BAD]
 
@@ -44,7 +46,7 @@ def checked(rule, tokens):
 @pytest.mark.parametrize("tokens", [16, 640])
 @pytest.mark.parametrize("convention", ["spectral", "original", "match_rms"])
 def test_a_convention_that_transfers_passes(convention, tokens):
-    numbers, bad = checked(lambda n: Spectral(n, 64, convention=convention), tokens)
+    numbers, bad = checked(lambda n: spectral(n, 64, convention=convention), tokens)
     assert set(numbers.values()) == {theory.OK} and not bad
 
 
@@ -52,7 +54,7 @@ def test_a_convention_that_transfers_passes(convention, tokens):
 def test_match_rms_without_its_power_grows(tokens):
     # What AdamW does to the embedding would hide how the hidden layers change.
     fields = {"convention": "match_rms", "rate_exponent": 0.0, "adam_factor": 0.02}
-    numbers, bad = checked(lambda n: Spectral(n, 64, **fields), tokens)
+    numbers, bad = checked(lambda n: spectral(n, 64, **fields), tokens)
     assert {numbers["up.weight"], numbers["down.weight"]} == {theory.GROWS}
     assert {one.verdict for one in bad if one.name == "down"} == {theory.GROWS}
 
@@ -74,27 +76,26 @@ def test_depth_needs_branches_that_fall_with_it():
             depth: plan(
                 Blocks(32, depth),
                 [type(RULES[0])("blocks.*.weight", Role.HIDDEN)],
-                Spectral(32, 32, depth=depth, **fields),
+                Depth(spectral(32, 32), depth, **fields),
                 lr=0.1,
                 applied={"residual_multiplier": fields.get("base_depth", 1.0) / depth},
             )
             for depth in (2, 4, 8)
         }
 
-    verdicts = {one.quantity: one.verdict for one in theory.judge(plans(base_depth=2))}
+    verdicts = {one.quantity: one.verdict for one in judge(plans(base_depth=2))}
     assert verdicts["factor"] == verdicts["rate"] == theory.OK
     assert theory.expected_of(plans()).residual == 1
 
 
 def test_a_recipe_is_held_to_its_rules_paper():
-    from param_groups import Recipe
-
     def made(n, base):
-        rules = (Everett("mup", n, base), Everett("mup", base, base))
         init = {"token_embedding": 1.0, "mlp_in": 0.1, "mlp_out": 0.05, "readout": 0.01}
-        return plan(Block(n), RULES, Recipe(*rules, init=init), lr=0.1, absorb_multipliers=True)
+        return plan(
+            Block(n), RULES, Tuned(Everett("mup", n, base), init), lr=0.1, absorb_multipliers=True
+        )
 
-    right = theory.judge({n: made(n, 64) for n in (64, 128)})
+    right = judge({n: made(n, 64) for n in (64, 128)})
     assert {one.verdict for one in right} == {theory.OK} and "Table 1" in right[0].source
-    wrong = theory.judge({n: made(n, n // 2) for n in (64, 128)})  # another base at every width
+    wrong = judge({n: made(n, n // 2) for n in (64, 128)})  # another base at every width
     assert theory.DIFFERS in {one.verdict for one in wrong}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Role, assign, plan, present, rules_for
+from param_groups import Decay, Everett, PlanError, Role, assign, plan, present, rules_for
 from param_groups.__main__ import main
 from param_groups.check import judge, stock
 from param_groups.stock import rules as shipped
@@ -72,7 +72,7 @@ def test_a_tied_model_has_its_rules_and_one_rate_or_is_refused_with_both_numbers
     one = plan(model, rules, Everett("standard", 64, 64, alignment="global"), lr=0.1)
     assert {row.lr for row in one.rows} == {0.1}
     assert any(row.tied_to for row in one.rows if row.role == Role.TOKEN_EMBEDDING)
-    falls = Everett("standard", 64, 16, alignment="global", decay_exponent=-1)  # matrices' alone
+    falls = Decay(Everett("standard", 64, 16, alignment="global"), exponent=-1)  # matrices' alone
     decay = {"weight_decay": 0.1, "decay_mode": "independent"}
     with pytest.raises(PlanError, match="decay 1 x .* decay 0.25 x"):
         plan(model, rules, falls, lr=0.1, **decay)

@@ -12,8 +12,8 @@ from torch import nn
 import examples.coordinate_check_mlp as example
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups import Bordelon, Dinan, Everett, Numbers, Prescription, Role, Rule, plan
-from param_groups.check import judge, stock, theory
+from param_groups import Bordelon, Dinan, Everett, Forward, Numbers, Prescription, Role, Rule, plan
+from param_groups.check import judge, judging, stock, theory
 from param_groups.check.measuring import pooled
 from param_groups.check.slopes import BAD
 from param_groups.check.theory import (
@@ -25,7 +25,7 @@ from param_groups.check.theory import (
     expected_of,
     expected_update,
 )
-from param_groups.exponents import HALF, Alignment
+from param_groups.rules.exponents import HALF, Alignment
 from training.config import load
 
 # Until commit 10aa469 these exponents were written down by hand for each prescription; the table
@@ -75,10 +75,10 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
         n: plan_of(Everett(rule, n, 32, qk_exponent=qk), attention, heads=n // 4 if grows else 16)
         for n in (64, 128)
     }
-    note = theory.heads_note(make("mup", True, -0.5))
+    note = judging.heads_note(make("mup", True, -0.5))
     assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
     for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
-        assert theory.heads_note(make(*silent)) == ""
+        assert judging.heads_note(make(*silent)) == ""
 
 
 def of_label(label):
@@ -243,18 +243,18 @@ class Mine(Prescription):
     readout: float = 1.0
     alignment: str | None = None
 
-    def numbers(self, role, fan_in, fan_out):
-        sgd = self.optimizer == "sgd"
+    def __call__(self, tensor):
+        role, sgd = tensor.role, self.optimizer == "sgd"
         if role in (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING):
             return Numbers(1.0, lr=self.width if sgd else 1.0)
         if role is Role.READOUT_BIAS:
             return Numbers(0.0)
         if role is Role.READOUT:
             return Numbers(self.width**-self.readout, lr=1 / self.width)
-        return Numbers(fan_in**-0.5, lr=self.width ** (sgd - self.rate))
+        return Numbers(tensor.fan_in**-0.5, lr=self.width ** (sgd - self.rate))
 
-    def attention_exponent(self):
-        return -1.0
+    def forward(self, size=None):
+        return Forward(attention=-1.0)
 
 
 def plans_of_mine(**fields):
@@ -456,6 +456,6 @@ def test_a_wrong_role_is_found_by_the_axes_that_grow(role, name, monkeypatch):
     changed = [Rule(name, role) if rule.pattern == name else rule for rule in example.RULES]
     monkeypatch.setattr(example, "RULES", changed)
     # The plan's check of widths finds some of them first.
-    monkeypatch.setattr("param_groups.tensors.checks.check_assigned", lambda *_: {})
+    monkeypatch.setattr("param_groups.model.read.check_assigned", lambda *_: {})
     plans = {n: mlp(n) for n in (64, 128, 256)}
     assert {tensor for tensor, _ in bad(plans)} == {name}

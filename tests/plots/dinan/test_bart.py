@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from measure.fits import Optimum
+from param_groups.fits import Optimum
 from plots.__main__ import make
 from plots.dinan import bart_rates, bart_strategies, searches
 from plots.rates import RateSweep
@@ -107,7 +107,7 @@ def test_optima_stand_beside_the_published_ones(tmp_path):
 def test_optima_of_large_errors_or_at_an_edge_do_not_agree_by_the_grid(error, at_edge, verdict):
     best = Optimum(1e-3, 1e-3, 2.0, not at_edge, at_edge, error)
     sweep = RateSweep(64, 1.0, {1e-3: {0: 2.0}}, best, "own", {0: 2.0}, {1e-3: {0: 2.0}}, 0.1)
-    match, _ = bart_rates._between([sweep, sweep], 64)
+    match, *_ = bart_rates._between([sweep, sweep], 64)
     assert match.verdict == verdict
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from measure.fits import Optimum
+from param_groups.fits import Optimum
 from plots.__main__ import make
 from plots.everett import adafactor, depth, learning_rates, published, weight_decay
 from plots.tables import TableError

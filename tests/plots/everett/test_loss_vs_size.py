@@ -10,7 +10,12 @@ from tests.plots.made import lines
 
 def test_interventions_are_compared_with_the_papers_claims():
     found = lines(loss_vs_size.findings({"": interventions()}))
-    assert len(found) == 12 + 2  # and muP against standard, and the lowest loss of all
+    # And muP against standard, tuned against one rate, four exponents, the lowest loss of all.
+    assert len(found) == 12 + 2 + 4 + 1
+    tuned = found["adam, tuned muP against standard with one rate"]
+    assert tuned.measured.startswith("+0.300 ± 0.014") and tuned.published == "gains"
+    kept = found["adam, muP, full: exponent of D in the best rate"]
+    assert kept.estimate.value == pytest.approx(-0.5) and kept.published == "0"
     helps = found["adam, standard: global -> full"]
     assert helps.measured.startswith("+0.100 ± 0.014 at D = 256 (+0.100 at 32)")
     assert (helps.published, helps.verdict) == ("gains", "agrees")

@@ -56,3 +56,20 @@ def test_a_run_that_ends_above_its_start_has_diverged(measured):
     found = measured(rows.rename(columns={"model.width": "model.layers"}))
     paid = found["depth, no norms: no rule: paid for the base's value"]
     assert paid.measured == "diverged at L = 4" and paid.estimate.value == math.inf
+
+
+def test_what_is_paid_is_as_unsure_as_the_choice_at_the_base(measured):
+    """Two values end alike at the base width, one of which costs 0.4 nats at the largest; of one
+    seed nothing is decided."""
+    rows = pd.DataFrame(sweep("mup_full", "mup", exponent=-1.0, spread=0.02, fresh=False))
+    base, place = rows["model.width"] == 32, rows["optimizer.lr"].map(math.log2)
+    found = measured(rows)["width: muP: paid for the base's value"]
+    rows.loc[base & (place == -7), "final_eval_loss"] -= 0.0499  # as at -6, the best
+    doubtful = measured(rows)["width: muP: paid for the base's value"]
+    costs = [0.05 * 3**2, 0.05 * 2**2]  # each in every second draw
+    assert doubtful.estimate.value == pytest.approx(found.estimate.value) == costs[0]
+    expected = math.hypot(0.02 / math.sqrt(2), (costs[0] - costs[1]) / 2)
+    assert doubtful.estimate.error == pytest.approx(expected, rel=0.02)
+    assert found.estimate.error == pytest.approx(0.02 / math.sqrt(2), rel=0.1)
+    one = measured(rows[rows["seed"] == 0])["width: muP: paid for the base's value"]
+    assert one.verdict == "undecided (n = 1)"

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 # Octaves to either side of the best grid point that a parabola with an error is fitted to. Two:
 # on a factor-2 grid, the coarsest in use, that is five points for three unknowns, so residuals
@@ -93,7 +96,7 @@ def _around(losses: Mapping[float, float], best: float, window: float) -> list[f
     return sorted(value for value in losses if low <= value <= min(best * reach, largest))
 
 
-def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float, float] | None:
+def _vertex(x: Floats, y: Floats, noise: float) -> tuple[float, float, float] | None:
     """(lowest point, its standard error, value there) of the least-squares parabola through three
     points or more; None without upward curvature or when the point lies outside of them."""
     design = np.stack([np.ones_like(x), x, x * x], axis=1)
@@ -149,7 +152,7 @@ class PowerLaw:
 
     def __call__(self, x: float) -> float:
         """y at x."""
-        return 2.0 ** (self.intercept + self.exponent * math.log2(x))
+        return float(2.0 ** (self.intercept + self.exponent * math.log2(x)))
 
 
 def power_law(
@@ -182,7 +185,7 @@ def power_law(
     return PowerLaw(exponent, error, intercept, len(lx))
 
 
-def _weights(errors: Sequence[float]) -> np.ndarray:
+def _weights(errors: Sequence[float]) -> Floats:
     values = np.asarray(errors, float)
     if not (np.isfinite(values) & (values > 0)).all():
         raise ValueError("errors must be positive and finite")
@@ -205,7 +208,7 @@ class IrreduciblePowerLaw:
 
     def __call__(self, x: float) -> float:
         """The loss at x."""
-        return self.floor + self.amplitude * (x / self.scale) ** -self.exponent
+        return float(self.floor + self.amplitude * (x / self.scale) ** -self.exponent)
 
 
 SIZES_FOR_A_FLOOR = 4
@@ -232,7 +235,7 @@ def irreducible_power_law(
     y, noise = y / unit, noise / unit  # the fit's tolerances are absolute
     high = np.array([y.min(), np.inf, STEEPEST])
 
-    def law(size: np.ndarray, floor: float, amplitude: float, exponent: float) -> np.ndarray:
+    def law(size: Floats, floor: float, amplitude: float, exponent: float) -> Floats:
         return floor + amplitude * size**-exponent
 
     start = _start(sizes / scale, y)
@@ -267,7 +270,7 @@ def irreducible_power_law(
     )
 
 
-def _start(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _start(x: Floats, y: Floats) -> Floats:
     """(floor, amplitude, exponent) to start from: the best of many exponents, as the other two
     are linear. Without it a fit can end in a far corner."""
     best, lowest = np.array([0.5 * y.min(), np.ptp(y), 0.5]), math.inf

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
+from typing import NamedTuple
 
 from torch import nn
 
-from param_groups.contract import Prescription, check_positive
 from param_groups.layers import Scaled
+from param_groups.prescription import Forward, Prescription, Tensor
+from param_groups.quantities import check_positive, check_sizes
 from param_groups.roles import PlanError, Role, choose
-from param_groups.rows import Factor, Held
+from param_groups.rows import READERS, Factor, Held
 
 
 def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]]:
@@ -30,82 +33,116 @@ FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
 _STOCK_EXPONENT = -0.5  # libraries divide attention logits by the root of the head dimension
 
 
-def settle_factors(
+class Settled(NamedTuple):
+    """The factors of a model's forward pass, and what initial values of tensors carry of them."""
+
+    factors: tuple[Factor, ...]
+    starts: Mapping[str, float]
+
+
+def forward_pass(
     model: nn.Module,
-    roles: Set[str],
+    tensors: Sequence[Tensor],
     prescription: Prescription,
-    applied: Mapping[str, float],
+    applied: Mapping[str, float] | None,
     head_dim: int | None,
-    held: Sequence[Held],
-) -> tuple[Factor, ...]:
+) -> Settled:
     """The factors of the forward pass that the model applies, each as the prescription has it.
 
     They are those that `layers.Scaled` modules will be given, those that the user says are
     `applied`, and those that library modules hold. PlanError where one of these is not the
     prescription's, and where the prescription has one that nothing applies.
     """
-    rule, forward = type(prescription).__name__, prescription.forward()
+    if not isinstance(applied, (Mapping, NoneType)):
+        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
+    if head_dim is not None:
+        check_sizes("plan", head_dim=head_dim)
+    applied, wanted, rule = applied or {}, prescription.forward(), prescription.form
+    held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     factors: dict[tuple[str, int | None], Factor] = {}
-
-    def wanted(name: str, size: int | None) -> float:
-        return prescription.forward(size).get(name, 1.0)
-
-    def add(name: str, value: float, size: int | None) -> None:
-        factors.setdefault((name, size), Factor(name, value, size))
-
     for _, name, size in applied_factors(model):
-        add(choose("forward factor", name, FACTORS), wanted(name, size), size)
+        value = wanted.factors(size).get(choose("forward factor", name, FACTORS), 1.0)
+        factors[name, size] = Factor(name, value, size)
     for name, value in applied.items():
-        choose("forward factor", name, FACTORS)
-        size = _one_head_dim(prescription, head_dim, held) if name == "attention_scale" else None
-        check_positive("applied", **{name: value})
-        if not math.isclose(wanted(name, size), value, rel_tol=1e-6):
-            of = "" if size is None else f" for head dimension {size}"
-            raise PlanError(
-                f"applied: {name} is {value:g}, but {rule} has {wanted(name, size):g}{of}"
-            )
-        add(name, value, size)
+        size = _one_head_dim(wanted, head_dim, held) if name == "attention_scale" else None
+        _check_applied(name, value, size, wanted, rule)
+        factors.setdefault((name, size), Factor(name, value, size))
     for one in held:
-        size = one.head_dim or head_dim or getattr(prescription, "head_dim", None)
-        if one.factor in applied:
-            value, source = applied[one.factor], "applied says"
-        elif one.factor == "attention_scale" and (size is None or one.queries):
-            continue
-        else:
-            verb = "asks for" if one.factor == "attention_scale" else "has"
-            value, source = wanted(one.factor, size), f"{rule} {verb}"
-        if problem := _other_value(one, value, source, size):
-            raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
-        if one.factor == "attention_scale" and size is not None:
-            add(one.factor, value, size)
-        elif one.factor in FACTORS and value != 1.0:
-            add(one.factor, value, None)
+        factor = _of_module(one, wanted, applied, one.head_dim or head_dim or wanted.head_dim, rule)
+        if factor is not None:
+            factors.setdefault((factor.name, factor.head_dim), factor)
     present = {name for name, _ in factors}
-    attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
-    power = prescription.attention_exponent()
-    if attends and "attention_scale" not in present and power != _STOCK_EXPONENT:
-        raise PlanError(
-            f"{rule} multiplies query-key products by head_dim^({power:g}), which this model does "
-            "not apply (libraries have head_dim^(-0.5)): set that in its attention and plan with "
-            "applied={'attention_scale': value}, derive your attention from "
-            "param_groups.layers.Scaled, or take a prescription with the library's power "
-            "(Everett's qk_exponent=-0.5)"
-        )
-    if attends and "attention_scale" not in present and head_dim is not None:
-        add("attention_scale", wanted("attention_scale", head_dim), head_dim)  # the library's
-    for name, value in forward.items():
+    roles = {part.role for tensor in tensors for part in tensor.parts}
+    if {Role.QUERY, Role.KEY} <= roles and "attention_scale" not in present:
+        if wanted.attention != _STOCK_EXPONENT:
+            raise PlanError(_unscaled(wanted, rule))
+        if head_dim is not None:  # the library's
+            scale = wanted.attention_scale(head_dim)
+            factors["attention_scale", head_dim] = Factor("attention_scale", scale, head_dim)
+    for name, value in wanted.factors().items():
         if name not in present:
             raise PlanError(
                 f"{rule} has {name} {value:g} in the forward pass, which this model does not "
                 "apply: derive the module from param_groups.layers.Scaled, or apply it and plan "
                 f"with applied={{{name!r}: {value:g}}}"
             )
-    return tuple(factors.values())
+    return Settled(tuple(factors.values()), _starts(tensors, held, wanted, applied))
 
 
-def _one_head_dim(prescription: Prescription, head_dim: int | None, held: Sequence[Held]) -> int:
+def _starts(
+    tensors: Sequence[Tensor], held: Sequence[Held], wanted: Forward, applied: Mapping[str, float]
+) -> dict[str, float]:
+    """What initial queries carry of the factor that their attention lacks (T5); nothing where the
+    user says that it is applied."""
+    if "attention_scale" in applied:
+        return {}
+    queries = {tensor.name for tensor in tensors if tensor.role is Role.QUERY}
+    lacking = {name: one.head_dim or 1 for one in held for name in one.queries}
+    return {n: wanted.attention_scale(size) for n, size in lacking.items() if n in queries}
+
+
+def _check_applied(name: str, value: float, size: int | None, wanted: Forward, rule: str) -> None:
+    choose("forward factor", name, FACTORS)
+    check_positive("applied", **{name: value})
+    asked = wanted.factors(size).get(name, 1.0)
+    if not math.isclose(asked, value, rel_tol=1e-6):
+        of = "" if size is None else f" for head dimension {size}"
+        raise PlanError(f"applied: {name} is {value:g}, but {rule} has {asked:g}{of}")
+
+
+def _of_module(
+    one: Held, wanted: Forward, applied: Mapping[str, float], size: int | None, rule: str
+) -> Factor | None:
+    """The factor that a library module applies; PlanError if it is not the prescription's."""
+    attention = one.factor == "attention_scale"
+    if one.factor in applied:
+        value, source = applied[one.factor], "applied says"
+    elif attention and (size is None or one.queries):
+        return None
+    else:
+        value = wanted.factors(size).get(one.factor, 1.0)
+        source = f"{rule} {'asks for' if attention else 'has'}"
+    if problem := _other_value(one, value, source, size):
+        raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
+    if attention:
+        return None if size is None else Factor(one.factor, value, size)
+    return Factor(one.factor, value) if one.factor in FACTORS and value != 1.0 else None
+
+
+def _unscaled(wanted: Forward, rule: str) -> str:
+    power = f"{_STOCK_EXPONENT:g}"
+    way_out = f" ({wanted.way_out.format(power=power)})" if wanted.way_out else ""
+    return (
+        f"{rule} multiplies query-key products by head_dim^({wanted.attention:g}), which this "
+        f"model does not apply (libraries have head_dim^({power})): set that in its attention and "
+        "plan with applied={'attention_scale': value}, derive your attention from "
+        "param_groups.layers.Scaled, or take a prescription with the library's power" + way_out
+    )
+
+
+def _one_head_dim(wanted: Forward, head_dim: int | None, held: Sequence[Held]) -> int:
     """The head dimension that argument, prescription and the model's attentions agree on."""
-    sizes = {head_dim, getattr(prescription, "head_dim", None)}
+    sizes = {head_dim, wanted.head_dim}
     sizes |= {one.head_dim for one in held if one.factor == "attention_scale"}
     stated = sizes - {None}
     if len(stated) == 1 and isinstance(size := stated.pop(), int) and size > 0:

@@ -17,10 +17,12 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
   constraint against growth over the steps (B.13), not a term of the change of the logits.
 """
 
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+
+from param_groups.families import SHIFT
+from param_groups.roles import PlanError, choose
 
 LAYERS = ("embedding", "hidden", "readout")
 OPTIMIZERS = ("sgd", "adam", "adafactor")
@@ -32,30 +34,15 @@ ZERO = Fraction(0)
 HALF = Fraction(1, 2)
 
 
-class ExponentError(ValueError):
-    """A name, number or parameterization that the theory cannot use; the message says which."""
-
-
 def fraction(text: Number) -> Fraction:
     """Parse "1/2", "0.5" or "1" exactly; a float counts as the decimal number it prints.
 
-    Raises ExponentError for anything that is no finite number.
+    Raises PlanError for anything that is no finite number.
     """
     try:
         return Fraction(str(text))
     except (ValueError, ZeroDivisionError):
-        raise ExponentError(
-            f"{text!r} is not an exact number; write it like 1/2, 0.5 or 1"
-        ) from None
-
-
-def _check_name(kind: str, name: object, valid: Collection[str]) -> str:
-    """Return name if it is valid, else raise with the valid names and the nearest of them."""
-    if isinstance(name, str) and name in valid:
-        return name
-    nearest = difflib.get_close_matches(str(name).lower(), valid, n=1, cutoff=0.4)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise ExponentError(f"unknown {kind} {name!r}: expected one of {', '.join(valid)}{hint}")
+        raise PlanError(f"{text!r} is not an exact number; write it like 1/2, 0.5 or 1") from None
 
 
 @dataclass(frozen=True)
@@ -84,9 +71,8 @@ class Parameterization:
     readout: Layer
 
     def __getitem__(self, layer: str) -> Layer:
-        found = getattr(self, _check_name("layer", layer, LAYERS))
-        assert isinstance(found, Layer)
-        return found
+        layers = (self.embedding, self.hidden, self.readout)
+        return layers[LAYERS.index(choose("layer", layer, LAYERS))]
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ class Alignment:
     1/2 is a sum of independent terms, 1 a sum of equal ones (Everett et al., Definition B.6).
     The readout takes the common values unless it is given its own. For alpha < 1/2 a hidden
     matrix may outgrow its initial scale, which the paper's gradients for SGD leave out. Raises
-    ExponentError for values outside [0, 1].
+    PlanError for values outside [0, 1].
     """
 
     alpha: Fraction
@@ -127,7 +113,7 @@ class Alignment:
         for name, value in given.items():
             exact = fraction(value)
             if not 0 <= exact <= 1:
-                raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
+                raise PlanError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
             object.__setattr__(self, name, exact)
 
     def at(self, layer: str) -> tuple[Fraction, Fraction, Fraction]:
@@ -161,30 +147,30 @@ def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
     if isinstance(value, Parameterization):
         return value
-    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATION_TABLE)]
+    return PARAMETERIZATION_TABLE[choose("parameterization", value, PARAMETERIZATION_TABLE)]
 
 
 def _alignment(value: str | Alignment) -> Alignment:
     """Look up "full" or "none"; pass an alignment through."""
     if isinstance(value, Alignment):
         return value
-    return ALIGNMENTS[_check_name("alignment", value, ALIGNMENTS)]
+    return ALIGNMENTS[choose("alignment", value, ALIGNMENTS)]
 
 
 def _rates(c: Mapping[str, Number]) -> Exponents:
     """Make the learning-rate exponents exact and check that each layer has one."""
     for layer in c:
-        _check_name("layer", layer, LAYERS)
+        choose("layer", layer, LAYERS)
     missing = [layer for layer in LAYERS if layer not in c]
     if missing:
-        raise ExponentError(f"no learning-rate exponent c for {', '.join(missing)}")
+        raise PlanError(f"no learning-rate exponent c for {', '.join(missing)}")
     return {layer: fraction(c[layer]) for layer in LAYERS}
 
 
 def _check_depth(hidden_layers: int) -> None:
     """Raise unless there is at least one hidden matrix."""
     if not isinstance(hidden_layers, int) or hidden_layers < 1:
-        raise ExponentError(f"hidden_layers must be a whole number >= 1, got {hidden_layers!r}")
+        raise PlanError(f"hidden_layers must be a whole number >= 1, got {hidden_layers!r}")
 
 
 def _init_violations(parameterization: Parameterization) -> dict[str, str]:
@@ -203,7 +189,7 @@ def _init_violations(parameterization: Parameterization) -> dict[str, str]:
 def is_stable_at_init(parameterization: str | Parameterization) -> bool:
     """Whether activations start at constant scale and logits at most there (Everett et al., B.6).
 
-    Raises ExponentError for an unknown name.
+    Raises PlanError for an unknown name.
     """
     return not _init_violations(_parameterization(parameterization))
 
@@ -212,7 +198,7 @@ def gradient_exponents(parameterization: str | Parameterization) -> Exponents:
     """Return each layer's gradient at initialization as a power of n, -g_l.
 
     g is a at the readout and a_l + a_{L+1} + b_{L+1} below it (Everett et al., B.7 and Table 1,
-    column "Gradient"). Raises ExponentError for an unknown name.
+    column "Gradient"). Raises PlanError for an unknown name.
     """
     table = _parameterization(parameterization)
     below = {layer: -(table[layer].a + table.readout.scale) for layer in ("embedding", "hidden")}
@@ -278,11 +264,11 @@ def residuals(
     """Return r_1..r_{L+1}: embedding, each hidden layer, readout (Everett et al., section 3.2).
 
     A negative value means that the layer's change grows with width. The constraint c >= 0 of
-    Adafactor is no residual and is left to `is_stable`. Raises ExponentError for
+    Adafactor is no residual and is left to `is_stable`. Raises PlanError for
     unknown names, layers without c, and fewer than one hidden layer.
     """
     table, aligned = _parameterization(parameterization), _alignment(alignment)
-    _check_name("optimizer", optimizer, OPTIMIZERS)
+    choose("optimizer", optimizer, OPTIMIZERS)
     _check_depth(hidden_layers)
     d = _update_exponents(table, optimizer, _rates(c))
     chain = _activation_residuals(table, aligned, d, hidden_layers)
@@ -414,14 +400,14 @@ def solve(
     layers (c >= b - a at the readout) is what Table 1 does in its columns without alignment.
     With u > alpha, slower embeddings would permit faster hidden layers.
 
-    Raises ExponentError for unknown names, and for a parameterization that is not stable at
+    Raises PlanError for unknown names, and for a parameterization that is not stable at
     initialization, naming each violated constraint. All others have a solution.
     """
     table, aligned = _parameterization(parameterization), _alignment(alignment)
-    _check_name("optimizer", optimizer, OPTIMIZERS)
+    choose("optimizer", optimizer, OPTIMIZERS)
     _check_depth(hidden_layers)
     if violations := _init_violations(table):
-        raise ExponentError("not stable at initialization: " + "; ".join(violations.values()))
+        raise PlanError("not stable at initialization: " + "; ".join(violations.values()))
     required = _required_residuals(table, aligned, hidden_layers)
     d = {"embedding": required[0], "hidden": _least_hidden_update(required, aligned, optimizer)}
     before = _activation_residuals(table, aligned, d, hidden_layers)[-1]
@@ -432,16 +418,13 @@ def solve(
     return Solution(c, chain, is_stable(*case, hidden_layers=hidden_layers))
 
 
-_SHIFT_OF_C = {"sgd": 2, "adam": 1, "adafactor": 0}
-
-
 def shift(layer: Layer, c: Number, theta: Number, optimizer: str) -> tuple[Layer, Fraction]:
     """Move n^-theta from the initial weights to the multiplier without changing training.
 
     a += theta and b -= theta keep the forward pass; c -= 2 theta (SGD), theta (Adam) or 0
-    (Adafactor) keeps the updates, at epsilon = 0 (Everett et al., B.2). Raises ExponentError for
+    (Adafactor) keeps the updates, at epsilon = 0 (Everett et al., B.2). Raises PlanError for
     an unknown optimizer.
     """
-    factor = _SHIFT_OF_C[_check_name("optimizer", optimizer, OPTIMIZERS)]
+    factor = SHIFT[choose("optimizer", optimizer, OPTIMIZERS)]
     by = fraction(theta)
     return Layer(layer.a + by, layer.b - by), fraction(c) - factor * by

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from measure.fits import WINDOW, irreducible_power_law, optimum, power_law, stability
+from param_groups.fits import WINDOW, irreducible_power_law, optimum, power_law, stability
 
 
 def parabola(vertex, scale=0.1, floor=3.0):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from param_groups.contract import CONSTANT, UNIFORM
 from param_groups.layers import Multiplied
+from param_groups.model.forward import factor_places
+from param_groups.model.read import is_sharded
+from param_groups.quantities import CONSTANT, UNIFORM
 from param_groups.roles import PlanError, Role
 from param_groups.rows import Factor, Row
-from param_groups.tensors.checks import is_sharded
-from param_groups.tensors.forward import factor_places
 
 # Initial values
 

@@ -8,21 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.contract import Prescription
 from param_groups.layers import Multiplied
-from param_groups.recipe import Recipe
+from param_groups.prescription import Prescription, Size, Tensor
 from param_groups.roles import (
-    BLOCK,
-    FUSED_PARTS,
-    TRUNK,
-    UNTIE,
-    WIDTH_AXIS,
+    IN,
     Assignment,
     Fans,
     Layout,
@@ -36,34 +30,53 @@ from param_groups.roles import (
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def prepared(
+def read(
     model: nn.Module,
     rules: Sequence[Rule],
     prescription: Prescription,
     base: nn.Module | Fans | None = None,
-) -> list[tuple[Assignment, Prescription]]:
-    """Every tensor with its role and the prescription at its width and place in the model.
+) -> list[Tensor]:
+    """Every tensor of a model with its role, its size and its place.
 
     Raises PlanError for whatever in model, rules or widths leaves a tensor without right numbers.
     """
-    if not isinstance(prescription, Prescription):
-        raise PlanError(f"a prescription is a rule such as Everett(...); got {prescription!r}")
-    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
-        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
     if isinstance(model, nn.Module):  # else `assign` says what a model is
         check_tensors(model)
     assignments = assign(model, rules)
-    ratios = check_assigned(model, assignments, rules, prescription, base)
-    prescription.check_roles({one.role for one in assignments})
-    paths = {_list_of(one) for one in assignments if one.role in (*BLOCK, *FUSED_PARTS)}
-    _check_depth(assignments, prescription)
-    found = []
     for one in assignments:
-        rule = prescription.scaled(ratios[one.name]) if one.name in ratios else prescription
-        rule = _at_its_place(rule, one, paths)
-        _check_tie(model, one, rule)
-        found.append((one, rule))
-    return found
+        if problem := layout_problem(model, one):
+            raise PlanError(f"{one.name!r} belongs to {problem}")
+    sizes: dict[str, Size] = {}
+    if base is None:
+        check_widths(assignments, prescription)
+        summed = {one.name: _few(one, prescription.width) for one in assignments}
+    else:
+        sizes, several = _base_sizes(assignments, rules, prescription, base)
+        summed = dict.fromkeys((one.name for one in assignments), several)
+    _check_depth(assignments, prescription)
+    lists = {_list_of(one) for one in assignments if one.role.facts.block}
+    last_norm = any(one.role is Role.FINAL_NORM_SCALE for one in assignments)
+    tensors = []
+    for one in assignments:
+        inside, unplaced = _place(one, lists, last_norm)
+        fan_in, fan_out = one.fans
+        tensors.append(
+            Tensor(
+                role=one.role,
+                fan_in=fan_in,
+                fan_out=fan_out,
+                size=sizes.get(one.name),
+                inside=inside,
+                reads_out=_reads_out(model, one),
+                name=one.name,
+                shape=tuple(one.parameter.shape),
+                tied_to=one.tied_to,
+                scale=one.scale,
+                unplaced=unplaced,
+                summed=summed[one.name],
+            )
+        )
+    return tensors
 
 
 def check_tensors(model: nn.Module) -> None:
@@ -167,34 +180,12 @@ def layout_problem(model: nn.Module, assignment: Assignment) -> str | None:
     return None
 
 
-# Roles whose fan-in grows with the width; of all others the fan-out does.
-_SUMS_OVER_WIDTH = {*BLOCK, Role.QKV, Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A}
-# Tensors that several heads may share, whose gradient then is a sum over these heads: as the number
-# of heads grows with the width, so does the gradient, unless the tensor's fan-out grows alike.
-_NORMS = {Role.NORM_SCALE, Role.NORM_BIAS}
-_SHARED_BY_HEADS = {*_NORMS, Role.HIDDEN_BIAS, Role.KEY, Role.VALUE, Role.QKV}
-
-
-def check_assigned(
-    model: nn.Module,
-    assignments: Sequence[Assignment],
-    rules: Sequence[Rule],
-    prescription: Prescription,
-    base: nn.Module | Fans | None,
-) -> dict[str, float]:
-    """Refuses layouts that layers contradict, and tensors of another width than the prescription's.
-
-    Returns {name: width over the base model's}, empty without a base model.
-    """
-    for one in assignments:
-        if problem := layout_problem(model, one):
-            raise PlanError(f"{one.name!r} belongs to {problem}")
-    if base is not None:
-        return _base_ratios(assignments, rules, prescription, base)
+def check_widths(assignments: Sequence[Assignment], prescription: Prescription) -> None:
+    """Refuses tensors of another width than the prescription's."""
     for assignment in assignments:
         fan_in, fan_out = assignment.fans
-        axis = WIDTH_AXIS.get(assignment.role)
-        size = fan_in if axis == "fan_in" else fan_out
+        axis = assignment.role.facts.axis
+        size = fan_in if axis == IN else fan_out
         if axis is not None and size != prescription.width:
             way = "give it the model's width; several widths are planned with base=small_model"
             if assignment.role is Role.READOUT and fan_out == prescription.width:
@@ -203,25 +194,38 @@ def check_assigned(
                 f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription "
                 f"is for width {prescription.width:g}; {way}"
             )
-        few = assignment.role in (*_NORMS, Role.KEY, Role.VALUE) and fan_out < prescription.width
-        if few and prescription.follows_gradients():
-            raise PlanError(
-                f"{assignment.name!r} has {fan_out} outputs, fewer than the width "
-                f"{prescription.width:g}: heads that share it add to its gradient, for which there "
-                "is no power of the width; use adam or adafactor, without eps_per_layer (or plan "
-                "with base=, if it grows with the width)"
-            )
-    return {}
 
 
-def _base_ratios(
+def _few(assignment: Assignment, width: float) -> str:
+    """Why the gradient of a tensor that heads share has no power of the width; "" if it has one.
+
+    The gradient is a sum over these heads: as the number of heads grows with the width, so does
+    the gradient, unless the tensor's fan-out grows alike.
+    """
+    outputs = assignment.fans[1]
+    if not assignment.role.facts.shared or assignment.role is Role.HIDDEN_BIAS or outputs >= width:
+        return ""
+    return (
+        f"has {outputs} outputs, fewer than the width {width:g}: heads that share it add to its "
+        "gradient, for which there is no power of the width (plan with base=, if it grows with it)"
+    )
+
+
+def _base_sizes(
     assignments: Sequence[Assignment],
     rules: Sequence[Rule],
     prescription: Prescription,
     base: nn.Module | Fans,
-) -> dict[str, float]:
-    """How many times wider than in the base model each tensor is, along the axis that counts."""
-    if prescription.width != getattr(prescription, "base_width", None):
+) -> tuple[dict[str, Size], str]:
+    """The size at each tensor by its fans over those in the base model, along the axis that counts;
+    and why gradients have no common power of the width, "" if they have one."""
+    at_base = prescription.base
+    if at_base is None:
+        raise PlanError(
+            f"{prescription.form} is for models of one width; plan without a base model, or with "
+            "Everett"
+        )
+    if prescription.width != at_base.width:
         raise PlanError(
             "with a base model the fans decide: give the prescription its base width as width, too"
         )
@@ -229,10 +233,11 @@ def _base_ratios(
     if odd := sorted({a.name for a in assignments} ^ set(fans)):
         raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
     grew = {
-        a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name], strict=True))
+        a.name: tuple(large / small for large, small in zip(a.fans, fans[a.name], strict=True))
         for a in assignments
     }
-    wider = any(grew[a.name][0] != 1 for a in assignments if a.role in _SUMS_OVER_WIDTH)
+    sums = {a.name for a in assignments if IN in a.role.facts.grows}
+    wider = any(grew[name][0] != 1 for name in sums)
     for a in assignments:
         if wider and a.role is Role.READOUT and grew[a.name][0] == 1 != grew[a.name][1]:
             raise PlanError(
@@ -245,95 +250,80 @@ def _base_ratios(
                 "in the base model: what leads from one width to another has the role hidden, and "
                 "a readout as many outputs at every size"
             )
-    if prescription.follows_gradients():
-        counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
-        counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]
-        sizes = {ratio: name for name, ratio in counted}
-        if len(sizes) > 1:
-            (one, first), (other, second), *_ = sizes.items()
-            raise PlanError(
-                f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} "
-                "times; gradients then have no common power of the width: use adam or adafactor "
-                "without eps_per_layer, or scale all widths alike"
-            )
-    return {a.name: grew[a.name][0 if a.role in _SUMS_OVER_WIDTH else 1] for a in assignments}
+    counted = [(a.name, grew[a.name][1]) for a in assignments if a.role.facts.shared]
+    counted += [(name, grew[name][0]) for name in grew if name in sums]
+    ratios = {ratio: name for name, ratio in counted}
+    several = ""
+    if len(ratios) > 1:
+        (one, first), (other, second), *_ = ratios.items()
+        several = (
+            f"stands in a model where {first!r} is {one:g} times as wide as in the base model, "
+            f"{second!r} {other:g} times, so that gradients have no common power of the width "
+            "(scale all widths alike)"
+        )
+    depth = prescription.size.depth
+    at = {name: at_base.width * ratio[0 if name in sums else 1] for name, ratio in grew.items()}
+    return {name: Size(width, depth) for name, width in at.items()}, several
 
 
 # Places and ties
 
 
-def _at_its_place(
-    prescription: Prescription, assignment: Assignment, lists: Set[str | None]
-) -> Prescription:
-    """The prescription inside residual branches or outside; `lists`: paths of numbered blocks.
+def _place(
+    assignment: Assignment, lists: Set[str | None], last_norm: bool
+) -> tuple[bool | None, str]:
+    """Whether a residual branch holds a tensor, and why nobody knows where that is so.
 
-    Raises PlanError where these differ and nothing says where this one stands.
+    `lists` are the paths of numbered blocks; `last_norm` says whether any rule names the last norm.
     """
-    outside = prescription.outside_branches()
-    if outside is prescription:
-        return prescription
-    if assignment.trunk is False and assignment.role in TRUNK:
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
-            "branches by its role; leave trunk=False out of its rule"
+    role, number = assignment.role, _list_of(assignment)
+    if not role.facts.branch:
+        if assignment.trunk is False:
+            return None, (
+                "stands outside of all residual branches by its role; leave trunk=False out of its "
+                "rule"
+            )
+        return False, ""
+    if role is Role.NORM_SCALE and not last_norm:
+        return None, (
+            "is one of the norms, of which the last has another rate than those in branches: use a "
+            "rule that gives the last norm's scale the role 'final_norm_scale'"
         )
-    number = _list_of(assignment)
-    placed = assignment.trunk is not None or (number is not None and number in lists)
-    if assignment.role not in TRUNK and not placed:
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
-            "of the residual branches have other rates than those inside: say "
-            "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
-        )
-    return outside if assignment.trunk else prescription
+    if assignment.trunk is not None:
+        return not assignment.trunk, ""
+    if number is not None and number in lists:
+        return True, ""
+    return None, (
+        "is in no numbered block, and tensors outside of the residual branches have other rates "
+        "than those inside: say Rule(..., trunk=True) if it stands outside, trunk=False if inside"
+    )
 
 
 def _list_of(assignment: Assignment) -> str | None:
     """The path up to a tensor's first number, such as model.layers; None without a number."""
-    found = re.match(r"(?:(.*?)\.)?\d+(?:\.|$)", assignment.name)
-    return (found[1] or "") if found else None
+    match = re.match(r"(?:(.*?)\.)?\d+(?:\.|$)", assignment.name)
+    return (match[1] or "") if match else None
 
 
 def _check_depth(assignments: Sequence[Assignment], prescription: Prescription) -> None:
     """Refuses another depth than the model's, where that is certain: one numbered list has all
     matrices of blocks, and all its entries the same two or more."""
-    branches = prescription.residual_multiplier(), prescription.outside_branches()
-    depth = getattr(getattr(prescription, "rule", prescription), "depth", None)  # a recipe's rule
-    names = [one.name for one in assignments if one.role in (*BLOCK, *FUSED_PARTS)]
+    depth = prescription.size.depth
+    names = [one.name for one in assignments if one.role.facts.block]
     kinds = Counter(re.sub(r"(^|\.)\d+\.", r"\1*.", name, count=1) for name in names)
     lists, blocks = {kind.partition("*")[0] for kind in kinds}, {*kinds.values()}
     nested = any(re.search(r"\.\d+\.", kind) for kind in kinds)
     certain = len(lists) == len(blocks) == 1 < min(len(kinds), *blocks) and not nested
-    if certain and depth and depth % min(blocks) and branches != (1, prescription):  # may loop
+    if certain and depth and depth % min(blocks):  # may loop
         raise PlanError(
             f"{names[0]!r} and its likes are in {blocks.pop()} blocks, but the prescription is for "
-            f"depth {depth}; give the prescription the model's depth"
+            f"depth {depth:g}; give the prescription the model's depth"
         )
 
 
-def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
-    """Refuses a word embedding that is also the readout where one row cannot serve as both."""
+def _reads_out(model: nn.Module, assignment: Assignment) -> bool:
+    """Whether a tied tensor is a word embedding and the readout in one."""
     paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
     tables = [isinstance(model.get_submodule(path), nn.Embedding) for path in paths]
     named = assignment.role is Role.TOKEN_EMBEDDING
-    if not assignment.tied_to or all(tables) or not (named or any(tables)):
-        return
-    if named and prescription.ties_readout():
-        return
-    if isinstance(prescription, Recipe):  # a tied model has no readout's initial size to ask for
-        prescription = replace(prescription, init=dict.fromkeys(Role, 0.0))
-    rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
-    embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
-    readout = prescription(Role.READOUT, width, rows)
-    keys = ("lr", "multiplier", "eps", "decay")
-    if any(getattr(readout, key) != getattr(embedding, key) for key in keys):
-        way_out = UNTIE
-        if prescription.ties_readout():
-            way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
-        raise PlanError(
-            f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
-            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x, "
-            f"eps {embedding.eps:g} x, decay {embedding.decay:g} x and multiplier "
-            f"{embedding.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x, eps {readout.eps:g} x, "
-            f"decay {readout.decay:g} x and multiplier {readout.multiplier:g}{way_out}"
-        )
+    return bool(assignment.tied_to) and not all(tables) and (named or any(tables))

@@ -1,0 +1,242 @@
+"""Verdicts on numbers alone, before any training: a plan's, and those of an optimiser beside it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from param_groups.check.measuring import Held
+from param_groups.check.papers import ONE, Promise
+from param_groups.check.theory import (
+    DIFFERS,
+    FIRST_STEPS,
+    GROWS,
+    OK,
+    VANISHES,
+    WITHOUT_EPS,
+    PlanExponents,
+    Powers,
+    expected_of,
+    rule_of,
+)
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT
+from param_groups.plan import Plan
+from param_groups.rules.exponents import HALF, LAYERS, ZERO
+
+# A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
+# no paper may have 1/(n + 1), and exponents of the theory differ by halves.
+_EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01, "epsilon": 0.01, "decay": 0.01}
+_NEAR, _STRAIGHT = 0.25, 0.1
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict from numbers alone, before any training."""
+
+    name: str
+    quantity: str  # start, rate, epsilon, decay, factor, constant, change, or optimiser's ...
+    power: float | None
+    expected: float | None
+    verdict: str
+    source: str
+    note: str = ""
+
+
+def judge(plans: Mapping[int, Plan]) -> list[Judged]:
+    """What the plans' numbers alone say, tensor by tensor, against `expected_of`.
+
+    A rate that falls too slowly makes its tensor's changes grow, one that falls too fast makes them
+    vanish, and numbers that are not one power of the size have other constants at other sizes. For
+    a rule of no paper, theory also says what all tensors together do to the parts of the model.
+
+    Args:
+        plans: a plan per size, as `Measurement.plans` holds them.
+
+    Returns:
+        A verdict per number; empty where nothing is known to compare with.
+
+    Source:
+        The paper that the rule names; for any other rule stability (Everett et al., App. B).
+    """
+    expected, numbers = expected_of(plans), PlanExponents(plans)
+    if expected is None:
+        return []
+    found: list[Judged] = []
+    if expected.published:  # fields of the rule that differ between sizes and are no size
+        rules = [rule_of(plans[size]) for size in numbers.sizes]
+        for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
+            values = [rule.get(key) for rule in rules]
+            if any(value != values[0] for value in values):
+                note = f"{', '.join(map(str, values))} at {', '.join(map(str, numbers.sizes))}"
+                found.append(Judged(key, "constant", None, None, DIFFERS, expected.source, note))
+    for name in numbers.names:
+        found += _of_tensor(name, numbers, expected)
+    factors = {"residual_multiplier": -expected.residual}
+    if expected.published:
+        factors["logit_multiplier"] = -expected.logit
+        if expected.size == "head_dim":
+            factors["attention_scale"] = expected.attention
+    for name, aim in factors.items():
+        powers = [p for pair in numbers.pairs if (p := numbers.factor(name, pair)) is not None]
+        if len(powers) == len(numbers.pairs):
+            found.append(_word(name, "factor", powers, aim, expected))
+    if not expected.published and all(one.verdict == OK for one in found):
+        found += _of_parts(numbers, expected)
+    return found
+
+
+def judge_optimizers(
+    plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Held]]
+) -> list[Judged]:
+    """Where the optimisers that a check was given are not the plans'.
+
+    One factor may lie between all rates and the plans', as a schedule's does; epsilons and decays
+    are the plans'. A class of no known name is compared by its numbers alone.
+
+    Args:
+        plans: a plan per size.
+        held: what the optimiser of every size has, tensor by tensor, as `Measurement.held`.
+
+    Returns:
+        A verdict per tensor and number that differs, with both numbers where they first do.
+    """
+    pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
+    trained = [(size, row, one) for size, row, one in pairs if one is not None]
+    usual = statistics.median_low([one.lr / row.lr for _, row, one in trained if row.lr] or [1.0])
+    found: dict[tuple[str, str], Judged] = {}
+    for size, row, one in trained:
+        said = {}
+        if not math.isclose(one.lr, usual * row.lr, rel_tol=1e-3):
+            times = f"{usual:.4g} times " if not math.isclose(usual, 1, rel_tol=1e-3) else ""
+            said["rate"] = f"{one.lr:.4g} at {size}, {times}the plan's is {usual * row.lr:.4g}"
+        eps = math.nan if one.eps is None else one.eps
+        if row.optimizer not in WITHOUT_EPS and not math.isclose(eps, row.eps, rel_tol=1e-3):
+            said["epsilon"] = f"{one.eps} at {size}, the plan's is {row.eps:.4g}"
+        if not math.isclose(one.weight_decay, row.weight_decay, rel_tol=1e-3):
+            numbers = f"{one.weight_decay:.4g} at {size}, the plan's is {row.weight_decay:.4g}"
+            said["weight_decay"] = numbers
+        family = _family(one.kind)
+        if family not in (None, OPTIMIZER_FAMILY.get(row.optimizer)):
+            said["kind"] = f"{one.kind}, the plan's is {row.optimizer}"
+        for number, note in said.items():
+            quantity = f"optimiser's {number}"
+            judged = Judged(row.name, quantity, None, None, DIFFERS, "the plan", note)
+            found.setdefault((row.name, quantity), judged)
+    return [*found.values()]
+
+
+def _family(kind: str) -> str | None:
+    """The family of an optimiser's class, by its name in small letters; None if not known."""
+    words = {"muon": "spectral", "adafactor": "adafactor", "paramscaling": "adafactor"}
+    words |= {"adamax": "", "adam": "adam", "sgd": "sgd"}
+    return next((family for word, family in words.items() if word in kind), "") or None
+
+
+def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    """The verdicts on the numbers of one tensor, those that are not zero at all sizes."""
+    whole = numbers.powers(name)
+    kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
+    start = expected.start.get(whole.kind, ZERO)
+    if not expected.published and whole.kind == "readout" and whole.start is not None:
+        start = max(start, whole.start)  # a readout may start smaller than needed
+    aims = {
+        "start": -start,
+        "rate": -expected.step.get(kind, ZERO),
+        "epsilon": _epsilon(name, numbers, expected),
+        "decay": _decay(name, numbers, expected),
+    }
+    between, result = [numbers.powers(name, pair) for pair in numbers.pairs], []
+    for quantity, aim in aims.items():
+        zeros = {one is None for one in (p.of(quantity) for p in between)}
+        if len(zeros) > 1 or (True in zeros and not numbers.all_zero(name, quantity)):
+            note = "zero at some sizes"
+            result.append(Judged(name, quantity, None, None, DIFFERS, expected.source, note))
+        elif zeros == {False} and (quantity, whole.kind) != ("start", "constant"):
+            values = [value for p in between if (value := p.of(quantity)) is not None]
+            result.append(_word(name, quantity, values, aim, expected))
+    return result
+
+
+def _epsilon(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
+    """The power expected of epsilon. For a rule of no paper: that of most tensors of the kind, if
+    no constant epsilon of Table 1 grows more; one that falls is only nearer to none."""
+    kind, attends = numbers.powers(name).kind, numbers.attends(name)
+    if expected.published:
+        return expected.epsilon(kind, attends)
+    highest = {"embedding": ZERO, "hidden": HALF}.get(kind, ONE)
+    if numbers.size == "depth":
+        highest = ZERO
+    elif numbers.size == "head_dim" and attends:
+        highest = ONE
+    return min(numbers.usual("epsilon", kind, attends), highest)
+
+
+def _decay(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
+    """The power expected of the share that a step removes. For a rule of no paper: that of most
+    tensors of the kind, which does not grow but by a rate's power."""
+    kind, attends = numbers.powers(name).kind, numbers.attends(name)
+    holds_rate = numbers.plans[numbers.sizes[0]].decay_mode == "per_group"
+    if not expected.published:
+        usual = numbers.usual("decay", kind, attends)
+        return usual if holds_rate else min(usual, ZERO)
+    aim = expected.decay.get(kind, ZERO)
+    if holds_rate:  # of the tensor before it has absorbed a multiplier
+        own = "query" if attends else kind
+        step = expected.step.get(own, expected.step.get(kind, ZERO))
+        multiplier = expected.multiplier.get(own, expected.multiplier.get(kind, ZERO))
+        aim -= step - SHIFT[numbers.family] * multiplier
+        aim += 1 if numbers.by_muon(name) and numbers.size != "depth" else 0
+    return aim
+
+
+def _word(
+    name: str, quantity: str, values: Sequence[Fraction], aim: Fraction, expected: Promise
+) -> Judged:
+    """The verdict on the powers between neighbouring sizes, which all must be the expected one."""
+    tolerance = _EXACT[quantity] if expected.published else _NEAR
+    farthest = max(values, key=lambda value: abs(value - aim))
+    word = OK
+    if max(values) - min(values) > _STRAIGHT:
+        word = DIFFERS
+    elif abs(farthest - aim) > tolerance:
+        word = GROWS if farthest > aim else VANISHES
+    return Judged(name, quantity, float(farthest), float(aim), word, expected.source)
+
+
+def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    """What the tensors of each kind, with the largest update of each, do to the parts."""
+    fastest: dict[str, Powers] = {}
+    for name in numbers.names:
+        powers = numbers.powers(name)
+        known = fastest.get(powers.kind)
+        if powers.step is not None and (known is None or powers.step < (known.step or ZERO)):
+            fastest[powers.kind] = powers
+    start, step = dict(expected.start), dict.fromkeys(LAYERS, Fraction(9))
+    for kind in LAYERS:  # a missing kind keeps step 9: a negligible change
+        if one := fastest.get(kind):
+            start[kind] = start[kind] if one.start is None else one.start
+            step[kind] = step[kind] if one.step is None else one.step
+    actual = replace(expected, start=start, step=step, attention=ZERO)
+    result = []
+    for part in ("embedding", "hidden", "logits"):
+        change = actual.change(part, FIRST_STEPS)
+        if (part == "logits" or part in fastest) and abs(change) > _NEAR:
+            word = GROWS if change > 0 else VANISHES
+            result.append(Judged(part, "change", float(change), 0.0, word, expected.source))
+    return result
+
+
+def heads_note(plans: Mapping[int, Plan]) -> str:
+    """A warning where muP has the library's attention while the head dimension grows; else ""."""
+    rule = rule_of(plans[min(plans)])
+    heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
+    other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
+    if other or rule.get("qk_exponent") != -0.5 or all(size == heads[0] for size in heads):
+        return ""
+    return (
+        f"warning: head dimensions {heads[0]} to {heads[-1]}: qk_exponent=-0.5 is muP's only where "
+        "they are the same at all widths; add heads with the width, or multiply by 1/d"
+    )

@@ -1,0 +1,344 @@
+"""Does the best learning rate of your model stay as it grows?
+
+    param-groups transfer FILE.py --widths 128 256 512 --lr 2^-9:2^-5 --steps 500 --seeds 2
+
+FILE is that of the coordinate check: task(width, seed) returns a param_groups.check.Check with
+model, plan, batches and loss. Every width is trained over a grid of rates (factors of 2, or
+--lr LOW:HIGH:OCTAVES), which grows where the best rate is at an edge. `--lr` is the plan's global
+rate; all tensors keep the plan's ratios and its decay. --fresh further seeds judge the best rates.
+The loss of a run is the mean of its last tenth of steps, so batches should not repeat.
+
+Runs are kept in OUT/runs.jsonl as they end: the same command goes on where it was stopped. Writes
+transfer.csv, transfer.json and, with matplotlib, transfer.png. Exit code: 0 the best rate stays,
+1 it moves, 2 undecided, or a mistake of yours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from param_groups.check import transfer
+from param_groups.check.command import load_function
+from param_groups.check.measuring import Check, CheckError, optimizer_of
+from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
+from param_groups.roles import PlanError, choose
+from param_groups.rows import align
+from param_groups.schedules import SHAPES, factor
+
+POINTS = 40  # of a kept loss curve, each the mean of as many steps as the others
+EXIT = {STAYS: 0, MOVES: 1}
+
+
+def main(argv: Sequence[str]) -> None:
+    """`param-groups transfer ...`; see the module for its exit codes."""
+    parser = argparse.ArgumentParser(
+        prog="param-groups transfer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE.py")
+    add("--widths", type=int, nargs="+", required=True, help="two or more, the first is the base")
+    add("--lr", required=True, metavar="LOW:HIGH[:OCTAVES]", help="the grid, such as 2^-9:2^-5")
+    add("--steps", type=int, default=500, help="optimiser steps of a run (default 500)")
+    add("--seeds", type=int, default=2, help="that choose the best rates (default 2)")
+    add("--fresh", type=int, default=2, help="further ones that judge them (default 2)")
+    add("--schedule", default="cosine", help=f"{', '.join(SHAPES)} (default cosine)")
+    add("--warmup", type=float, default=0.1, help="its share of the steps (default 0.1)")
+    add("--effect", type=float, default=transfer.EFFECT, help="power at which words part (1/4)")
+    add("--workers", type=int, help="runs side by side (default: one per core, one on a GPU)")
+    add("--out", type=Path, help="folder of the results (default transfer/NAME)")
+    args = parser.parse_args(argv)
+    grid = _grid(args)
+    load_function(args.file, *TASK)  # a mistake in the file, before processes start
+    out: Path = args.out or Path("transfer") / args.file.stem
+    settings = {
+        "file": hashlib.sha256(args.file.read_bytes()).hexdigest(),
+        **{key: getattr(args, key) for key in ("steps", "schedule", "warmup")},
+    }
+    curves = Runs(out, settings)
+    _train_all(args, grid, curves)
+    answer = transfer.answer(grid, curves.losses, args.effect)
+    collapse = _collapse(grid, answer, curves)
+    print(f"\n{table(answer)}\n\n{summary(answer, collapse)}")
+    _write(out, grid, settings, answer, collapse, curves)
+    raise SystemExit(EXIT.get(answer.verdict, 2))
+
+
+TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
+
+
+def _grid(args: argparse.Namespace) -> Grid:
+    """The grid that the options ask for; CheckError for one that cannot be trained."""
+    choose("schedule", args.schedule, SHAPES)
+    if len(set(args.widths)) < max(2, len(args.widths)) or min(args.widths) < 1:
+        raise CheckError("--widths: give two or more different widths, such as 128 256 512")
+    if args.steps < POINTS:
+        raise CheckError(f"--steps {args.steps}: expected at least {POINTS}")
+    if args.seeds < 1 or args.fresh < 0 or (args.workers is not None and args.workers < 1):
+        raise CheckError("--seeds and --workers: at least 1; --fresh: at least 0")
+    if not 0 <= args.warmup < 1 or not 0 < args.effect < math.inf:
+        raise CheckError("--warmup is a share in [0, 1), --effect a power above 0")
+    low, high, *rest = args.lr.split(":") if args.lr.count(":") in (1, 2) else ("", "")
+    try:
+        first, last, step = _octave(low), _octave(high), float(*rest) if rest else 1.0
+    except ValueError:
+        raise CheckError(f"--lr {args.lr}: expected LOW:HIGH, such as 2^-9:2^-5") from None
+    count = (last - first) / step if step > 0 else -1.0
+    if count < 2 - 1e-9:
+        raise CheckError(f"--lr {args.lr}: expected three rates or more, from low to high")
+    octaves = tuple(first + step * i for i in range(math.floor(count + 1e-9) + 1))
+    seeds = tuple(range(args.seeds)), tuple(range(args.seeds, args.seeds + args.fresh))
+    return Grid(tuple(sorted(args.widths)), octaves, step, *seeds)
+
+
+def _octave(text: str) -> float:
+    """log2 of a rate, a number or 2^x."""
+    base, power, exponent = text.partition("^")
+    return float(exponent) if power and float(base) == 2 else math.log2(float(text))
+
+
+# Runs
+
+
+class Runs:
+    """Finished runs of one folder, by what was run; a line of runs.jsonl each.
+
+    Raises CheckError for a folder with runs of another file or other settings.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.curves: dict[Run, list[float]] = {}
+        self.path = folder / "runs.jsonl"
+        if folder.exists() and not folder.is_dir():
+            raise CheckError(f"--out {folder}: a file is in the way; give a folder")
+        if self.path.exists():
+            head, *lines = self.path.read_text(encoding="utf-8").split("\n")
+            if head != json.dumps(settings):
+                raise CheckError(
+                    f"{self.path}: its runs are of another file or of other settings; give another "
+                    "--out, or delete the folder"
+                )
+            for line in lines[:-1]:  # what comes after the last line end was cut off by a stop
+                width, octave, seed, curve = json.loads(line)
+                self.curves[Run(width, octave, seed)] = [float(value) for value in curve]
+            whole = "\n".join([head, *lines[:-1], ""])
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            whole = json.dumps(settings) + "\n"
+        self.path.write_text(whole, encoding="utf-8")
+
+    def keep(self, run: Run, curve: list[float]) -> None:
+        """Writes a finished run down."""
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps([*run, curve]) + "\n")
+        self.curves[run] = curve
+
+    @property
+    def losses(self) -> dict[Run, float]:
+        """Run -> its loss, infinite where it diverged."""
+        return {run: curve[-1] for run, curve in self.curves.items()}
+
+
+def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
+    """Trains what is wanted until nothing is, with a line of progress on stderr."""
+    cores = os.cpu_count() or 1
+    workers = args.workers or (1 if torch.cuda.is_available() else cores)
+    threads = max(1, cores // workers)
+    began, done = time.monotonic(), 0
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        try:
+            while runs := transfer.wanted(grid, curves.losses):
+                jobs = {pool.submit(train, args, run, threads): run for run in runs}
+                for future in _ended(jobs):
+                    curves.keep(jobs[future], _result(future, args.file, jobs[future]))
+                    done += 1
+                    left = len(jobs) - sum(run in curves.curves for run in runs)
+                    seconds = (time.monotonic() - began) / done * left
+                    _progress(len(curves.curves), len(curves.curves) + left, seconds)
+        except BaseException as stop:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(stop, KeyboardInterrupt):
+                kept = f"{len(curves.curves)} runs are kept; the same command goes on"
+                raise CheckError(f"stopped: {kept}") from None
+            raise
+
+
+def _ended(jobs: Mapping[Future[list[float]], Run]) -> Iterator[Future[list[float]]]:
+    """Futures as they end."""
+    waiting = set(jobs)
+    while waiting:
+        ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+        yield from ended
+
+
+def _result(future: Future[list[float]], file: Path, run: Run) -> list[float]:
+    """What a run returned; CheckError with what stopped it."""
+    try:
+        return future.result()
+    except PlanError:
+        raise
+    except BrokenProcessPool:
+        raise CheckError(
+            f"{file}: a process that trains has ended without a word (memory, or the file exits); "
+            "finished runs are kept, the same command goes on"
+        ) from None
+    except Exception as error:
+        where = f"task({run.width}, {run.seed}) at rate {2**run.octave:.3g}"
+        raise CheckError(f"{file}: {where}: {type(error).__name__}: {error}") from error
+
+
+def _progress(done: int, whole: int, seconds: float) -> None:
+    """How far the runs are that are known to be wanted."""
+    filled = round(20 * done / whole)
+    bar = f"[{'#' * filled}{'-' * (20 - filled)}] {done}/{whole} runs, {seconds / 60:.1f} min left"
+    terminal = sys.stderr.isatty()
+    if terminal or done == whole or done % 10 == 0:
+        print(f"\r{bar}  " if terminal else bar, end="" if terminal else "\n", file=sys.stderr)
+
+
+def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
+    """Trains one run; the loss in POINTS equal parts of it, then that of its last tenth.
+
+    A run whose loss is not finite ends there, and all later losses are infinite.
+    """
+    torch.set_num_threads(threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(run.seed)
+    task = load_function(args.file, *TASK)
+    check = task(run.width, run.seed)
+    if not isinstance(check, Check) or not len(check.batches):
+        raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")
+    model = check.model.to(device)
+    check.plan.initialise(model, run.seed, overwrite=True)
+    if check.after_init is not None:
+        check.after_init(model)
+    optimizer = optimizer_of(check, decays=True)
+    set_rate(optimizer, check, 2.0**run.octave)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    warmup = round(args.warmup * args.steps)
+    losses: list[float] = []
+    model.train()
+    for step in range(args.steps):
+        # The first update has the rate of step 1: one at rate 0 would train nothing.
+        part = factor(args.schedule, step + 1, warmup_steps=warmup, total_steps=args.steps + 1)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * part
+        batch = check.batches[step % len(check.batches)]
+        optimizer.zero_grad()
+        loss = check.loss(model, tree_map_only(torch.Tensor, lambda t: t.to(device), batch))
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            return [math.inf] * (POINTS + 1)
+        torch.autograd.backward(loss)
+        if check.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), check.clip_norm)
+        optimizer.step()
+    edges = [round(len(losses) * i / POINTS) for i in range(POINTS + 1)]
+    parts = [losses[a:b] for a, b in itertools.pairwise(edges)]
+    return [sum(part) / len(part) for part in (*parts, losses[-max(1, len(losses) // 10) :])]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, check: Check, lr: float) -> None:
+    """Gives the plan another global rate; every tensor keeps its ratio and its meaning of decay."""
+    ratio = lr / check.plan.lr
+    for group in optimizer.param_groups:
+        group["lr"] *= ratio
+        if check.plan.decay_mode == "independent":  # a share per step, whatever the rate
+            group["weight_decay"] = group.get("weight_decay", 0.0) / ratio
+
+
+# What is said
+
+
+def table(answer: Answer) -> str:
+    """A line per width."""
+    base = answer.at[0].width
+    lines = [("width", "best lr", "loss", f"at {base}'s lr", "price")]
+    for one in answer.at:
+        if one.best is None:
+            lines.append((str(one.width), "every run diverged", "-", "-", "-"))
+            continue
+        error = f" ± {one.best.error:.2f}" if math.isfinite(one.best.error) else ""
+        place = " (at the edge)" if one.best.at_edge else error
+        price = f"{one.price:+.4f}" + (f" ± {one.error:.4f}" if math.isfinite(one.error) else "")
+        cells = (f"2^{math.log2(one.best.value):.2f}{place}", f"{one.lowest:.4f}")
+        at_base = f"{one.at_base:.4f}"
+        lines.append((str(one.width), *cells, at_base, "0" if one.width == base else price))
+    return align(lines)
+
+
+def summary(answer: Answer, collapse: tuple[float, float] | None) -> str:
+    """The power, what the base's rate costs, whether curves agree, the verdict."""
+    lines = []
+    if answer.power is not None:
+        interval = (
+            f" (95 % ± {answer.reach:.2f})" if math.isfinite(answer.reach) else " (error unknown)"
+        )
+        lines.append(f"best rate goes as width^({answer.power.exponent:+.2f}){interval}")
+    if collapse is not None:
+        seeds = "?" if math.isnan(collapse[1]) else f"{collapse[1]:.4f}"
+        lines.append(f"loss curves of one scale differ by {collapse[0]:.4f} (seeds alone: {seeds})")
+    advice = f": {answer.advice}" if answer.advice else ""
+    return "\n".join([*lines, f"verdict: {answer.verdict}{advice}"])
+
+
+def _collapse(grid: Grid, answer: Answer, runs: Runs) -> tuple[float, float] | None:
+    """`transfer.collapse` of the curves at every width's best grid rate; None where one is lost."""
+    curves = {}
+    for one in answer.at:
+        rate = math.log2(one.best.grid_value) if one.best else math.nan
+        of = [runs.curves.get(Run(one.width, rate, seed), [math.inf]) for seed in grid.seeds]
+        if not all(math.isfinite(value) for curve in of for value in curve):
+            return None
+        curves[one.width] = [curve[:-1] for curve in of]
+    return transfer.collapse(curves)
+
+
+def _write(
+    out: Path,
+    grid: Grid,
+    settings: Mapping[str, Any],
+    answer: Answer,
+    collapse: tuple[float, float] | None,
+    runs: Runs,
+) -> None:
+    """The runs as a table, the answer as JSON, the picture."""
+    with open(out / "transfer.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("width", "lr", "seed", "chooses", "loss"))
+        for run, loss in sorted(runs.losses.items()):
+            writer.writerow((run.width, 2.0**run.octave, run.seed, run.seed in grid.seeds, loss))
+    result = {
+        "settings": settings,
+        "torch": torch.__version__,
+        "collapse": collapse,
+        **asdict(answer),
+    }
+    (out / "transfer.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"table: {out / 'transfer.csv'}")
+    try:
+        from param_groups.check.figure import draw_transfer
+    except ImportError:
+        print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
+    else:
+        draw_transfer(answer, out / "transfer.png")
+        print(f"figure: {out / 'transfer.png'}")

@@ -1,0 +1,100 @@
+"""The command `transfer`: one rule that stays beside one that moves, stops, mistakes."""
+
+import json
+
+import pytest
+
+from param_groups.__main__ import main
+
+TASK = """
+import torch
+from param_groups import Everett, Rule, plan
+from param_groups.check import Check
+
+def task(width, seed):
+    draw = torch.Generator().manual_seed(seed)
+    xs = torch.randn(80, 32, 1, generator=draw)
+    noise = torch.randn(80, 32, 1, generator=draw)
+    model = torch.nn.Linear(width, 1, bias=False)
+    rule = Everett("standard", width, 16, optimizer="sgd", alignment="{alignment}")
+    numbers = plan(model, [Rule("weight", "readout")], rule, lr=0.1)
+
+    def loss(model, batch):  # equal inputs: a step moves the output by the rate times the width
+        x, noise = batch
+        return (model(x.expand(-1, width)) - 4 * x - noise).square().mean()
+
+    return Check(model=model, plan=numbers, batches=list(zip(xs, noise)), loss=loss)
+"""
+WORDS = (
+    "--widths 16 64 256 --lr 2^-10:2^-5 --seeds 3 --steps 80 --schedule constant --warmup 0".split()
+)
+WORDS += ["--workers", "1"]
+
+
+def said(file, *words):
+    """The exit code of the command."""
+    with pytest.raises(SystemExit) as stop:
+        main(["transfer", str(file), *WORDS, "--out", str(file.parent / "out"), *words])
+    return stop.value.code
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(TASK.format(alignment="global"))
+    return path
+
+
+def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys):
+    assert said(file) == 1
+    out = file.parent / "out"
+    result = json.loads((out / "transfer.json").read_text())
+    assert result["power"]["exponent"] == pytest.approx(-1.0, abs=0.25)
+    assert (out / "transfer.png").exists()
+
+    # What a stop has cut off is trained again, all else is kept.
+    runs, whole = out / "runs.jsonl", (out / "runs.jsonl").read_text()
+    lines = whole.splitlines(keepends=True)
+    runs.write_text("".join(lines[:-1]) + lines[-1][:30])
+    assert said(file) == 1
+    assert sorted(runs.read_text().splitlines()) == sorted(whole.splitlines())
+
+    file.write_text(TASK.format(alignment="full"))
+    capsys.readouterr()
+    assert said(file) == 2
+    assert "its runs are of another file or of other settings" in capsys.readouterr().err
+    assert said(file, "--out", str(file.parent / "full")) == 0
+    assert "verdict: stays" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "2^-9"], "--lr 2^-9: expected LOW:HIGH, such as 2^-9:2^-5"),
+        (["--lr", "2^-5:2^-9"], "--lr 2^-5:2^-9: expected three rates or more, from low to high"),
+        (["--lr", "0:1"], "--lr 0:1: expected LOW:HIGH"),
+        (["--lr", "1e-3:1e-1:0"], "--lr 1e-3:1e-1:0: expected three rates or more"),
+        (["--widths", "64", "64"], "--widths: give two or more different widths"),
+        (["--steps", "10"], "--steps 10: expected at least 40"),
+        (["--seeds", "0"], "--seeds and --workers: at least 1"),
+        (["--warmup", "1"], "--warmup is a share in [0, 1)"),
+        (["--schedule", "cosin"], "cosine"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(file, words, message, capsys):
+    assert said(file, *words) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (file.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise ValueError('no data')", "ValueError: no data"),
+        ("import os; os._exit(0)", "a process that trains has ended without a word"),
+    ],
+)
+def test_a_file_that_fails_is_one_line(file, line, message, capsys):
+    file.write_text(f"def task(width, seed):\n    {line}\n")
+    assert said(file) == 2
+    assert message in capsys.readouterr().err

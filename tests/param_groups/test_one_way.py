@@ -1,0 +1,68 @@
+"""How the package's centre reads: a short plan(), and no question about which class a value is."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import param_groups
+from param_groups.plan import plan
+
+ROOT = Path(param_groups.__file__).parent
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if "stock" not in path.parts]
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+OWN = {
+    node.name
+    for tree in TREES.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+}
+# Where a user hands something in, it is looked at once: (file, class). Layers are the user's.
+DOORS = {
+    ("check/measuring.py", "Check"),
+    ("model/forward.py", "Scaled"),
+    ("model/read.py", "Multiplied"),
+    ("model/values.py", "Multiplied"),
+    ("prescription.py", "Prescription"),
+    ("roles.py", "Rule"),
+    ("rules/everett.py", "Alignment"),
+    ("rules/exponents.py", "Alignment"),
+    ("rules/exponents.py", "Parameterization"),
+    ("rules/wrappers.py", "Prescription"),
+    ("schedules.py", "Plan"),
+}
+# Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
+FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update"}
+
+
+def calls(tree, *names):
+    """Calls of builtins by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names:
+            yield node
+
+
+def test_plan_reads_at_a_glance():
+    (function,) = ast.parse(inspect.getsource(plan)).body
+    body = function.body[1:]  # without the docstring
+    lines = {line for node in body for line in range(node.lineno, node.end_lineno + 1)}
+    assert len(lines) <= 12
+
+
+def test_no_code_asks_which_of_the_packages_classes_a_value_is():
+    asked = {
+        (str(path.relative_to(ROOT)), name.id)
+        for path, tree in TREES.items()
+        for call in calls(tree, "isinstance", "issubclass")
+        for name in ast.walk(call.args[1])
+        if isinstance(name, ast.Name) and name.id in OWN
+    }
+    assert asked <= DOORS
+
+
+def test_no_code_looks_for_an_attribute_that_a_value_of_the_package_may_lack():
+    """With a constant name; columns of rows are read by the names of their fields."""
+    for path, tree in TREES.items():
+        for call in calls(tree, "getattr", "hasattr"):
+            value = ast.unparse(call.args[0])
+            columns = not isinstance(call.args[1], ast.Constant) and len(call.args) == 2
+            assert columns or value.partition(".")[0] in FOREIGN, (path.name, ast.unparse(call))

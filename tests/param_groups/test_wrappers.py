@@ -1,0 +1,336 @@
+"""Prescriptions around others: closed forms, orders that are equal, orders that mean nothing."""
+
+import itertools
+import math
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+import param_groups
+from param_groups import (
+    Bordelon,
+    CompleteP,
+    Decay,
+    Depth,
+    Dinan,
+    EpsFollows,
+    Everett,
+    Muon,
+    Numbers,
+    PlanError,
+    Prescription,
+    Role,
+    Size,
+    Tensor,
+    Tuned,
+)
+from param_groups.rules import wrappers
+from tests.param_groups.test_prescriptions import BLOCK, fans
+
+M, R = 4.0, 3.0  # width and depth over those of the base
+INIT = dict.fromkeys(Role, 0.02)
+
+
+class Mine(Prescription):
+    """A rule of one's own in a few lines, with a base, a gradient and an optimiser."""
+
+    base = Size(64)
+
+    def __init__(self, width=256, optimizer="adam"):
+        self.width, self.optimizer = width, optimizer
+
+    def __call__(self, tensor):
+        ratio = self.at(tensor).width / 64
+        return Numbers(tensor.fan_in**-0.5, lr=1 / ratio, gradient=ratio**-0.5)
+
+
+def rules(optimizer="adam"):
+    """Every kind of rule, at four times its base width."""
+    return {
+        "mup": Everett("mup", 256, 64, optimizer),
+        "ntk": Everett("ntk", 256, 64, optimizer),
+        "dinan": Dinan(256, optimizer=optimizer),
+        "mine": Mine(optimizer=optimizer),
+    }
+
+
+def tensors(rule):
+    """Tensors of a model of the rule's width that it has numbers for."""
+    roles = (*BLOCK, Role.NORM_SCALE, Role.READOUT, Role.READOUT_BIAS, Role.PATCH_EMBEDDING)
+    for role in roles:
+        tensor = Tensor(role, *fans(role, rule.width))
+        try:
+            rule(tensor)
+        except PlanError:
+            assert isinstance(rule, Dinan) and role is Role.NORM_SCALE
+        else:
+            yield tensor
+
+
+def own_base(rule):
+    return {} if rule.base else {"base_width": 64}
+
+
+def close(one, other):
+    """Whether numbers agree to rounding."""
+    for key in fields(Numbers):
+        mine, theirs = getattr(one, key.name), getattr(other, key.name)
+        same = mine == theirs or math.isclose(mine, theirs, rel_tol=1e-12)
+        assert same, (key.name, mine, theirs)
+
+
+# Closed forms, of which a wrong power must be seen
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["mup", "ntk", "dinan", "mine"])
+def test_depth_is_bordelons_power_around_any_rule(name, optimizer):
+    for alpha, decays in itertools.product((0.5, 0.75, 1.0), (False, True)):
+        rule = rules(optimizer)[name]
+        deep = Depth(rule, depth=12, base_depth=4, alpha=alpha, decays=decays)
+        assert deep.forward().residual_multiplier == pytest.approx(R**-alpha)
+        for tensor in tensors(rule):
+            before, after = rule(tensor), deep(tensor)
+            power = (2 * alpha - 1 if optimizer == "sgd" else alpha - 1) * tensor.in_branch
+            assert after.lr == pytest.approx(before.lr * R**power), tensor
+            assert after.decay == pytest.approx(before.decay * R ** (power * decays)), tensor
+            if before.gradient is not None:
+                share = R ** (-alpha * tensor.in_branch)
+                assert after.gradient == pytest.approx(before.gradient * share)
+            assert (after.eps, after.multiplier) == (before.eps, before.multiplier)
+            assert after.init_std == before.init_std
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
+def test_epsilon_is_as_the_gradient_or_its_square(optimizer):
+    power = 2 if optimizer == "adafactor" else 1
+    for rule in (Everett("mup", 256, 64, optimizer), Mine(optimizer=optimizer)):
+        deep = Depth(rule, depth=12, base_depth=4)
+        for one, tensor in itertools.product((rule, deep), tensors(rule)):
+            expected = one(tensor).gradient ** power
+            assert EpsFollows(one)(tensor).eps == pytest.approx(expected), tensor
+    if optimizer == "adam":  # the paper's own factor between the rates of SGD and AdamW
+        for tensor in tensors(Dinan(256)):
+            sizes = [
+                Dinan(n, "hybrid")(t).lr / Dinan(n, "hybrid", optimizer="sgd")(t).lr
+                for n, t in ((256, tensor), (64, tensor.at(Size(64), 1 / M)))
+            ]
+            eps = EpsFollows(Dinan(256, "hybrid"), base_width=64)(tensor).eps
+            assert eps == pytest.approx(sizes[0] / sizes[1]), tensor
+
+
+@pytest.mark.parametrize("name", ["mup", "ntk", "dinan", "mine"])
+@pytest.mark.parametrize("power", [0.0, -0.5, -1.0])
+def test_decay_has_its_power_in_what_sums_over_the_width(name, power):
+    rule = rules()[name]
+    spared = Decay(rule, power, spare="vectors", **own_base(rule))
+    for tensor in tensors(rule):
+        sums = tensor.role in (*BLOCK, Role.READOUT)
+        before = rule(tensor)
+        expected = before.decay * M ** (power * sums)
+        after = Decay(rule, power, **own_base(rule))(tensor)
+        assert after == replace(before, decay=pytest.approx(expected)), tensor
+        vector = tensor.role in (Role.NORM_SCALE, Role.READOUT_BIAS)
+        assert spared(tensor).decay == pytest.approx(0.0 if vector else expected)
+
+
+@pytest.mark.parametrize("name", ["mup", "ntk", "dinan", "mine"])
+def test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers(name):
+    rule = rules()[name]
+    tuned = Tuned(rule, INIT, **own_base(rule))
+    for tensor in tensors(rule):
+        small = tensor.at(Size(64), 1 / M)
+        here, there, got = rule(tensor), rule(replace(small, size=Size(64))), tuned(tensor)
+        for key in ("lr", "eps", "multiplier"):
+            expected = getattr(here, key) / getattr(there, key)
+            assert getattr(got, key) == pytest.approx(expected), (tensor, key)
+        if there.init_std and here.init_std:
+            assert got.init_std == pytest.approx(0.02 * here.init_std / there.init_std), tensor
+        at_base = tuned(small)
+        assert (at_base.lr, at_base.eps, at_base.multiplier) == (1.0, 1.0, 1.0)
+        assert at_base.init_std in (0.0, 0.02)
+
+
+@pytest.mark.parametrize("convention", wrappers.MUON_CONVENTIONS)
+@pytest.mark.parametrize("name", ["mup", "ntk", "dinan", "mine"])
+def test_muon_has_one_spectral_norm_at_every_width(name, convention):
+    """The change of multiplier times tensor, over the root of out/in, has no power of the width;
+    of match_rms it has none with the power of its rate."""
+    rule = rules()[name]
+    muon = Muon(rule, convention, **own_base(rule))
+    for tensor in tensors(rule):
+        before, after = rule(tensor), muon(tensor)
+        if tensor.role not in BLOCK:
+            assert after == replace(before, optimizer="adam")
+            continue
+        small = tensor.at(Size(64), 1 / M)
+        norms = [
+            number.lr * number.multiplier * math.sqrt(t.fan_in / t.fan_out)
+            for t, number in ((tensor, after), (small, muon(small)))
+        ]
+        assert after.optimizer == "muon" and norms[0] == pytest.approx(norms[1]), tensor
+
+
+CAUGHT_BY = {
+    "Depth": (test_depth_is_bordelons_power_around_any_rule, ("mup", "adam")),
+    "EpsFollows": (test_epsilon_is_as_the_gradient_or_its_square, ("adam",)),
+    "Decay": (test_decay_has_its_power_in_what_sums_over_the_width, ("mup", -1.0)),
+    "Tuned": (
+        test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers,
+        ("mup",),
+    ),
+    "Muon": (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral")),
+}
+PLANTED = {
+    "Depth": ("lr", "decay", "gradient"),
+    "EpsFollows": ("eps",),
+    "Decay": ("decay",),
+    "Tuned": ("lr", "eps", "multiplier", "init_std"),
+    "Muon": ("lr",),
+}
+
+
+@pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
+@pytest.mark.parametrize(("name", "key"), [(n, key) for n in PLANTED for key in PLANTED[n]])
+def test_a_wrong_power_in_a_wrapper_is_caught(name, key, power, monkeypatch):
+    """Of the width, or of the depth; by the test that is named."""
+    kind = getattr(wrappers, name)
+    right = kind.change
+
+    def wrong(self, tensor, numbers):
+        changed = right(self, tensor, numbers)
+        size = self.at(tensor)
+        ratio = size.depth / 4 if name == "Depth" else size.width / 64
+        return replace(changed, **{key: getattr(changed, key) * ratio**power})
+
+    test, case = CAUGHT_BY[name]
+    test(*case)
+    monkeypatch.setattr(kind, "change", wrong)
+    with pytest.raises(AssertionError):
+        test(*case)
+
+
+@pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
+def test_a_wrong_power_on_branches_is_caught(power, monkeypatch):
+    right = Depth.forward
+    wrong = lambda self, size=None: right(self, size)._replace(residual_multiplier=R ** (power - 1))
+    monkeypatch.setattr(Depth, "forward", wrong)
+    with pytest.raises(AssertionError):
+        test_depth_is_bordelons_power_around_any_rule("mup", "adam")
+
+
+# Orders
+
+AROUND = {
+    "depth": lambda rule: Depth(rule, depth=12, base_depth=4, alpha=0.75, decays=True),
+    "eps": EpsFollows,
+    "decay": lambda rule: Decay(rule, exponent=-0.5, spare="vectors"),
+    "tuned": lambda rule: Tuned(rule, INIT, base_head_dim=8),
+    "muon": lambda rule: Muon(rule, "match_rms", adam_factor=0.5),
+}
+
+
+def stacked(order, rule):
+    for name in order:
+        rule = AROUND[name](rule)
+    return rule
+
+
+@pytest.mark.parametrize("name", ["mup", "ntk", "mine"])
+@pytest.mark.parametrize("last", ["tuned", "muon"])
+def test_the_order_of_wrappers_changes_no_number(name, last):
+    """Of depth, epsilon, decay and recipe; of Muon with all but the recipe."""
+    rule = rules()[name]
+    first, *others = itertools.permutations(("depth", "eps", "decay", last))
+    expected = stacked(first, rule)
+    for order in others:
+        made = stacked(order, rule)
+        for tensor in tensors(rule):
+            close(made(tensor), expected(tensor))
+        assert made.forward() == pytest.approx(expected.forward()) or (
+            made.forward()._replace(way_out="") == expected.forward()._replace(way_out="")
+        )
+
+
+def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_not():
+    rule, up = rules()["mup"], Tensor("mlp_in", 256, 1024)
+    assert Tuned(Muon(rule), INIT)(up).lr == 1.0
+    assert Muon(Tuned(rule, INIT))(up).lr == 2.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda mup: Depth(Bordelon(8, 4, 3), 3), "Bordelon has a rule for the depth of its own"),
+        (lambda mup: Depth(Depth(mup, 3), 3), r"Depth stands around Depth\(Everett\) already"),
+        (lambda mup: EpsFollows(Depth(EpsFollows(mup), 3)), "EpsFollows stands around"),
+        (lambda mup: Decay(CompleteP(64, 64, 2, 2)), "Decay stands around"),
+        (lambda mup: Muon(Muon(mup)), "Muon stands around"),
+        (lambda mup: Muon(Everett("mup", 8, 8, "adafactor")), "Everett is for 'adafactor'"),
+        (lambda mup: EpsFollows(Dinan(8)), r"Dinan has no base width .*EpsFollows\(rule, base_w"),
+        (lambda mup: Decay(Dinan(8), -1.0), r"Dinan has no base width .*Decay\(rule, base_width"),
+        (lambda mup: Decay(mup, -1.0, base_width=8), "base_width is 8, that of Everett 64"),
+        (lambda mup: Decay(mup, math.inf), "Decay: exponent must be finite"),
+        (lambda mup: Decay(mup, spare="norms"), "unknown spare 'norms'; did you mean 'vectors'"),
+        (lambda mup: Depth(mup, 2.5), "Depth: depth must be an integer"),
+        (lambda mup: Depth(mup, 2, 0), "Depth: base_depth must be positive"),
+        (lambda mup: Depth(mup, 2, alpha=0.4), r"Depth: alpha must lie in \[1/2, 1\]"),
+        (lambda mup: Depth(3, 2), "Depth goes around a prescription, got 3"),
+        (
+            lambda mup: EpsFollows(Bordelon(8, 4, 3), base_width=8)(Tensor("query", 32, 32)),
+            r"EpsFollows\(Bordelon\): a query has a gradient for which no power .* is known",
+        ),
+        (
+            lambda mup: EpsFollows(mup)(Tensor("router", 64, 8)),
+            r"EpsFollows\(Everett\): a router has a gradient .*without EpsFollows",
+        ),
+        (lambda mup: Everett("mup", 8, 8, "sgd")(Tensor("lora_b", 8, 8)), "Everett: a lora_b has"),
+    ],
+)
+def test_what_means_nothing_is_refused(wrong, message):
+    with pytest.raises(PlanError, match=message):
+        wrong(Everett("mup", 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper"), [("Spectral", r"Muon\(Everett"), ("Recipe", r"Tuned\(rule, init=")]
+)
+def test_a_name_that_is_gone_says_what_it_has_become(name, wrapper):
+    with pytest.raises(ImportError, match=f"no {name}: it is {wrapper}"):
+        getattr(param_groups, name)
+    assert not hasattr(param_groups, "Unknown")
+
+
+# A new role is one row
+
+
+def test_a_role_is_added_by_one_row(tmp_path):
+    """In a copy of the package: every rule and wrapper has numbers for it by its facts alone."""
+    copy = tmp_path / "param_groups"
+    shutil.copytree(Path(param_groups.__file__).parent, copy)
+    source = (copy / "roles.py").read_text(encoding="utf-8")
+    row = '    NARROWING = "narrowing", Facts("hidden", (IN,))\n'
+    mark = '    LORA_A = "lora_a"'
+    assert source.count(mark) == 1
+    (copy / "roles.py").write_text(source.replace(mark, row + mark), encoding="utf-8")
+    program = """
+from torch import nn
+from param_groups import *
+model = nn.Sequential(nn.Linear(64, 8, bias=False))
+stem = Muon(Decay(EpsFollows(Depth(Everett("mup", 64, 16), 2, 1, 0.5)), -1.0))
+options = {"lr": 1.0, "applied": stem.forward().factors()}
+row = plan(model, [Rule("0.weight", "narrowing", trunk=False)], stem, **options,
+           weight_decay=0.1, decay_mode="independent").rows[0]
+print(row.role, row.fan_in, row.lr, row.eps / 1e-8, row.decay_per_step, row.optimizer)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    role, *numbers, optimizer = ran.stdout.split()
+    assert (role, optimizer) == ("narrowing", "adam")  # Muon trains what grows on both axes
+    expected = [64, 0.25 * 2**-0.5, 0.25 * 2**-0.5, 0.1 / 4]
+    assert [float(number) for number in numbers] == pytest.approx(expected)
