@@ -11,7 +11,7 @@ from torch import nn
 from param_groups import Bordelon, EpsFollows, Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Linear
 from param_groups.plan import DECAY_MODES
-from param_groups.prescription import NORMAL, UNIFORM, Numbers
+from param_groups.quantities import NORMAL, UNIFORM, Numbers
 from tests.param_groups.test_plan import (
     CONTEXT,
     HEAD_RULES,

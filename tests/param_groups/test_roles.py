@@ -10,7 +10,7 @@ from torch import nn
 
 from nanolm_c4.model import RULES
 from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
-from param_groups.model.read import check_assigned
+from param_groups.model.read import check_widths
 from param_groups.roles import fans
 from param_groups.stock.rules import (
     GPT2_RULES,
@@ -28,7 +28,7 @@ def check_width(assignment, width, model=None):
     """What `plan` asks of a tensor's axes and layout."""
     if model is None:  # one tensor that a test has named
         model = nn.ModuleDict({assignment.name.partition(".")[0]: nn.Module()})
-    check_assigned(model, [assignment], (), Everett("mup", width, width), None)
+    check_widths([assignment], Everett("mup", width, width))
 
 
 class Mlp(nn.Module):
