@@ -241,7 +241,11 @@ def test_a_look_at_several_sweeps_adds_their_runs_and_times_up(call, tmp_path):
     [
         (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
         (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
-        (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
+        (["everett_laptop.sh", "--help"], "at the\nlaptop preset: trains, draws"),
+        (["vit_laptop.sh", "--help"], "at the laptop preset: a small Vision Transformer"),
+        (["bart_laptop.sh", "--help"], "at the laptop preset: a narrow BART"),
+        (["infinite_limits_laptop.sh", "--help"], "at the laptop presets: Vision Transformers"),
+        (["nanolm_c4.sh", "--help"], "on GPU nodes, after"),
     ],
 )
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
