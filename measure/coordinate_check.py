@@ -52,6 +52,7 @@ CHECK_SETTINGS: dict[str, Any] = {
     "prescription.beta0": 1.0,
     # Divided by a small gamma0, the initial output is large enough to affect the loss.
     "prescription.gamma0": 1.0,
+    "optimizer.weight_decay": 0.0,  # at rates far above a run's a plan refuses one
     # One sample cannot be mixed with another.
     "data.augmentation.mixup": 0.0,
     "data.augmentation.cutmix": 0.0,

@@ -122,15 +122,29 @@ class BordelonSection(PrescriptionSection):
         return Bordelon(**sizes, optimizer=optimizer, zero_readout=True, **constants)
 
 
-class EverettSection(PrescriptionSection):
+class BasedSection(PrescriptionSection):
+    """What all rules but bordelon have: powers relative to a base width."""
+
+    base_width: PositiveInt
+    """Width at which all learning-rate exponents cancel. All rules but bordelon."""
+    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = unless_set()
+    """A decay per step goes as (width / base_width)^this in matrices that sum over the width; by
+    default 0, independent decay. -1 is torch's coupled decay under muP."""
+    embedding_std: PositiveFloat | None = None
+    """Scale of embedding and positions after the multiplier; by default 0.01, and 1 for mup."""
+    qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
+    """Attention logits are multiplied by h^this; by default -1/2, and -1 for mup, mean_field."""
+    base_depth: PositiveInt | None = unless_set()
+    """Blocks at which alpha_depth changes nothing; by default 1. All rules but bordelon."""
+
+
+class EverettSection(BasedSection):
     """Everett et al., Table 1."""
 
     parameterization: Literal["standard", "ntk", "mup", "mean_field"]
     """Initialisation and multiplier; bordelon also rates, attention and residual branches."""
     alignment: Literal["full", "none", "global"]
     """Learning-rate exponents; global is one rate for all tensors. Everett et al.'s rules."""
-    base_width: PositiveInt
-    """Width at which all learning-rate exponents cancel. All rules but bordelon."""
     gamma_embedding: PositiveFloat = 1.0
     """Constant on the embedding type's rate."""
     gamma_hidden: PositiveFloat = 1.0
@@ -142,20 +156,11 @@ class EverettSection(PrescriptionSection):
     multiplier times tensor at base_width, which equivalent parameterisations share."""
     embedding_exponent: Annotated[float, Field(ge=-2, le=2)] | None = unless_set()
     """Rates of embeddings go as (width / base_width)^this beside the rule; by default 0."""
-    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = unless_set()
-    """A decay per step goes as (width / base_width)^this in matrices that sum over the width; by
-    default 0, independent decay. -1 is torch's coupled decay under muP."""
     eps_per_layer: bool = False
     """Scale epsilon with each layer type's gradient."""
-    embedding_std: PositiveFloat | None = None
-    """Scale of embedding and positions after the multiplier; by default 0.01, and 1 for mup."""
-    qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
-    """Attention logits are multiplied by h^this; by default -1/2, and -1 for mup, mean_field."""
     alpha_depth: Alpha | None = unless_set()
     """Residual branches are multiplied by (layers / base_depth)^(-this), and rates in them follow;
     by default neither. bordelon: by beta0 layers^(-this)."""
-    base_depth: PositiveInt | None = unless_set()
-    """Blocks at which alpha_depth changes nothing; by default 1. All rules but bordelon."""
 
     @model_validator(mode="after")
     def _base_depth_acts(self) -> EverettSection:
@@ -185,20 +190,10 @@ class EverettSection(PrescriptionSection):
         return Decay(rule, self.decay_exponent) if self.decay_exponent else rule
 
 
-class SpectralSection(PrescriptionSection):
+class SpectralSection(BasedSection):
     """Muon beside muP's AdamW, for optimizer.name muon."""
 
     parameterization: Literal["spectral"]
-    base_width: PositiveInt
-    """Width at which all learning-rate exponents cancel. All rules but bordelon."""
-    base_depth: PositiveInt | None = unless_set()
-    """Blocks at which the factor on branches, base_depth / layers, is 1; by default none."""
-    embedding_std: PositiveFloat | None = None
-    """Scale of embedding and positions after the multiplier; by default 1."""
-    qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
-    """Attention logits are multiplied by h^this; by default -1."""
-    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = unless_set()
-    """A decay per step goes as (width / base_width)^this in matrices that sum over the width."""
     convention: Literal["spectral", "original", "match_rms"] | None = unless_set()
     """spectral: what multiplies Muon's updates, sqrt(out/in) by default."""
     rate_exponent: Annotated[float, Field(ge=-2, le=2)] | None = unless_set()

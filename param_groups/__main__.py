@@ -16,7 +16,7 @@ from typing import Any
 
 from param_groups import __version__
 from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
-from param_groups.prescription import Tensor
+from param_groups.prescription import Prescription, Tensor
 from param_groups.roles import PlanError, Role, choose
 from param_groups.rows import align
 from param_groups.rules import exponents
@@ -32,6 +32,7 @@ from param_groups.rules.exponents import (
     gradient_exponents,
     solve,
 )
+from param_groups.rules.wrappers import Depth, EpsFollows
 
 Rows = list[tuple[str, ...]]
 
@@ -248,8 +249,10 @@ def numbers_table(args: argparse.Namespace) -> _Result:
     elif kind is Bordelon:
         decided = {"zero_readout": language}
     options = [one for one in fields(kind) if one.init and one.name not in decided]
+    around = ("alpha_depth", "base_depth", "eps_per_layer") if kind is Everett else ()
     for key in settings:
-        choose(f"key of {name}", key, [*(one.name for one in options), *shapes])
+        choose(f"key of {name}", key, [*(one.name for one in options), *around, *shapes])
+    wrapped = {key: settings.pop(key) for key in around if key in settings}
     sizes = {key: settings.pop(key, value) for key, value in shapes.items()}
     for key, value in sizes.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -257,7 +260,13 @@ def numbers_table(args: argparse.Namespace) -> _Result:
     for one in options:
         if one.default is MISSING and one.name not in settings:
             raise PlanError(f"{name} needs {one.name}=")
-    prescription = kind(**settings, **decided)
+    prescription: Prescription = kind(**settings, **decided)
+    if "alpha_depth" in wrapped:
+        depth: Any = settings.get("depth")
+        base_depth = wrapped.get("base_depth", 1)
+        prescription = Depth(prescription, depth, base_depth, wrapped["alpha_depth"])
+    if wrapped.get("eps_per_layer"):
+        prescription = EpsFollows(prescription)
     width = round(prescription.width)
     hidden = width * sizes.get("mlp_ratio", 1)
     fans = {
@@ -282,7 +291,11 @@ def numbers_table(args: argparse.Namespace) -> _Result:
     if "attention_scale" not in forward:
         power = f"{wanted.attention:g}"
         parts.insert(0, f"attention_scale head_dim^({power}), a number with head_dim=")
-    by_role = {role: asdict(value) for role, value in numbers.items()}
+    inner = {"gradient", "eps_power"}  # what prescriptions tell each other
+    by_role = {
+        role: {key: entry for key, entry in asdict(value).items() if key not in inner}
+        for role, value in numbers.items()
+    }
     everything = {"prescription": prescription.describe(), "roles": by_role, "forward": forward}
     return everything, rows, lambda text: f"{text}\n{', '.join(parts)}"
 

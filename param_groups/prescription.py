@@ -21,7 +21,15 @@ from param_groups.roles import IN, OUT, UNTIE, PlanError, Role, choose
 
 
 class Size(NamedTuple):
-    """The sizes that prescriptions scale with: width, and number of blocks where it counts."""
+    """The sizes that prescriptions scale with.
+
+    Args:
+        width: of the model.
+        depth: number of blocks, None where it does not count.
+
+    >>> Size(64)
+    Size(width=64, depth=None)
+    """
 
     width: float
     depth: float | None = None
@@ -112,6 +120,9 @@ class Forward(NamedTuple):
         logit_multiplier: that on logits from a tied word embedding (N_rescale in Dinan et al.).
         head_dim: the prescription's own, where it has one.
         way_out: how to ask for another power of the head dimension; "" if one cannot.
+
+    >>> Forward(attention=-1.0).attention_scale(64)
+    0.015625
     """
 
     attention: float = -0.5

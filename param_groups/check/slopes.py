@@ -155,6 +155,8 @@ def verdict(
     low, high = min(aim, allowed) - tolerance, max(aim, allowed) + tolerance
     if slope - 2 * error > high:
         return GROWS
+    if one_sided and slope + 2 * error < high:
+        return OK if slope >= aim - tolerance else UNKNOWN
     if one_sided and slope < aim - tolerance:
         return UNKNOWN
     if slope + 2 * error < low:

@@ -29,7 +29,8 @@ RULES: dict[str, dict[str, Any]] = {
     "one_rate": {"parameterization": "standard", "alignment": "global"},
 }
 _HUGGING_FACE = (
-    "gpt2 llama mistral qwen2 qwen3 gemma gemma2 gemma3_text gpt_neox bert roberta t5 vit whisper"
+    "gpt2 llama mistral mixtral granitemoe qwen2 qwen3 gemma gemma2 gemma3_text gpt_neox bert "
+    "roberta t5 vit whisper"
 )
 _TIMM = (
     "vit_small_patch16_224 deit3_small_patch16_224 vit_small_patch14_dinov2 "

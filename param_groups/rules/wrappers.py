@@ -15,31 +15,27 @@ Two of a kind are refused, and so is a Depth around a rule with a depth of its o
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from param_groups.families import OPTIMIZER_FAMILY, epsilon_power
 from param_groups.prescription import Forward, Prescription, Size, Tensor, plain
 from param_groups.quantities import (
-    CONSTANT,
-    NORMAL,
     Numbers,
     check_finite,
     check_flag,
     check_limits,
     check_positive,
     check_sizes,
-    finite,
     python_number,
 )
-from param_groups.roles import IN, OUT, Layout, PlanError, Role, Rule, assign, choose
+from param_groups.roles import Layout, PlanError, choose
 from param_groups.rules.everett import Everett
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 @dataclass(frozen=True)
@@ -367,213 +363,3 @@ def CompleteP(
     mup = Everett("mup", width, base_width, **more)
     deep = Depth(mup, depth, base_depth, alpha, decays=True)
     return Decay(EpsFollows(deep), spare="vectors")
-
-
-# A recipe that works at one size
-
-
-@dataclass(frozen=True)
-class Tuned(Compared):
-    """A recipe that works at one size, carried to others: nothing changes at the base size.
-
-    Every number of the rule is divided by its value at the base size, so that there rates,
-    epsilons, decays and initial values are the recipe's own, to the bit. Elsewhere each is the
-    recipe's times the rule's power of the size, as users of mup know it. Multipliers are 1 at the
-    base size. With `plan(absorb_multipliers=True)` any model takes them.
-
-    Args:
-        rule: the prescription at the model's size, such as Everett("mup", 1024, 256).
-        init: standard deviation of each role's initial values at the base size, as `initial_stds`
-            reads them from a freshly built base model; norms start at 1, biases at 0.
-        base_head_dim: head dimension of the base model where the model has another; attention then
-            is base_head_dim^(-1/2) (head_dim / base_head_dim)^p, p the rule's power.
-        base_width: of a rule without one.
-
-    Raises:
-        PlanError: a name that is no role, a size that is negative; from a call, a role without an
-            initial size.
-
-    Source: Yang et al. 2022, "Tensor Programs V", App. B; the powers are the rule's.
-
-    >>> wide = Tuned(Everett("mup", 1024, 256), init={"query": 0.02})(Tensor("query", 1024, 1024))
-    >>> wide.init_std, wide.lr
-    (0.01, 0.25)
-    """
-
-    init: Mapping[str, float]
-    base_head_dim: int | None = None
-    described = {"init": "initial"}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.base_head_dim is not None:
-            check_positive("Tuned", base_head_dim=self.base_head_dim)
-        for role, std in self.init.items():
-            choose("role", role, map(str, Role))
-            if not (finite(std) and std >= 0):
-                raise PlanError(f"Tuned: init of {role} must be finite and not negative: {std!r}")
-
-    def __call__(self, tensor: Tensor) -> Numbers:
-        """The rule's numbers over those at the base size, and the recipe's initial size."""
-        numbers, role = self.relative(tensor), tensor.role
-        if role.facts.layout is Layout.VECTOR:
-            mean = 1.0 / numbers.multiplier if role.facts.start == "one" else 0.0
-            return replace(numbers, init_mean=mean, init_std=0.0, init_distribution=CONSTANT)
-        if role not in self.init:
-            raise PlanError(f"Tuned: init has no {role}; give its standard deviation at the base")
-        std = self.init[role] * numbers.init_std
-        distribution = NORMAL if std > 0 else CONSTANT
-        return replace(numbers, init_std=std, init_mean=0.0, init_distribution=distribution)
-
-    def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
-        """Every number over that at the base size."""
-        there = self.rule.relative(self.at_base(tensor))
-        return replace(
-            numbers,
-            init_std=numbers.init_std / there.init_std if there.init_std else 1.0,
-            multiplier=numbers.multiplier / there.multiplier,
-            lr=numbers.lr / there.lr,
-            eps=numbers.eps / there.eps,
-            decay=numbers.decay / there.decay if there.decay else 0.0,
-        )
-
-    def forward(self, size: Size | None = None) -> Forward:
-        """Factors over those at the base size; attention as said above."""
-        here, there = self.rule.forward(size or self.size), self.rule.forward(self.base)
-        relative = here._replace(
-            residual_multiplier=here.residual_multiplier / there.residual_multiplier,
-            logit_multiplier=here.logit_multiplier / there.logit_multiplier,
-        )
-        if self.base_head_dim is None:
-            return relative._replace(attention=-0.5, constant=1.0)
-        return relative._replace(constant=self.base_head_dim ** (-0.5 - here.attention))
-
-
-def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
-    """The standard deviation of each role's values in a freshly built base model, for `Tuned`.
-
-    Args:
-        model: the base model with its own initial values.
-        rules: as in `plan`.
-
-    Returns:
-        {role: standard deviation}; norms and biases are left out.
-
-    Raises:
-        PlanError: tensors of one role that start with different ones: give them by hand.
-
-    >>> from torch import nn
-    >>> readout = nn.Linear(4, 2, bias=False)
-    >>> _ = nn.init.constant_(readout.weight, 0.5)
-    >>> initial_stds(nn.Sequential(readout), [Rule("0.weight", "readout")])
-    {'readout': 0.5}
-    """
-    first: dict[Role, tuple[str, float]] = {}
-    for one in assign(model, rules):
-        if one.role.facts.layout is Layout.VECTOR:
-            continue
-        std = float(one.parameter.detach().double().square().mean().sqrt())
-        # Tensors are random: a thousand entries are within 10 % of their standard deviation.
-        name, known = first.setdefault(one.role, (one.name, std))
-        if not math.isclose(std, known, rel_tol=0.15, abs_tol=1e-12):
-            raise PlanError(
-                f"{name!r} starts with standard deviation {known:.3g}, {one.name!r} of the same "
-                f"role with {std:.3g}: give Tuned(init=...) by hand"
-            )
-    stds = {str(role): std for role, (_, std) in first.items()}
-    return stds | {str(part): std for role, (_, std) in first.items() for part in role.parts}
-
-
-# Muon
-
-# The rate of U, the orthogonalised momentum of a matrix (out, in), over the global one.
-MUON_CONVENTIONS = {
-    "spectral": lambda fan_in, fan_out: math.sqrt(fan_out / fan_in),
-    "original": lambda fan_in, fan_out: math.sqrt(max(1.0, fan_out / fan_in)),
-    "match_rms": lambda fan_in, fan_out: 0.2 * math.sqrt(max(fan_out, fan_in)),
-}
-
-
-@dataclass(frozen=True)
-class Muon(Compared):
-    """Muon for the matrices of hidden layers, the rule's AdamW for all other tensors.
-
-    Muon's update is U, the momentum with all singular values near 1, so its spectral norm is the
-    rate at every size. `convention` says what multiplies it:
-
-        spectral    sqrt(out/in): changes of activations stay as large as the activations (Bernstein
-                    et al.; Dion; torch's "spectral_unclamped")
-        original    sqrt(max(1, out/in)): the same powers of the width (Jordan et al. 2024)
-        match_rms   0.2 sqrt(max(out, in)): entries as large as AdamW's (Liu et al. 2025), which
-                    grows as the root of the width and transfers with the power -1/2
-
-    Muon's rates go as (width / base width)^rate_exponent beside it, by default 0, and -1/2 for
-    match_rms; 0 there is the rule as it is mostly used. Forward multipliers are divided out, and
-    a depth around which it stands is kept.
-
-    Args:
-        rule: any prescription for Adam.
-        convention, rate_exponent: above.
-        adam_factor: what multiplies the rates of AdamW's tensors.
-        base_width: of a rule without one.
-
-    Raises:
-        PlanError: a number out of range, a rule for another optimiser than Adam; from a call, a
-            fused matrix of queries, keys and values, as its U is not that of its parts, a kernel of
-            a convolution, a stack of matrices, a tied matrix.
-
-    Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
-
-    >>> Muon(Everett("mup", 1024, 256))(Tensor("mlp_in", 1024, 4096)).lr
-    2.0
-    """
-
-    convention: str = "spectral"
-    rate_exponent: float | None = None
-    adam_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rule.optimizer != "adam":
-            raise PlanError(
-                f"Muon: the rule inside has the numbers of AdamW's tensors, but {self.rule.form} "
-                f"is for {self.rule.optimizer!r}; give it optimizer='adam'"
-            )
-        choose("convention", self.convention, MUON_CONVENTIONS)
-        check_positive("Muon", adam_factor=self.adam_factor)
-        if self.rate_exponent is None:
-            power = -0.5 if self.convention == "match_rms" else 0.0
-            object.__setattr__(self, "rate_exponent", power)
-        check_finite("Muon", rate_exponent=self.rate_exponent)
-
-    @property
-    def optimizer(self) -> str:  # type: ignore[override]
-        """Muon, with AdamW beside it."""
-        return "muon"
-
-    def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
-        """The rate of a hidden matrix is Muon's, by its shape."""
-        facts = tensor.role.facts
-        if facts.grows != (IN, OUT):
-            return replace(numbers, lr=numbers.lr * self.adam_factor, optimizer="adam")
-        if tensor.part_of:
-            raise PlanError(
-                "Muon orthogonalises queries, keys and values one by one, which a fused tensor "
-                f"({tensor.part_of}) does not allow; use separate matrices"
-            )
-        if tensor.tied_to or len(tensor.shape) not in (0, 2):
-            why = f"tied to {tensor.tied_to[0]}" if tensor.tied_to else "no matrix"
-            raise PlanError(
-                f"{tensor} is {why}, and Muon's rate is that of a matrix with one place in the "
-                "model: train this model with a rule for Adam"
-            )
-        power = self.ratio(tensor) ** (self.rate_exponent or 0.0)
-        lr = MUON_CONVENTIONS[self.convention](tensor.fan_in, tensor.fan_out) * power
-        # What a branch's depth does to the rate, it does to Muon's.
-        if tensor.role.facts.branch if tensor.inside is None else tensor.inside:
-            lr *= numbers.lr / self.rule.relative(replace(tensor, inside=False)).lr
-        return replace(numbers, lr=lr / numbers.multiplier, optimizer="muon")
-
-    def describe(self) -> dict[str, object]:
-        """As all, with its optimiser."""
-        return {**super().describe(), "optimizer": self.optimizer}

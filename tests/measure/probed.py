@@ -7,10 +7,10 @@ from torch import nn
 
 from measure.probes import Probes
 from nanolm_c4.model import RULES, Decoder
-from param_groups import Everett, Spectral, plan
+from param_groups import Everett, Muon, plan
 from training import optimizers
 
-MUON = Spectral(16, 8)
+MUON = Muon(Everett("mup", 16, 8))
 
 
 def planned(model, rules, prescription, **numbers):

@@ -232,6 +232,7 @@ def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys, no_pic
     command(*data, *mup, *sizes)
     out = capsys.readouterr().out
     assert "set for the check: training.batch_size=1" in out and "passed:" in out
+    assert "set for the check: optimizer.weight_decay=0" in out
     assert "readout along the loss gradient" in out
     result = json.loads((tmp_path / "coordinate_check.json").read_text())
     assert result["prescription"]["parameterization"] == "mup"
@@ -254,7 +255,7 @@ def test_the_command_line_wins_over_what_the_check_would_set(words):
         target = cc.experiment_target("nanolm_c4", LAPTOP, words, options(**more))
         return target.settings["set_for_the_check"]
 
-    assert chosen() == {"prescription.embedding_std": 1.0}
+    assert chosen() == {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0}
     assert chosen(as_configured=True) == {}
 
 

@@ -155,9 +155,9 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
         rule = around(Everett("mup", 32 if base else 64, 32, qk_exponent=-0.5, **more))
         return plan(wide, rules_for(wide), rule, lr=0.1, base=base).rows
 
-    with pytest.raises(PlanError, match="q_norm.weight' has 16 outputs, fewer than the width 64"):
+    with pytest.raises(PlanError, match="q_norm.weight' .*has 16 outputs, fewer than the width 64"):
         planned(model("Qwen3", 4, 4), **settings)
-    with pytest.raises(PlanError, match="k_proj.weight' has 16 outputs, fewer than .*base="):
+    with pytest.raises(PlanError, match="k_proj.weight' .*has 16 outputs, fewer than .*base="):
         planned(model("Llama", 4, 1), **settings)
     assert planned(model("Llama", 4, 1)) and planned(model("Llama", 4, 4), **settings)
     for wide, base, tensor in (
@@ -318,7 +318,7 @@ def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
     assert assign(model, rules)[0].tied_to == ("lm_head.weight",)
     with pytest.raises(PlanError, match="tie_word_embeddings=False"):
         plan(model, rules, Everett("mup", 64, 16, qk_exponent=-0.5), lr=0.1)
-    with pytest.raises(PlanError, match="token_embedding lr 1 x.*readout lr 0.25 x.*untie"):
+    with pytest.raises(PlanError, match="token_embedding lr 1, .*readout lr 0.25, .*untie"):
         plan(model, rules, Everett("standard", 16, 16), lr=1.0, base=base)
 
 

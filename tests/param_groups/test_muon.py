@@ -218,7 +218,9 @@ class Tied(nn.Module):
 
 
 def muon_of(model, *rules):
-    return lambda: plan(model, rules, spectral(8, 8), lr=0.1, applied={"attention_scale": 1 / 8})
+    return lambda: plan(
+        model, rules, spectral(8, 8), lr=0.1, applied={"attention_scale": 1 / 8}, head_dim=8
+    )
 
 
 def one_optimiser_for_all():

@@ -10,7 +10,8 @@ from torch import nn
 from param_groups import Dinan, EpsFollows, Everett, Forward, Plan, PlanError, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear
 from param_groups.plan import DECAY_MODES, dumps
-from param_groups.prescription import Numbers, Prescription
+from param_groups.prescription import Prescription
+from param_groups.quantities import Numbers
 from param_groups.rules.exponents import TENSOR_PROGRAMS
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
@@ -441,8 +442,8 @@ def test_the_table_keeps_blocks_with_other_numbers_apart():
     class Lower(Fixed):
         """Only the first call for a query differs."""
 
-        def numbers(self, role, fan_in, fan_out):
-            if role is Role.QUERY and not self.roles.get("seen"):
+        def __call__(self, tensor):
+            if tensor.role is Role.QUERY and not self.roles.get("seen"):
                 self.roles["seen"] = True
                 return Numbers(0.5, lr=0.25)
             return Numbers(0.5)

@@ -38,6 +38,18 @@ def test_the_core_in_the_readme_is_the_plan():
         assert tensor.std().item() == pytest.approx(row.init_std, rel=0.02), name
 
 
+def test_the_prescriptions_in_the_readme_go_around_each_other_and_around_ones_own():
+    algebra, mine = re.findall(r"```python\n(.*?)```", README, re.S)[1:3]
+    names = {**vars(param_groups), "small": None, "roles": []}
+    names["initial_stds"] = lambda *_: dict.fromkeys(map(str, Role), 0.02)
+    exec(algebra, names)
+    assert names["rule"].form == "Muon(Tuned(Decay(EpsFollows(Depth(Everett)))))"
+    exec(mine, names)
+    tensor = param_groups.Tensor("query", 1024, 1024)
+    assert names["Mine"]()(tensor).lr == 0.25
+    assert param_groups.Depth(names["Mine"](), 32, 2, alpha=0.5)(tensor).lr == 0.25 / 4
+
+
 def test_examples_of_docstrings_print_what_they_say():
     modules = pkgutil.walk_packages(param_groups.__path__, "param_groups.")
     results = [doctest.testmod(importlib.import_module(one.name)) for one in modules]

@@ -24,7 +24,7 @@ from torch.distributed import tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from measure.probes import ProbeRecorder
-from param_groups import Everett, Role, Rule, Spectral, plan
+from param_groups import Everett, Muon, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from tests.training import toy_run as toy
 from training import checkpoint, optimizers, processes, sharding, signals, state
@@ -107,7 +107,8 @@ def build_task(overrides, meta=False, scale=1.0):
     with torch.device("meta" if meta else "cpu"):
         model = Model(scale)
     name, sizes = config.optimizer.name, (WIDTH, WIDTH / 4)
-    prescription = Spectral(*sizes) if name == "muon" else Everett("mup", *sizes, optimizer=name)
+    inner = Everett("mup", *sizes, optimizer="adam" if name == "muon" else name)
+    prescription = Muon(inner) if name == "muon" else inner
     return Task(
         config=config,
         model=model,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from param_groups.prescription import OPTIMIZER_FAMILY
+from param_groups.families import OPTIMIZER_FAMILY
 from training import decoupled
 from training.adafactor import factored_axes
 from training.errors import UserError

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
-from param_groups import Everett, Role, Rule, Spectral, plan
+from param_groups import Everett, Muon, Role, Rule, plan
 from training import loop, optimizers, runs, signals
 from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
@@ -90,7 +90,7 @@ def build_task(config, dropout=0.2):
         plan=plan(
             model,
             RULES,
-            Spectral(8, 4) if name == "muon" else Everett("mup", 8, 4, optimizer=name),
+            Muon(Everett("mup", 8, 4)) if name == "muon" else Everett("mup", 8, 4, optimizer=name),
             **config.optimizer.numbers,
             absorb_multipliers=True,
         ),

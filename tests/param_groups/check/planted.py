@@ -21,6 +21,7 @@ from param_groups import (
     Dinan,
     EpsFollows,
     Everett,
+    Forward,
     Muon,
     Plan,
     Prescription,
@@ -174,11 +175,11 @@ class Mine(Prescription):
     width: float
     optimizer: str = "adam"
 
-    def numbers(self, role, fan_in, fan_out):
-        return Everett("mup", self.width, 32, self.optimizer).numbers(role, fan_in, fan_out)
+    def __call__(self, tensor):
+        return Everett("mup", self.width, 32, self.optimizer)(tensor)
 
-    def attention_exponent(self):
-        return -1.0
+    def forward(self, size=None):
+        return Forward(attention=-1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +202,9 @@ class Subject:
         head_dim = size if self.size == "head_dim" else 8
         options = dict(self.model)
         model = Tiny(width, size if self.size == "depth" else 2, head_dim, **options)
-        model.scale, model.residual = rule.attention_scale(head_dim), rule.residual_multiplier()
+        forward = rule.forward()
+        model.scale = forward.attention_scale(head_dim)
+        model.residual = forward.residual_multiplier
         applied = {"attention_scale": model.scale}
         if model.residual != 1:
             applied["residual_multiplier"] = model.residual
@@ -215,6 +218,7 @@ class Subject:
             rules,
             rule,
             lr=self.lr,
+            eps=1e-30 if rule.optimizer == "adafactor" else 1e-8,
             weight_decay=wd,
             decay_mode=mode,
             absorb_multipliers=self.absorb,

@@ -8,8 +8,11 @@ import timm
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Role, Rule, Spectral, plan, rules_for
+from param_groups import Everett, Muon, PlanError, Role, Rule, plan, rules_for
 from param_groups.check import audit
+from param_groups.check.nearest import plans_of
+from param_groups.check.reading import read
+from param_groups.check.theory import PlanExponents
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
 
@@ -141,7 +144,7 @@ def run(capsys, build, *arguments):
         (of_plan(lambda n: Everett("standard", n, 64, alignment="global")), "one rate, standard"),
         (of_plan(lambda n: Everett("mean_field", n, 64)), "mup, full alignment"),  # its class
         (of_plan(lambda n: Everett("mup", n, 64, "adam_param_scaling")), "mup, full alignment"),
-        (of_plan(lambda n: Spectral(n, 64)), "mup, full alignment"),
+        (of_plan(lambda n: Muon(Everett("mup", n, 64))), "mup, full alignment"),
     ],
 )
 def test_a_rule_is_known_from_its_numbers(capsys, build, rule):
@@ -150,11 +153,19 @@ def test_a_rule_is_known_from_its_numbers(capsys, build, rule):
 
 
 def test_rows_are_told_from_a_readout_that_a_norm_of_weights_holds():
-    small, large = (audit.Reading((10, n), False, "adam", 1.0, 1.0, 0.0, 0.0) for n in (64, 128))
-    kinds = [
-        audit.kind_of(name, small, large) for name in ("pos_embed", "head.weight_v", "head.weight")
-    ]
-    assert kinds == ["embedding", "readout", "readout"]
+    class Tables(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.pos_embed = nn.Parameter(torch.ones(10, n))
+            self.head = torch.nn.utils.parametrizations.weight_norm(nn.Linear(n, 10, bias=False))
+            self.last, self.turned = nn.Linear(n, 10), nn.ConvTranspose1d(5, n, 3)
+
+    readings = {n: read(Tables(n), []) for n in (64, 128)}
+    numbers = PlanExponents(plans_of(readings, depth=False))
+    kinds = {name: numbers.powers(name).kind for name in numbers.names}
+    assert kinds["pos_embed"] == kinds["turned.weight"] == kinds["turned.bias"] == "embedding"
+    assert kinds["last.weight"] == "readout" and kinds["last.bias"] == "constant"
+    assert kinds["head.parametrizations.weight.original1"] == "readout"
 
 
 @pytest.mark.parametrize("build", [nanogpt, trainer])

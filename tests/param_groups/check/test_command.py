@@ -92,8 +92,8 @@ def test_the_example_leaves_its_table_and_its_picture(tmp_path, capsys):
     assert result["passed"] and result["widths"] == [64, 128, 256, 512]
     with open(tmp_path / "coordinate_check.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    # 4 modules at first, 4 + 1 changes and 7 tensors per step
-    assert len(rows) == 4 * 3 * (4 + 2 * (5 + 7))
+    # At first 4 modules, 3 inputs, 4 gradients; 4 + 1 changes and 7 tensors per step.
+    assert len(rows) == 4 * 3 * (4 + 3 + 4 + 2 * (5 + 7))
 
 
 def test_a_wrong_rule_is_named_and_ends_with_exit_code_1(tmp_path, capsys):

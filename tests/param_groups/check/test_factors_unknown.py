@@ -9,7 +9,16 @@ from param_groups.check.slopes import BAD
 from tests.param_groups.check import planted
 
 SUBJECT = planted.Subject("mup", lambda n: Everett("mup", n, 32))
-PLACES = "tokens,places,stream,scores,mixed,first branch,second branch,logits".split(",")
+PLACES = (
+    "tokens",
+    "places",
+    "stream",
+    "scores",
+    "mixed",
+    "first branch",
+    "second branch",
+    "logits",
+)
 
 
 class Factored(planted.Tiny):

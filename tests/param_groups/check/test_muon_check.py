@@ -65,6 +65,15 @@ def test_a_rule_of_no_paper_is_held_to_stability(power, word):
     assert numbers["up.weight"] == word and bool(bad) is (word == "grows") | (word == "vanishes")
 
 
+@pytest.mark.parametrize("tokens", [16, 640])
+@pytest.mark.parametrize(("power", "word"), [(0.5, "grows"), (-0.5, "vanishes")])
+def test_the_update_of_a_wrong_rate_shows_with_few_tokens_and_with_many(power, word, tokens):
+    """Its spectral norm is the rate; the size of its entries also goes with the tokens."""
+    _, bad = checked(lambda n: Own(n, power), tokens)
+    updates = {one.name: one.verdict for one in bad if one.quantity == "update"}
+    assert {updates["up.weight"], updates["down.weight"]} == {word}
+
+
 def test_depth_needs_branches_that_fall_with_it():
     class Blocks(nn.Module):
         def __init__(self, n, layers):

@@ -1,13 +1,16 @@
 """The check among planted mistakes: none of the wrong plans passes, and none of the right fails.
 
-Numbers are judged of all 500 cases. A case whose numbers are wrong has failed, whatever training
-shows; of the others, and of the mistakes that training alone has to show, a sample is trained.
+Numbers are judged in all cases, of the plan and of the optimiser. Where they are wrong the check
+has failed, whatever training shows. What training shows is tried on samples: of the right plans,
+and of wrong rates and starts with the verdicts on numbers left out.
 """
 
-from param_groups.check import Check, judge
+import pytest
+
+from param_groups.check import Check, failed, judge, measure
 from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import _held
-from param_groups.check.slopes import BAD
+from param_groups.check.slopes import BAD, decided
 from tests.param_groups.check import planted
 from training import optimizers
 
@@ -67,3 +70,40 @@ def test_an_optimiser_with_the_mistake_beside_a_right_plan_is_called_wrong():
         right = number in {quantity for _, quantity in found} if case.power else not found
         missed += [] if right else [(str(case), found)]
     assert tried > 300 and not missed, missed
+
+
+def trained(case):
+    """Slopes of what training shows, with more seeds where noise leaves one open."""
+    run = lambda seeds: measure(
+        lambda size, seed: check_of(case, size, seed), case.subject.sizes, steps=1, seeds=seeds
+    )
+    return decided(run, 3)[1]
+
+
+# Left out of training with 24 positions and widths of 32 to 128, where 12 seeds leave it unclear:
+# SGD's first changes, and an expert's share under routers whose logits start at order one. Their
+# numbers are judged above.
+NOISY = ("sgd", "standard experts")
+RIGHT = [c for c in CASES if not c.power and not any(word in c.subject.label for word in NOISY)][
+    ::7
+]
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_right_plans_pass_in_training(part):
+    assert len(RIGHT) >= 12
+    for case in RIGHT[part::2]:
+        slopes = trained(case)
+        assert not failed(slopes), (str(case), [one for one in slopes if one.verdict in BAD])
+
+
+# The update shows a wrong rate; a wrong start shows in what the module makes.
+WRONG = [c for c in CASES if c.power and c.only is None and c.number in ("rate", "start")]
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_wrong_rates_and_starts_fail_in_training_alone(part):
+    cases = [c for c in WRONG if c.kind in ("query", "hidden", "readout", "embedding")][part::12]
+    assert len(cases) > 7
+    for case in cases:
+        assert failed(trained(case)), str(case)

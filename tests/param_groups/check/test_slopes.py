@@ -1,5 +1,6 @@
 """Slopes with their errors against closed forms, and the verdicts."""
 
+import dataclasses
 import math
 
 import pytest
@@ -133,10 +134,42 @@ BLOCKS = [
 ]
 
 
+def test_an_input_has_a_line_where_it_is_bad_alone():
+    right, wrong = (
+        slope("init", f"{n} input", 0, 0.0, 0.0, 0.0, w) for n, w in (("a", OK), ("b", GROWS))
+    )
+    moved = slope("change", "a", 1, 0.0, 0.0, 0.0)
+    assert "a input" not in table([moved, right]) and "b input" in table([moved, right, wrong])
+    assert summary([moved, right]) == "passed: 1 ok"
+
+
+def test_more_seeds_are_measured_where_noise_alone_leaves_a_verdict_open():
+    """Up to four times as many; none where another verdict is bad, as more would not help."""
+    plans = {n: Plan((), {"optimizer": "adam"}, 0.1, 1e-8, 0.0, "global") for n in (64, 128)}
+
+    def run(law):
+        asked = []
+
+        def measured(seeds):
+            asked.extend(seeds)
+            points = power_points(law, seeds=1)
+            of_seed = lambda p, s: dataclasses.replace(p, seed=s, rms=law(p.width, s))
+            return Measurement([of_seed(p, s) for s in seeds for p in points], plans)
+
+        _, found, seeds = slopes.decided(measured, 3)
+        return found[0].verdict, seeds, asked
+
+    settles = lambda w, s: 2.0 ** (0.8 * (s - 1) * (s < 3))
+    assert run(settles)[0] == OK and run(settles)[1] in (6, 12)
+    assert run(lambda w, s: 4.0 ** ((-1) ** s * (w // 64) % 3))[1:] == (12, [*range(12)])
+    assert run(lambda w, s: float(w))[1:] == (3, [0, 1, 2])
+
+
 def test_a_table_has_a_line_per_kind_of_block_with_aims_beside_what_is_measured():
     modules, tensors = table(BLOCKS).split("\n\n")
     head, line = modules.splitlines()
-    assert head.split() == ("module init aim change, step 1 step 2 aim predicted verdict".split())
+    words = "module init aim gradient aim change, step 1 step 2 aim predicted verdict"
+    assert head.split() == words.split()
     cells = "blocks.*.up +0.01 ± 0.01 0 +2.00 ± 0.01 +0.50 ± 0.01 +0.5 -0.5 grows"
     assert line.split() == cells.split()
     assert tensors.splitlines()[1].split() == "blocks.*.up.weight -1.00 ± 0.01 -1 ok".split()

@@ -65,7 +65,7 @@ def plan_of(rule, shapes=MATRICES, heads=16, **options):
         model[str(role)] = owner
     used = [rule_ for rule_ in RULES if rule_.role in shapes]
     head_dim = getattr(rule, "head_dim", heads)
-    applied = rule.forward(head_dim if Role.QUERY in shapes else None)
+    applied = rule.forward().factors(head_dim if Role.QUERY in shapes else None)
     return plan(model, used, rule, lr=0.1, applied=applied, head_dim=head_dim, **options)
 
 
@@ -435,7 +435,8 @@ def test_constants_that_differ_between_sizes_are_found(model, right):
     )
     one = {**plans, middle: dataclasses.replace(plans[middle], rows=rows)}
     assert bad(one).keys() == {(name, "rate")}
-    drawn = next(r.name for r in plans[middle].rows if r.init_std > 0 and r.role in theory.MATRICES)
+    rows = plans[middle].rows
+    drawn = next(r.name for r in rows if r.init_std > 0 and Role(r.role).facts.block)
     rows = tuple(
         dataclasses.replace(row, init_std=row.init_std * 1.5) if row.name == drawn else row
         for row in plans[middle].rows
@@ -456,6 +457,6 @@ def test_a_wrong_role_is_found_by_the_axes_that_grow(role, name, monkeypatch):
     changed = [Rule(name, role) if rule.pattern == name else rule for rule in example.RULES]
     monkeypatch.setattr(example, "RULES", changed)
     # The plan's check of widths finds some of them first.
-    monkeypatch.setattr("param_groups.model.read.check_assigned", lambda *_: {})
+    monkeypatch.setattr("param_groups.model.read.check_widths", lambda *_: None)
     plans = {n: mlp(n) for n in (64, 128, 256)}
     assert {tensor for tensor, _ in bad(plans)} == {name}

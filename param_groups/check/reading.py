@@ -1,0 +1,415 @@
+"""What anybody's model and optimiser have, tensor by tensor: their groups, and one step.
+
+Groups are read as the field's trainers and optimisers write them. What cannot be read is said, in
+words, beside the numbers: a key whose meaning is not known, an optimiser of no known family, the
+factor that a Muon of one's own multiplies rates by. One step tells what numbers cannot
+(`first_step`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from param_groups.families import OPTIMIZER_FAMILY
+from param_groups.optim import MuonAdamW
+from param_groups.rules.muon import MUON_CONVENTIONS
+
+# Keys that a loop or a schedule multiplies into a group's rate, and into its decay.
+FACTORS = {
+    "lr": ("lr_scale", "lr_mult", "lr_multiplier", "lr_factor", "lr_ratio"),
+    "weight_decay": (
+        *("wd_scale", "wd_mult", "wd_multiplier", "wd_factor", "decay_mult"),
+        *("weight_decay_scale", "weight_decay_mult", "weight_decay_multiplier"),
+    ),
+}
+# Keys that are read here, and keys that no number read here depends on.
+_READ = {
+    *("params", "lr", "initial_lr", "eps", "weight_decay", *FACTORS["lr"]),
+    *(*FACTORS["weight_decay"], "optimizer", "algorithm", "kind", "use_muon", "use_fallback"),
+    *("adjust_lr_fn", "algo", "fallback_lr_scale", "decoupled_weight_decay", "nesterov"),
+}
+_IDLE = {
+    *("name", "names", "param_names", "betas", "momentum", "dampening", "amsgrad", "maximize"),
+    *("foreach", "fused", "capturable", "differentiable", "ns_steps", "ns_coefficients"),
+    *("conv_mode", "normalize_spatial", "safety_factor", "scale_eps", "verbose"),
+}
+# What libraries call the conventions by which Muon multiplies its rate.
+_MUONS = {
+    "original": "original",
+    "match_rms_adamw": "match_rms",
+    "spectral_unclamped": "spectral",
+    "rms_to_rms": "spectral",
+}
+_SUITS = "_is_suitable_for_muon"  # timm's, which leaves other tensors to Adam
+BY_STEP = "; --step tells"  # how what a step tells ends
+_UNKNOWN_MUON = "what its Muon multiplies the rate of a matrix by" + BY_STEP
+SCALES = (1e-3, 1.0, 1e3)  # standard deviations of the random gradients
+WITHIN = 1.5  # Newton-Schulz leaves singular values between 0.7 and 1.2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one tensor of one model has.
+
+    `table`: rows of an embedding or of positions. `init`: root mean square of its values. `lr`: the
+    rate at a schedule's peak, with all factors that are read. `decay`: the fraction that a step
+    removes. `optimizer`: "" where none holds the tensor, "frozen" where it needs no gradient.
+    `unread`: what the numbers may lack, in words.
+    """
+
+    shape: tuple[int, ...]
+    table: bool
+    optimizer: str
+    init: float
+    lr: float
+    eps: float
+    decay: float
+    transposed: bool = False  # (in, out, ...)
+    unread: tuple[str, ...] = ()
+
+
+def read(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ignore: Collection[str] = (),
+) -> dict[str, Reading]:
+    """The numbers of every tensor of a model, by name.
+
+    Args:
+        model: freshly initialised.
+        optimizers: that together hold its tensors.
+        ignore: keys of groups that say nothing of rates or decay.
+    """
+    owners: dict[int, list[tuple[torch.optim.Optimizer, int]]] = {}
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for param in group["params"]:
+                owners.setdefault(id(param), []).append((optimizer, number))
+    peaks = {id(one): _peaks(one.param_groups) for one in optimizers}
+    readings = {}
+    for name, param in model.named_parameters():
+        module = model.get_submodule(name.rpartition(".")[0])
+        bare = param.ndim > 1 and "weight" not in name
+        reading = Reading(
+            shape=tuple(param.shape),
+            table=isinstance(module, nn.Embedding) or bare,
+            optimizer="" if param.requires_grad else "frozen",
+            init=float(param.detach().double().square().mean().sqrt()),
+            lr=0.0,
+            eps=0.0,
+            decay=0.0,
+            transposed=bool(getattr(module, "transposed", False))
+            or type(module).__name__ == "Conv1D",  # GPT-2's
+        )
+        if param.requires_grad and id(param) in owners:
+            optimizer, number = owners[id(param)][0]
+            kinds = [kind_of(o, o.param_groups[n], param) for o, n in owners[id(param)]]
+            lr, decay, unread = peaks[id(optimizer)][number]
+            group = optimizer.param_groups[number]
+            unread = [*unread, *_unknown(optimizer, group, kinds[0], ignore)]
+            if kinds[0] == "adam" and "fallback_lr_scale" in group:
+                lr *= group["fallback_lr_scale"]
+            factor, doubt = shape_factor(optimizer, group, param, kinds[0])
+            reading = replace(
+                reading,
+                optimizer=" and ".join(kinds),
+                lr=lr * factor,
+                eps=_epsilon(group, param),
+                decay=lr * decay,  # no Muon known here decays by the rate of the shape
+                unread=tuple(dict.fromkeys([*unread, *doubt])),
+            )
+        readings[name] = reading
+    return readings
+
+
+def _peaks(groups: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, list[str]]]:
+    """(rate, decay, what is not read) of each group, with the factors that a loop multiplies in.
+
+    A schedule leaves the rate it starts from in `initial_lr`, and 0 in `lr` where it warms up from
+    0. It must have multiplied all groups alike; one that multiplies `lr_scale` in, as timm's, too.
+    """
+    rates, scaled, doubts = _multiplied(groups, "lr")
+    now = [_number(group.get("lr")) for group in groups]
+    shares = [a / b for a, b in zip(now, rates, strict=True) if b]
+    bare = [a / b for a, b in zip(now, scaled, strict=True) if b]
+    if not (_alike(shares) or _alike(bare)):
+        seen = ", ".join(f"{share:.3g}" for share in dict.fromkeys(shares))
+        doubts.append(f"lr is {seen} times initial_lr: a schedule with several factors")
+    _, wd, more = _multiplied(groups, "weight_decay")
+    result = []
+    for group, rate, decay in zip(groups, scaled, wd, strict=True):
+        own = [*doubts, *more]
+        if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
+            own.append(f"lr is {group.get('lr')!r}")
+        elif rate == 0 and not any(group.get(key) == 0 for key in FACTORS["lr"]):
+            own.append("lr is 0, and no initial_lr says what a schedule starts from")
+        result.append((rate, decay, own))
+    return result
+
+
+def _multiplied(
+    groups: Sequence[Mapping[str, Any]], key: str
+) -> tuple[list[float], list[float], list[str]]:
+    """(numbers, the same times their factors, doubts). A number that is already in proportion to
+    its factor has been multiplied by it."""
+    numbers = [_number(group.get(f"initial_{key}", group.get(key, 0.0))) for group in groups]
+    named = [[(one, group[one]) for one in FACTORS[key] if one in group] for group in groups]
+    doubts = [
+        f"{one} is {value!r}"
+        for factors in named
+        for one, value in factors
+        if not isinstance(value, (int, float))
+    ]
+    factors = [math.prod(_number(value) for _, value in some) for some in named]
+    shares = [n / f for n, f in zip(numbers, factors, strict=True) if n and f]
+    if not _alike(factors) and _alike(shares):
+        return numbers, numbers, doubts
+    return numbers, [n * f for n, f in zip(numbers, factors, strict=True)], doubts
+
+
+def _alike(values: Sequence[float]) -> bool:
+    return not values or max(values) - min(values) <= 1e-6 * max(map(abs, values))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float, torch.Tensor)) else 0.0
+
+
+def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
+    """A group's epsilon; of Adafactor's pair that on squared gradients."""
+    eps = group.get("eps", 0.0)
+    eps = eps[0] if isinstance(eps, (tuple, list)) else eps
+    return torch.finfo(param.dtype).eps if eps is None else _number(eps)
+
+
+def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor) -> str:
+    """A tensor's rule: the group's own word for it (a plan's, Dion's, nanochat's, Muon's) or the
+    class's; and Adam for what a Muon does not train by Muon."""
+    word = next((group[key] for key in ("optimizer", "algorithm", "kind") if key in group), None)
+    flag = optimizer.state.get(param, {}).get("use_muon", group.get("use_muon"))
+    if word is None and flag is not None:
+        word = "muon" if flag else "adam"
+    for name in [word, *(one.__name__ for one in type(optimizer).__mro__)]:
+        kind = str(name).lower()
+        if kind in OPTIMIZER_FAMILY:
+            break
+        kind = next((k for k in ("muon", "adafactor", "adam") if k in kind), "")
+        if kind:
+            break
+    else:
+        return str(word or type(optimizer).__name__).lower()
+    if kind == "muon" and flag is None:
+        homes = [sys.modules.get(one.__module__) for one in type(optimizer).__mro__]
+        suits = next((getattr(h, _SUITS) for h in homes if hasattr(h, _SUITS)), None)
+        if group.get("use_fallback") or (suits and not suits(param)):
+            return "adam"
+        return kind if param.ndim > 1 else "muon of a vector"
+    return kind
+
+
+def _unknown(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], kind: str, ignore: Collection[str]
+) -> list[str]:
+    """What of a group says something that is not known here."""
+    torchs = type(optimizer).__module__.startswith("torch.optim")
+    known = _READ | _IDLE | set(ignore) | (set(optimizer.defaults) if torchs else set())
+    lines = [
+        f"{key!r} of its optimiser{BY_STEP}"
+        if key in optimizer.defaults
+        else f"{key!r} of its group"
+        for key in group
+        if key not in known
+    ]
+    if kind not in OPTIMIZER_FAMILY:
+        lines.append(f"{kind}, an optimiser of no known family")
+    coupled = group.get("decoupled_weight_decay") is False and group.get("weight_decay")
+    if coupled and kind == "adam":
+        lines.append("weight_decay of Adam, which is added to the gradient: it removes no fraction")
+    return lines
+
+
+def shape_factor(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor, kind: str
+) -> tuple[float, list[str]]:
+    """(what an optimiser multiplies a group's rate by for the tensor's shape, what is not read)."""
+    if kind != "muon" or isinstance(optimizer, MuonAdamW):  # a plan's rates hold it
+        return 1.0, []
+    said = group.get("adjust_lr_fn")
+    libraries = [one.__module__.partition(".")[0] for one in type(optimizer).__mro__[:-2]]
+    if "torch" in libraries:
+        said = said or "original"
+    elif "timm" not in libraries:
+        return 1.0, [_UNKNOWN_MUON]
+    if said in _MUONS:
+        return float(MUON_CONVENTIONS[_MUONS[said]](*_flat(param.shape))), []
+    return (1.0, []) if said is None else (1.0, [_UNKNOWN_MUON])
+
+
+# One step
+
+Steps = Mapping[tuple[int, float], Mapping[str, float]]  # {(size, scale): what `first_step` gives}
+Convention = Callable[[float, float], float]  # (inputs, outputs) -> factor of the rate
+CONVENTIONS: list[Convention] = [*MUON_CONVENTIONS.values()]
+
+
+def judged_steps(
+    readings: Mapping[int, Mapping[str, Reading]], steps: Steps
+) -> tuple[dict[int, dict[str, Reading]], list[tuple[str, str]]]:
+    """(readings with what only a step tells, a line for each tensor whose step has another size).
+
+    A Muon of one's own gets the factor of the shape that fits its steps at all sizes.
+    """
+    first = readings[min(readings)]
+    by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
+    unknown = [n for n in by_muon if _UNKNOWN_MUON in first[n].unread]
+    plain = [n for n in unknown if len(first[n].shape) == 2]  # kernels have ways of their own
+    factors: dict[tuple[int, str], float] = {}
+    if unknown:
+        fitting = _fitting(readings, steps, plain or unknown)
+        for size, found in readings.items():
+            factors |= {(size, n): fitting(*_flat(found[n].shape)) for n in unknown}
+    told = {
+        size: {
+            n: replace(
+                one,
+                lr=one.lr * factors.get((size, n), 1.0),
+                unread=tuple(doubt for doubt in one.unread if not doubt.endswith(BY_STEP)),
+            )
+            for n, one in found.items()
+        }
+        for size, found in readings.items()
+    }
+    ratios = {
+        key: {n: ratio / factors.get((key[0], n), 1.0) for n, ratio in found.items()}
+        for key, found in steps.items()
+    }
+    matrices = [[found[n] for n in by_muon if n in found] for found in ratios.values()]
+    alike = all(some and max(some) < WITHIN * min(some) for some in matrices)
+    lines = []
+    for n, one in first.items():
+        seen = [found[n] for found in ratios.values() if n in found]
+        if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
+            continue
+        shapes = [(readings[size][n].shape, found[n]) for (size, _), found in ratios.items()]
+        why = ""
+        if n in by_muon and len(one.shape) > 2 and _by_kernel(shapes):
+            kernel = "x".join(map(str, one.shape[2:]))
+            why = f": the factor is that of the kernel, {kernel}, and not of the whole matrix"
+        elif n in by_muon and alike and max(seen) < 1:
+            why = ": one factor for all matrices, as of a clip after the orthogonalisation"
+        span = f"{min(seen):.2g}" + (f" to {max(seen):.2g}" if max(seen) > 1.05 * min(seen) else "")
+        lines.append((n, f"a step is {span} times what rate, shape and {one.optimizer} say{why}"))
+    return told, lines
+
+
+def _flat(shape: Sequence[int]) -> tuple[int, int]:
+    """(inputs times kernel, outputs)."""
+    return math.prod(shape[1:]), shape[0]
+
+
+def _fitting(
+    readings: Mapping[int, Mapping[str, Reading]], steps: Steps, names: Sequence[str]
+) -> Convention:
+    """The convention by which a Muon multiplies its rates: of those that leave the matrices' steps
+    most alike, the one that is nearest to them."""
+
+    def misfit(convention: Convention) -> tuple[bool, bool, float]:
+        logs = [
+            [
+                math.log(max(found[n], 1e-30) / convention(*_flat(readings[size][n].shape)))
+                for n in names
+            ]
+            for (size, _), found in steps.items()
+        ]
+        off = max(abs(value) for some in logs for value in some)
+        spread = max(max(some) - min(some) for some in logs)
+        return off > math.log(WITHIN), spread > math.log(WITHIN), off
+
+    return min([_unscaled, *CONVENTIONS], key=misfit)
+
+
+def _unscaled(inputs: float, outputs: float) -> float:
+    return 1.0
+
+
+def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
+    """Whether steps, each (shape, ratio), have the factor of a kernel's two axes in place of the
+    whole matrix's."""
+    for factor in (_root, *CONVENTIONS):
+        shares = [
+            (factor(*shape[:1:-1]) / factor(*_flat(shape)), ratio)
+            for shape, ratio in steps
+            if len(shape) == 4
+        ]
+        if shares and all(s * WITHIN < 1 and 1 < WITHIN * r / s < WITHIN**2 for s, r in shares):
+            return True
+    return False
+
+
+def _root(inputs: float, outputs: float) -> float:
+    """AdaMuon's, whose steps are as large as the root of the number of entries."""
+    return math.sqrt(inputs * outputs)
+
+
+def first_step(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scale: float
+) -> dict[str, float]:
+    """How many times the first step of every tensor is what its rate, shape and optimiser say.
+
+    Tensors start at 0, where no decay acts, or at 1 where steps are in proportion to them. Then a
+    step is the rate times: g for SGD, g / (|g| + eps) for Adam, 1 with parameter scaling, and for
+    Muon a matrix (out, in times kernel) of singular values 1 times the factor of the shape.
+
+    Args:
+        model, optimizers: as `read` takes them, fresh; the step uses them up.
+        scale: standard deviation of the random gradients.
+    """
+    names = {id(param): name for name, param in model.named_parameters()}
+    expected: dict[str, tuple[torch.Tensor, float, float]] = {}
+    draw = torch.Generator().manual_seed(0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"], group["weight_decay"] = group.get("initial_lr", group["lr"]), 0.0
+            for param in group["params"]:
+                gradient = scale * torch.randn(param.shape, generator=draw)
+                kind = kind_of(optimizer, group, param)
+                if param.requires_grad and kind in OPTIMIZER_FAMILY and id(param) in names:
+                    start = float(OPTIMIZER_FAMILY[kind] == "adafactor")
+                    size = _number(group["lr"]) * _says(optimizer, group, gradient, param, kind)
+                    expected[names[id(param)]] = (param, start, size)
+                    param.grad = gradient.to(param)
+                    param.detach().fill_(start)
+    for optimizer in optimizers:
+        optimizer.step()
+    return {
+        name: float((param.detach().double() - start).norm()) / size
+        for name, (param, start, size) in expected.items()
+        if size
+    }
+
+
+def _says(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    gradient: torch.Tensor,
+    param: torch.Tensor,
+    kind: str,
+) -> float:
+    """The norm of a first step over the group's rate."""
+    family = OPTIMIZER_FAMILY[kind]
+    if family == "spectral":
+        return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(min(_flat(param.shape)))
+    if family == "sgd":
+        twice = float(group.get("momentum", 0.0)) * bool(group.get("nesterov", False))
+        return float(gradient.norm()) * (1 + twice)
+    if family == "adafactor":
+        return math.sqrt(param.numel())
+    scaled = gradient / (gradient.abs() + _epsilon(group, param))
+    return float(scaled.norm()) * float(group.get("fallback_lr_scale", 1.0))
