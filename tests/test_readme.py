@@ -131,9 +131,9 @@ def test_linked_files_exist(path):
 def test_workflows_call_what_is_there():
     """Their scripts exist, and the Python versions are those that scripts and package take."""
     texts = {path.name: path.read_text() for path in ROOT.glob(".github/workflows/*.yml")}
-    assert texts.keys() == {"quick.yml", "main.yml", "release.yml"}
+    assert texts.keys() == {"quick.yml", "main.yml", "release.yml", "site.yml"}
     for text in texts.values():
-        for script in re.findall(r"bash (\S+)", text):
+        for script in re.findall(r"(?:bash|python) (scripts/\S+|\.ci/\S+)", text):
             assert (ROOT / script).is_file()
     versions = yaml.safe_load(texts["quick.yml"])["jobs"]["quick"]["strategy"]["matrix"]["python"]
     scripts = (ROOT / "scripts/environment.sh").read_text()
