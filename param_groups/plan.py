@@ -258,7 +258,23 @@ class Plan:
         title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {summary(self.prescription)}"
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
+        if self.head_dim_is_missing():
+            title += (
+                "\nattention: the head dimension is not known, and qk_exponent=-0.5 is muP's only "
+                "where it is the same at all widths: plan with head_dim="
+            )
         return title + "\n" + table(self.rows)
+
+    def head_dim_is_missing(self) -> bool:
+        """Whether rates assume one head dimension at all widths (muP with the library's attention),
+        and neither the model nor `head_dim` says it."""
+        rule: Any = self.prescription
+        while isinstance(rule.get("rule"), Mapping):  # of one around it
+            rule = rule["rule"]
+        attends = {Role.QUERY, Role.QKV} & {row.role for row in self.rows}
+        known = any(factor.head_dim for factor in self.forward)
+        grows = rule.get("parameterization", "standard") in ("mup", "mean_field")
+        return bool(attends) and grows and rule.get("qk_exponent") == -0.5 and not known
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         parameters = dict(model.named_parameters())

@@ -187,6 +187,27 @@ def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_pa
     assert not capsys.readouterr().err
 
 
+def test_a_strict_look_ends_with_2_where_data_or_gpus_are_missing(write, capsys, tmp_path):
+    look = lambda path, *words: main(
+        ["run", str(path), "--dry-run", "--strict", *words, "--results", str(tmp_path / "results")]
+    )
+    many = write(LARGE + "adjust: [{where: {model.width: [16384]}, gpus: 16}]", "paper")
+    changes = ["data.source=embedded", f"data.tokenizer={tmp_path}"]
+    look(many, "--gpus", "16", *changes)
+    look(many, "--gpus", "8", "--where", "model.width<16384", *changes)
+    assert not capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        look(many, "--gpus", "8", *changes)
+    said = (
+        f"note: {many}: its largest run needs 16 GPUs, and there are 8; take more nodes, or leave"
+    )
+    assert capsys.readouterr().err.startswith(said)
+    path = write(SMALL + "set: {data.source: local, data.path: /no/where}\n")
+    with pytest.raises(SystemExit, match="2"):
+        look(path)
+    assert capsys.readouterr().err.count("/no/where does not exist") == 1
+
+
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
     (counts,) = planned(path)["files"]
