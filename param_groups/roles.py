@@ -205,10 +205,11 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
+    """Gives the tensors whose full name matches a shell pattern (`*`, `?`, `#`) one role.
 
     Args:
-        pattern: of the whole name, as `named_parameters` has it.
+        pattern: of the whole name, as `named_parameters` has it; # stands for a number, * for any
+            text, dots included.
         role: a `Role` or its name.
         layout: how to read the axes; by default embeddings are tables, scales and biases are
             vectors and everything else is a linear or convolution weight.
@@ -267,7 +268,7 @@ class Rule:
 
 @functools.cache
 def _expression(pattern: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(pattern))
+    return re.compile(fnmatch.translate(pattern.replace("#", "\0")).replace("\0", "[0-9]+"))
 
 
 @dataclass(frozen=True)
@@ -374,7 +375,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     matching: dict[nn.Parameter, list[Rule]] = {parameter: [] for parameter in tensors}
     for rule in rules:
         # A pattern without wildcards is looked up: models of thousands of names take no square.
-        plain = not any(wild in rule.pattern for wild in "*?[")
+        plain = not any(wild in rule.pattern for wild in "*?[#")
         hits = [n for n in ([rule.pattern] if plain else every) if n in owner and rule.matches(n)]
         for parameter in dict.fromkeys(owner[name] for name in hits):
             matching[parameter].append(rule)

@@ -347,10 +347,13 @@ def _rules(
             for name in names:
                 groups.setdefault(_starred(name, kept), set()).add(name)
             for pattern, group in groups.items():
-                one = replace(rule, pattern=pattern)
-                if {name for name in large.parameters if one.matches(name)} == group:
-                    rules.append(one)
-                    names = [name for name in names if name not in group]
+                for one in (
+                    replace(rule, pattern=text) for text in (pattern, pattern.replace("*", "#"))
+                ):
+                    if {name for name in large.parameters if one.matches(name)} == group:
+                        rules.append(one)
+                        names = [name for name in names if name not in group]
+                        break
             kept += 1
     return rules
 

@@ -367,3 +367,14 @@ def test_a_model_that_cannot_be_built_small_is_sent_to_a_trace():
     model = Odd(transformers.LlamaConfig(hidden_size=32, **LLAMA))
     with pytest.raises(PlanError, match="small Odd cannot be traced: this class.*traced.build"):
         rules_for(model)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "RobertaForMaskedLM"])
+def test_rules_of_two_small_blocks_hold_for_many(kind):
+    """Here one name of a block is the end of another's, which a * would take, too."""
+    model = on_meta(
+        lambda n: hf(kind, hidden_size=n, **BERT | UNTIED | {"num_hidden_layers": 12}), 48
+    )
+    rules = rules_for(model)
+    assert len(assign(model, rules)) == len([*model.parameters()]) > 4 * len(rules)
+    assert "#" in "".join(rule.pattern for rule in rules)
