@@ -176,8 +176,8 @@ def _run(
     from training.config import read_yaml
 
     run_dir = folder / run
-    summary = runs.summary(run_dir)
-    if summary is None or summary["status"] == "stopped":
+    summary = runs.done(run_dir)
+    if summary is None:
         raise RunError(f"{run_dir}: not finished; run the sweep to its end first")
     if summary["status"] != "finished":
         return None
