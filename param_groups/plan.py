@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import (
+    CONSTANT,
+    NORMAL,
+    UNIFORM,
     Numbers,
     Prescription,
     check_flag,
@@ -31,6 +35,7 @@ from param_groups.rows import (
     READERS,
     Factor,
     Row,
+    check_saved,
     factor_differences,
     named_by,
     row_differences,
@@ -50,7 +55,6 @@ DECAY_MODES = {
     "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
     "absorb_multipliers the rate before they were absorbed",
 }
-_GLOBALS = ("lr", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
+        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value,
+        and when a tensor has two rows."""
         try:
             rows = tuple(
                 Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
@@ -219,14 +224,16 @@ class Plan:
             )
             factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
+            check_saved(found, decay_mode=DECAY_MODES)
+            for part in (*rows, *factors):
+                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT))
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
-        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _GLOBALS}
-        for key, value in {**numbers, **{key: getattr(found, key) for key in _GLOBALS}}.items():
-            if not (finite(value) and value >= 0):
-                raise PlanError(f"not a saved plan: {key} is {value!r}, no rate, epsilon or decay")
+        count = Counter(name for row in rows for name in (row.name, *row.tied_to))
+        if twice := [name for name, number in count.items() if number > 1]:
+            raise PlanError(f"not a saved plan: {twice[0]!r} has two rows")
         return found
 
     def differences(self, other: Plan) -> list[str]:
