@@ -131,6 +131,10 @@ _Result = tuple[object, Rows, Callable[[str], str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
     words = [*(sys.argv[1:] if argv is None else argv)]
+    if argv is None and words[:1] in (["check"], ["audit"]):
+        from param_groups.check import verdict
+
+        verdict.main(words)
     try:
         if words[:1] == ["check"]:  # with options of its own
             from param_groups.check import command
