@@ -99,4 +99,4 @@ def test_missing_strategies_and_optima_at_an_edge_are_said(tmp_path):
 
 def test_a_table_of_other_curves_is_one_line(tmp_path):
     with pytest.raises(TableError, match="no row with curve standard, neural_tangent"):
-        read(tmp_path, [one | {"curve": "adam"} for one in ROWS])
+        read(tmp_path, [one | {"curve": f"adam {one['curve']}"} for one in ROWS])
