@@ -11,9 +11,9 @@ here, 20 in the paper.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from plots import style, tables
+from plots import rates, style, tables
 from plots.everett import horizons
-from plots.everett.entries import Entry, entries
+from plots.everett.entries import Entry, entries, floored
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION
@@ -45,9 +45,11 @@ def read(paths: Sequence[Path]) -> Data:
     for place, path in enumerate(paths):
         if place == len(paths) - 1:
             table = tables.read(path, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
-            for steps, rows in table.groupby(LENGTH):
-                own = rows.assign(**{CURVE: rows[PARAMETERIZATION] + "_fixed"})
-                found += [(f"{steps:.0f} steps", one) for one in entries({"adam": own})]
+            table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
+            of = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
+            for (rule, steps, _), sweeps in of.items():
+                fits = rates.exponent(sweeps), floored(sweeps)
+                found.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
             continue
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
         optimizer = path.name.partition(".")[0].split("_")[2]
