@@ -103,8 +103,8 @@ def test_a_table_of_other_curves_is_one_line(tmp_path):
 
 
 def test_the_blocks_rates_of_two_strategies_are_mapped_by_the_width(tmp_path):
-    """Standard's best rate is that of the blocks, (n / 16)^(-3/2) here; neural-tangent's is 1, times
-    lambda = n^(-3/2): 16^(3/2) or 6 octaves apart at every width."""
+    """Standard's best rate is the blocks', (n / 16)^(-3/2) here; neural-tangent's is 1, for them
+    times lambda = n^(-3/2): 16^(3/2) or 6 octaves apart at every width."""
     found = lines(rate_transfer.findings(read(tmp_path, ROWS)))
     for width in WIDTHS:
         gap = found[f"n = {width}: blocks' lr*, neural-tangent / standard (octaves)"]
@@ -112,7 +112,7 @@ def test_the_blocks_rates_of_two_strategies_are_mapped_by_the_width(tmp_path):
 
 
 def test_what_a_tensors_rate_gains_is_told_from_what_others_do(tmp_path):
-    """n times the positions' rate is all that neural-tangent gains, the bias' rate gains nothing."""
+    """n times the positions' rate is all that neural-tangent gains, the bias' gains nothing."""
     floors = {
         "standard": 0.9,
         "position": 0.8,
