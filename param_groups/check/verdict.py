@@ -43,7 +43,7 @@ def main(name: str, words: Sequence[str]) -> None:
 
 
 def judge() -> None:
-    """The command in this process, `judge VERDICT check|audit|transfer ...`; writes its exit code there."""
+    """The command in this process, `judge VERDICT NAME ...`; writes its exit code there."""
     place, name, *words = sys.argv[1:]
     code = 2
     try:

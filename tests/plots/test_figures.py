@@ -87,6 +87,14 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
         assert not origin.get("runs") or f"{origin['runs']:,} runs" in made
 
 
+def test_pictures_of_the_front_page_can_be_read_on_a_phone():
+    """At 400 pixels, half of the most that they have, ticks of 8 points are 9 pixels high."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"\]\((plots/figures/\S+\.png)\)", text)
+    assert len(found) >= 6
+    assert all(Image.open(ROOT / path).width <= 800 for path in found), found
+
+
 @pytest.mark.parametrize("name", ["everett/quickstart", "theory/shares"])  # lines; bars
 def test_the_same_tables_give_the_same_bytes(name, tmp_path, laid_out):
     written = [make(name, (), tmp_path / turn)[1] for turn in "ab"]
