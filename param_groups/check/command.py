@@ -114,7 +114,7 @@ def stock_target(name: str, rule: str) -> Target:
     return Target(stock.check(name, rule), name.replace(":", "-"), rule, settings)
 
 
-def file_target(path: Path, widths: Sequence[int]) -> Target:
+def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
     returns = "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
     task = load_function(path, "task(width, seed)", returns)

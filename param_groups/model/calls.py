@@ -99,7 +99,8 @@ def operands(call: Call) -> list[Operand]:
         first, second = second, first
     rows = (-2,) if first.ndim > 1 else ()
     summed, columns = ((-2,), (-1,)) if second.ndim > 1 else ((-1,), ())
-    return [Operand(first, (-1,), rows, -2), Operand(second, summed, columns, -1)]
+    row = -2 if second.ndim > 1 else -1
+    return [Operand(first, (-1,), rows, row), Operand(second, summed, columns, -1)]
 
 
 def bias_of(call: Call) -> Tensor | None:

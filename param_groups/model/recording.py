@@ -125,7 +125,7 @@ class Recorder(TorchFunctionMode):
     # Products
 
     def _product(self, call: Call) -> Flow | None:
-        """Activations times parameters; two activations; parameters alone, which is None."""
+        """Activations times parameters; two activations; no activation at all, which is None."""
         notes, found, out = self.notes, calls.operands(call), call.outs[0]
         first = found[0].tensor
         if call.takes_input and id(first) in notes.views:  # learned queries
@@ -134,7 +134,7 @@ class Recorder(TorchFunctionMode):
         ours = [one for one in found if id(one.tensor) in notes.views]
         flows = [notes.flows[id(t)] for t, *_ in found if id(t) in notes.flows]
         came, apart = joined(flows), calls.groups_of(call) > 1
-        if len(ours) == len(found):
+        if len(ours) == len(found) or (not flows and not call.takes_input):  # constants beside it
             for t, *_ in ours:
                 notes.use(t, "a product of parameters")
             return None

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from param_groups import Everett, Muon, Plan, PlanError, Rule, plan, traced
 from tests.param_groups import traced_odd, traced_text, traced_vision
@@ -287,3 +288,65 @@ def test_the_text_has_a_line_per_kind_and_then_doubts():
     assert (
         str(refused).splitlines()[-1].startswith("# check: blocks.*.attn.a.two goes into a product")
     )
+
+
+class Wrapped(Stack):
+    """Blocks inside whatever a trainer puts around them."""
+
+    def __init__(self, n, around):
+        super().__init__(n, traced_text.Fused, Mlp)
+        self.around = around
+
+    def forward(self, ids):
+        x = self.wte(ids)
+        for block in self.blocks:
+            x = self.around(lambda x, block=block: x + block.attn(block.n1(x)), x)
+            x = self.around(lambda x, block=block: x + block.mlp(block.n2(x)), x)
+        return self.head(self.final(x))
+
+
+def quietly(f, x):
+    with torch.inference_mode():
+        return f(x)
+
+
+def in_half(f, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return f(x)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda f, x: checkpoint(f, x, use_reentrant=True),
+        lambda f, x: checkpoint(f, x, use_reentrant=False),
+        lambda f, x: torch.compile(f)(x),
+        quietly,
+        in_half,
+    ],
+)
+def test_what_is_around_a_block_changes_no_role(around):
+    plain = read(lambda n: Wrapped(n, lambda f, x: f(x)))
+    found = read(lambda n: Wrapped(n, around))
+    tell = lambda one: [(r.name, r.role, r.layout, r.fan_in, r.inside) for r in one.readings]
+    assert tell(found) == tell(plain) and found.factors == plain.factors
+
+
+def test_scores_that_are_no_product_are_a_doubt_and_an_error():
+    class Broadcast(Apart):
+        def forward(self, x):
+            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            scores = (q[:, :, :, None] * k[:, :, None]).sum(-1)
+            return self.d(merged(scores.softmax(-1) @ v))
+
+    with pytest.raises(PlanError, match="takes a softmax whose scores were not seen"):
+        _ = read(stack(Broadcast)).rules
+
+
+def test_an_output_that_cannot_be_read_is_an_error():
+    class Numpy(Stack):
+        def forward(self, ids):
+            return super().forward(ids).detach().numpy()
+
+    with pytest.raises(PlanError, match="in the model's output there is nothing"):
+        _ = read(lambda n: Numpy(n, Apart, Mlp)).rules

@@ -171,3 +171,21 @@ blocks.*.attn.d.weight mlp_out n -1
 )
 def linear_attention(n):
     return Stack(n, LinearAttention, Mlp, Rms)
+
+
+class Spectral(nn.Module):
+    """A matrix over its largest singular value, as one step of a power iteration has it."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, n))
+        self.register_buffer("u", torch.randn(n))
+
+    def forward(self, x):
+        v = F.normalize(torch.mv(self.weight.mT, self.u), dim=0)
+        return F.linear(x, self.weight / torch.dot(self.u, torch.mv(self.weight, v)))
+
+
+@case(ENDS + GAINS + APART + "blocks.*.mlp.weight mlp_out n -1\n", root)
+def spectral_norm(n):
+    return Stack(n, Apart, Spectral, Rms)
