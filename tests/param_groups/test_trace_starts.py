@@ -1,6 +1,8 @@
 """What a trace says of starts, depths, parts and names, and what it refuses."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from param_groups import Everett, Muon, Plan, PlanError, Rule, plan, traced
+from param_groups import (
+    Everett,
+    Muon,
+    Plan,
+    PlanError,
+    Rule,
+    Tuned,
+    initial_stds,
+    plan,
+    traced,
+)
 from tests.param_groups import traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
     IDS,
@@ -98,6 +110,24 @@ def test_a_build_that_seeds_itself_does_not_look_fixed():
 
     found = read(build)
     assert found["blocks.0.weight"].keep is False and found["dt_bias"].keep is True
+
+
+def test_a_tuned_recipe_takes_no_size_from_what_is_closed_or_kept():
+    """nanochat's last matrices start at 0, its gains at 1.15: both stay, at any width."""
+    build = traced_text.nanochat
+    rules, model = read(build).rules, build(WIDE)
+    stds = initial_stds(build(BASE), rules)
+    assert stds["attention_output"] == 0 < stds["query"]
+    factors = {"attention_scale": 1.44 * 8**-0.5}
+    power = math.log(factors["attention_scale"]) / math.log(8)
+    rule = Tuned(Everett("mup", WIDE, BASE, qk_exponent=power), init=stds, base_head_dim=None)
+    with pytest.raises(PlanError, match="on query-key products"):  # a recipe's is d^(-1/2)
+        plan(model, rules, rule, lr=0.1, absorb_multipliers=True)
+    rules = [replace(rule, measured=()) for rule in rules]
+    numbers = plan(model, rules, rule, lr=0.1, absorb_multipliers=True, head_dim=8)
+    numbers.initialise(model, seed=0)
+    assert not model.h[0].attn.d.weight.any() and model.h[0].attn.a.weight.all()
+    assert model.resid.tolist() == pytest.approx([1.15, 1.15])
 
 
 # Widths, depths, names
@@ -306,7 +336,7 @@ class Wrapped(Stack):
 
 
 def quietly(f, x):
-    with torch.inference_mode():
+    with torch.no_grad():
         return f(x)
 
 
