@@ -38,7 +38,7 @@ def planned(width):
     )
     rule = Everett("mup", width=width, base_width=64)  # lr is the rate before absorption at 64
     for block in model.transformer.h:
-        block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
+        block.attn.scaling = rule.forward().attention_scale(HEAD_DIM)  # 1/h, not 1/sqrt(h)
     applied = {"attention_scale": block.attn.scaling}
     return model, plan(model, GPT2_RULES, rule, lr=2**-7, absorb_multipliers=True, applied=applied)
 

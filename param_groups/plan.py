@@ -13,16 +13,25 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.prescription import Prescription, Tensor, checked, numbers_of, summary
-from param_groups.quantities import DECAY_MODES, Asked, check_flag, finite
+from param_groups.quantities import (
+    CONSTANT,
+    DECAY_MODES,
+    NORMAL,
+    UNIFORM,
+    Asked,
+    check_flag,
+)
 from param_groups.roles import Fans, PlanError, Role, Rule
 from param_groups.rows import (
     Factor,
     Row,
+    check_saved,
     factor_differences,
     named_by,
     row_differences,
@@ -33,8 +42,6 @@ if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact ta
     from torch import nn
 
     from param_groups.optim import MuonAdamW
-
-_GLOBALS = ("lr", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
+        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value,
+        and when a tensor has two rows."""
         try:
             rows = tuple(
                 Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
@@ -226,14 +234,16 @@ class Plan:
             )
             factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
+            check_saved(found, decay_mode=DECAY_MODES)
+            for part in (*rows, *factors):
+                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT))
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
-        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _GLOBALS}
-        for key, value in {**numbers, **{key: getattr(found, key) for key in _GLOBALS}}.items():
-            if not (finite(value) and value >= 0):
-                raise PlanError(f"not a saved plan: {key} is {value!r}, no rate, epsilon or decay")
+        count = Counter(name for row in rows for name in (row.name, *row.tied_to))
+        if twice := [name for name, number in count.items() if number > 1]:
+            raise PlanError(f"not a saved plan: {twice[0]!r} has two rows")
         return found
 
     def differences(self, other: Plan) -> list[str]:

@@ -197,13 +197,6 @@ class Everett(Prescription):
         power = power if self.qk_exponent is None else self.qk_exponent
         return Forward(attention=power, way_out="qk_exponent={power} in Everett")
 
-    def describe(self) -> dict[str, object]:
-        """The fields by name; without those that came later, unless they act."""
-        fields = super().describe()
-        later = ("hidden_layers", "gamma_units", "embedding_exponent")
-        idle = {key for key in later if fields[key] == vars(Everett)[key]}
-        return {key: value for key, value in fields.items() if key not in idle}
-
 
 @functools.cache  # a plan asks once per tensor
 def _solved(

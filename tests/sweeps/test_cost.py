@@ -11,6 +11,7 @@ from sweeps.__main__ import main
 from sweeps.search import SearchWork
 from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
+from tests.run_folders import end_run
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,10 +66,8 @@ def planned(said):
 
 def end(folder, status="finished", **more):
     """A run folder with a summary."""
-    folder.mkdir(parents=True, exist_ok=True)
     summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
-    (folder / "summary.json").write_text(json.dumps({**summary, **more}))
-    (folder / "metrics.jsonl").touch()
+    end_run(folder, {**summary, **more})
 
 
 def files_under(folder):

@@ -75,7 +75,7 @@ def test_a_tied_model_has_its_rules_and_one_rate_or_is_refused_with_both_numbers
     assert any(row.tied_to for row in one.rows if row.role == Role.TOKEN_EMBEDDING)
     falls = Decay(Everett("standard", 64, 16, alignment="global"), exponent=-1)  # matrices' alone
     decay = {"weight_decay": 0.1, "decay_mode": "independent"}
-    with pytest.raises(PlanError, match="decay 1 x .* decay 0.25 x"):
+    with pytest.raises(PlanError, match="decay 1, .* decay 0.25, "):
         plan(model, rules, falls, lr=0.1, **decay)
 
 
