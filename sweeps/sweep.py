@@ -228,9 +228,9 @@ class SweepWork(Work):
     def failed_before(self) -> set[str]:
         try:
             rows = read_table(self.table)
-        except (OSError, ValueError):
+            failed = {row["run"] for row in rows if row["status"] == "failed"}
+        except (OSError, ValueError, KeyError):
             return set()
-        failed = {row["run"] for row in rows if row["status"] == "failed"}
         return failed & {point.run for point in self.left}
 
     def may_add(self) -> tuple[int, float]:
