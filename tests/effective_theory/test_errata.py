@@ -46,7 +46,7 @@ def test_standard_and_ntk_are_one_model_up_to_constants(alignment):
 
 
 def test_figure_13_s_powers_are_of_what_queries_and_keys_cause():
-    """Of the shipped runs: keys at alpha_A = 1/2 move as N^(-1/2) by W_Q, W_K, and as N^0 in all."""
+    """Of the shipped runs: keys at alpha_A = 1/2 move as N^(-1/2) by W_Q, W_K, as N^0 in all."""
     lines = {line.name: line for line in findings_of("bordelon/head_dimension_desktop")}
     place = "Adam, alpha_A = 1/2, t = 1: change of k"
     for cause, power in (("by W_Q, W_K", -0.5), ("in all", 0.0)):
