@@ -226,7 +226,7 @@ def test_a_cause_is_known_if_a_run_without_it_has_the_claim_s_sign(figure):
 
 
 def test_what_stands_beside_a_difference_leaves_its_sign(figure):
-    """Rates that are not equal may make a part of a lead: the page says so, and its size is open."""
+    """Rates that are not equal may make a part of a lead: its size is open, as the page says."""
     entry = {**figure([finding(0.3, 0.01, "gains")]), "findings": "power"}
     assert claims.judge("paper", entry).word == "reproduced"
     entry["beside"] = "rates differ"
