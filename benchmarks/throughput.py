@@ -12,6 +12,11 @@ for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix
 6 per query-key pair and width, pairs counted causally. Memory is the largest sum of live tensors
 in one step after the timed ones, weights and optimiser state included, from torch's own record of
 every allocation; on a GPU it is its allocator's peak over the timed steps.
+
+The timed steps wait for the device one by one. `free_ms` is that of `--free` further steps that run
+as users' do, with one wait at their end; `kernel_ms`, on a GPU, the sum of its kernels' times in a
+step. Where kernels take much less than a free step, launches decide. The step of nanochat or of
+torchtitan is another architecture's: it is not compared.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +41,12 @@ MODES = {
     "bf16": {"precision": "bf16", "compile": False},
     "bf16_compile": {"precision": "bf16", "compile": True},
 }
+PRESCRIPTIONS = {
+    "adam": {"parameterization": "mup", "alignment": "full"},
+    "muon": {"parameterization": "spectral", "convention": "spectral"},
+}
 IMPLEMENTATIONS = ("nanolm_c4", "plain")
+PROFILED = 3  # steps
 KEYS = ("width", "mode", "implementation")  # of a case that trains
 
 
@@ -54,6 +64,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--vocab", type=int, default=32_101)
     add("--head-dim", type=int, default=128)
     add("--batch", type=int, default=4, help="rows per step")
+    add("--optimizer", choices=("adam", "muon"), default="adam", help="nanolm_c4's")
+    add("--free", type=int, default=0, help="steps without a wait, after the timed ones")
     add("--threads", type=int, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
     harness.add_case(parser)
@@ -82,19 +94,32 @@ class Stopwatch:
         """Marks the beginning of a step and the end of the one before."""
         import torch
 
-        if self.on_gpu:
+        timed = len(self.times) - self.case["warmup"]
+        free = timed - self.case["steps"] - 1  # steps that did not wait
+        if self.on_gpu and (free <= 0 or free >= self.case["free"]):
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
-        timed = len(self.times) - self.case["warmup"] - 1
         if timed == 0 and self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         if timed == self.case["steps"]:
             self.tensors = None if self.on_gpu else _TensorPeak()
-        if timed == self.case["steps"] + 1:
+        if free == 0:
             peak = torch.cuda.max_memory_allocated() / 2**20 if self.on_gpu else self.tensors.stop()
             times = self.times[self.case["warmup"] : -1]
             steps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
             self.result = {"ms": steps, "tensors_mb": peak}
+            self.times[-1] = time.perf_counter()  # the record's end took time
+        if free == self.case["free"]:
+            began = self.times[-1 - free]
+            self.result["free_ms"] = 1e3 * (self.times[-1] - began) / free if free else None
+            if not self.on_gpu:
+                raise self.Done
+            self.kernels = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.kernels.start()
+        if free == self.case["free"] + PROFILED:
+            self.kernels.stop()
+            total = sum(event.self_device_time_total for event in self.kernels.key_averages())
+            self.result["kernel_ms"] = total / 1e3 / PROFILED
             raise self.Done
 
 
@@ -129,23 +154,35 @@ class _TensorPeak:
 
 def measure_nanolm(case: harness.Case) -> dict[str, Any]:
     """A run of nanolm_c4 on random rows, timed where the loop asks for the number of targets."""
+    from training import loop
+
+    watch = Stopwatch(case)
+    task = build_task(case, watch.tick)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            loop.train(task, Path(folder))
+        except Stopwatch.Done:
+            return watch.result
+    raise RuntimeError("the run ended before enough steps were timed")
+
+
+def build_task(case: harness.Case, tick: Callable[[], None], **changes: Any) -> Any:
+    """nanolm_c4 on random rows; `changes` are of the config's sections."""
     import torch
 
     from nanolm_c4 import train
     from nanolm_c4.data import collate
-    from training import loop
     from training import task as tasks
 
-    config = _config(case)
+    config = _config(case, **changes)
     rows = _random_rows(case)
-    watch = Stopwatch(case)
 
     def count(batch: Any) -> torch.Tensor:
-        watch.tick()
+        tick()
         return torch.tensor(batch[1].numel())
 
     model = train.build_model(config, case["vocab"])
-    task = tasks.Task(
+    return tasks.Task(
         config=config,
         model=model,
         plan=train.build_plan(config, model),
@@ -155,33 +192,29 @@ def measure_nanolm(case: harness.Case) -> dict[str, Any]:
         count=count,
         collate=collate,
     )
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            loop.train(task, Path(folder))
-        except Stopwatch.Done:
-            return watch.result
-    raise RuntimeError("the run ended before enough steps were timed")
 
 
-def _config(case: harness.Case) -> Any:
-    """nanolm_c4's config for a case: muP and Adam."""
+def _config(case: harness.Case, **changes: Any) -> Any:
+    """nanolm_c4's config for a case: muP and Adam, or Muon."""
     from nanolm_c4.config import Config
     from training.config import validate
 
     shape = {key: case[key] for key in ("width", "layers", "head_dim", "context")}
     fields = {
         "model": {**shape, "vocab_size": case["vocab"]},
-        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
-        "optimizer": {"name": "adam", "lr": 2**-9},
+        "prescription": {"base_width": 64, **PRESCRIPTIONS[case["optimizer"]]},
+        "optimizer": {"name": case["optimizer"], "lr": 2**-9},
         "schedule": {"name": "constant"},
         "training": {
-            "steps": case["warmup"] + case["steps"] + 2,
+            "steps": case["warmup"] + case["steps"] + case["free"] + PROFILED + 2,
             "batch_size": case["batch"],
             "divergence_factor": 1e9,  # random tokens teach nothing; a diverging run would end
             **MODES[case["mode"]],
         },
         "data": {},
     }
+    fields = {name: section | changes.get(name, {}) for name, section in fields.items()}
+    fields |= {name: section for name, section in changes.items() if name not in fields}
     return validate(Config, fields, "benchmark")
 
 
@@ -249,6 +282,7 @@ def measure_matmul(case: harness.Case) -> dict[str, Any]:
 def cases(args: argparse.Namespace) -> list[harness.Case]:
     """Every case of one repetition: the ceiling, and all that train."""
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
+    keys += ("optimizer", "free")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
     grid = itertools.product(args.widths, args.modes, IMPLEMENTATIONS)
     return [
@@ -274,6 +308,11 @@ def summarise(
         "ms_per_step": median,
         "ms_min": min(steps),
         "ms_process_medians": [statistics.median(result["ms"]) for result in results],
+        **{
+            key: statistics.median(result[key] for result in results)
+            for key in ("free_ms", "kernel_ms")
+            if results[0].get(key) is not None
+        },
         "tokens_per_second": tokens / median * 1e3,
         "tensors_mb": max(result["tensors_mb"] for result in results),
         "flops_per_step": flops,

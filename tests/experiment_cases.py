@@ -86,7 +86,7 @@ ATAN2: dict[str, Change] = {"optimizer.atan2_lambda": ("1.0", "optimizer.name=ad
 # These change how a run is computed, not its result; test_experiments looks at how.
 HOW = (
     "training.micro_batch_size training.eval_batch_size training.compile "
-    "training.data_workers training.trackers data.cache_dir"
+    "training.cuda_graphs training.data_workers training.trackers data.cache_dir"
 ).split()
 NO_RATES = "the paper has no rates for this optimiser: the experiment's mistakes in test_train"
 STRATEGIES: dict[str, Change] = {

@@ -270,6 +270,7 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
         "training.micro_batch_size": "4",
         "training.eval_batch_size": "2",
         "training.compile": "true",
+        "training.cuda_graphs": "true",
         "training.data_workers": "1",
         "training.trackers": "[tensorboard]",
         "data.cache_dir": str(tmp_path / "cache"),
@@ -281,7 +282,7 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
         return loader(*args, **kwargs)
 
     def counted_compile(model, **kwargs):  # to load the compiler would take seconds
-        compiled.append(model)
+        compiled.append(kwargs.get("mode", "default"))
         return model
 
     def counted(function):
@@ -294,13 +295,15 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
     monkeypatch.setattr(loading, "DataLoader", counted_loader)
     monkeypatch.setattr(torch, "compile", counted_compile)
     words = small.case.cache if key == "data.cache_dir" else ()
+    words = ("training.compile=true",) if key == "training.cuda_graphs" else words
     made = small.experiment.build_task(small.config(*words, f"{key}={value}"))
     made.measure = counted(made.measure or (lambda model, batch: {"loss": loss(model, batch)}))
     loss, made.loss = made.loss, counted(made.loss)
     assert loop.train(made, tmp_path / "run")["status"] == "finished"
     assert max(rows[True]) == (4 if key == "training.micro_batch_size" else 8)
     assert max(rows[False]) == (2 if key == "training.eval_batch_size" else 8)
-    assert bool(compiled) == (key == "training.compile")
+    modes = {"training.compile": ["default"], "training.cuda_graphs": ["reduce-overhead"]}
+    assert compiled == modes.get(key, [])
     assert workers == {int(key == "training.data_workers")}
     assert (tmp_path / "run" / "tensorboard").exists() == (key == "training.trackers")
     assert (tmp_path / "cache").exists() == (key == "data.cache_dir")

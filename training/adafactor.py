@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from training import sharding
-from training.decoupled import Decoupled, Group, decay_weights, local_parts, param_scales, rms
+from training.compiled import Compiled
+from training.decoupled import (
+    PARAM_SCALE_FLOOR,
+    Decoupled,
+    Group,
+    decay_weights,
+    local_parts,
+    param_scales,
+    rms,
+    rms_inside,
+    update,
+)
 
 # Everett et al., Appendix C, leave optax's defaults in place for these three.
 ADAFACTOR_DECAY = 0.8
@@ -37,7 +48,10 @@ class Adafactor(Decoupled):
     """
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        steps, directions = self._steps(params), []
+        steps, directions = self._steps(group, params), list[Tensor]()
+        if group["fused"]:
+            self._compiled(group, params, grads, steps)
+            return
         torch._foreach_add_(steps, 1.0)
         for param, grad, step in zip(params, grads, steps, strict=True):
             decay = 1 - step.item() ** -ADAFACTOR_DECAY
@@ -64,15 +78,79 @@ class Adafactor(Decoupled):
     ) -> Tensor:
         """g / sqrt(v) of one factored tensor; the names are those of the class's docstring."""
         row_mean, col_mean = _mean(square, j, param), _mean(square, i, param)
-        state = self.state[param]
-        if "v_row" not in state:
-            state["v_row"] = _zeros_without(j, param, row_mean)
-            state["v_col"] = _zeros_without(i, param, col_mean)
-        v_row, v_col = local_parts((state["v_row"], state["v_col"]))
+        v_row, v_col = self._rows_and_columns(param, square, i, j)
         row = v_row.unsqueeze(j).lerp_(row_mean, 1 - decay)
         col = v_col.unsqueeze(i).lerp_(col_mean, 1 - decay)
         row = (row / _mean(row, i, param)).rsqrt_()
         return torch.mul(grad, row, out=square).mul_(col.rsqrt())
+
+    def _rows_and_columns(self, param: Tensor, like: Tensor, i: int, j: int) -> list[Tensor]:
+        """v without axis j and without axis i, zero before the first use."""
+        state = self.state[param]
+        if "v_row" not in state:
+            for key, axis in (("v_row", j), ("v_col", i)):
+                state[key] = _zeros_without(axis, param, like.narrow(axis, 0, 1))
+        return local_parts((state["v_row"], state["v_col"]))
+
+    def _compiled(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor]
+    ) -> None:
+        """The same where a tensor's update is one compiled function."""
+        fresh = (self._counted(steps) ** -ADAFACTOR_DECAY).unbind()  # 1 - beta_t
+        rest = (*self._numbers(group), torch.tensor(group["eps"], dtype=torch.float64))
+        for param, grad, weight in zip(params, grads, fresh, strict=True):
+            axes = factored_axes(param.shape, group["min_dim_factored"])
+            if axes is None:
+                [second] = self._buffers([param], "v")
+                _unfactored(param, grad, second, weight, *rest)
+            else:
+                _factored(
+                    param, grad, *self._rows_and_columns(param, grad, *axes), weight, *rest, *axes
+                )
+
+
+@Compiled
+def _unfactored(
+    w: Tensor,
+    g: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    eps: Tensor,
+) -> None:
+    second = v + (g * g + eps - v) * weight
+    update(skip, (v, second), (w, _stepped(w, g * second.rsqrt(), rate, keep)))
+
+
+@Compiled
+def _factored(
+    w: Tensor,
+    g: Tensor,
+    v_row: Tensor,
+    v_col: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    eps: Tensor,
+    i: int,
+    j: int,
+) -> None:
+    square = g * g + eps
+    row = v_row + (square.mean(j) - v_row) * weight
+    col = v_col + (square.mean(i) - v_col) * weight
+    rows, cols = row.unsqueeze(j), col.unsqueeze(i)
+    direction = g * (rows / rows.mean(i, keepdim=True)).rsqrt() * cols.rsqrt()
+    update(skip, (v_row, row), (v_col, col), (w, _stepped(w, direction, rate, keep)))
+
+
+def _stepped(w: Tensor, direction: Tensor, rate: Tensor, keep: Tensor) -> Tensor:
+    """Lines 3 and 4: clipped, scaled, with decay."""
+    clip = (rms_inside(direction) / ADAFACTOR_CLIP).clamp_min(1.0)
+    scale = rms_inside(w).clamp_min(PARAM_SCALE_FLOOR)
+    return w * keep - direction * (rate * (scale / clip))
 
 
 def factored_axes(shape: Sequence[int], min_dim: int) -> tuple[int, int] | None:

@@ -47,14 +47,15 @@ class Decoupled(Eager):
     """What the rules below share: the loop over groups, decay, per-parameter state and steps.
 
     Parameters without a gradient are left alone, decay and step count included. The state of a
-    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors. A
-    group's numbers are the plan's and the rule's, `fused` says which of torch's kernels to use.
+    parameter is "step" (a float tensor, on a GPU if `fused`, as torch keeps it) and the rule's
+    tensors. A group's numbers are the plan's and the rule's; `fused` wants one kernel per tensor.
     """
 
+    found_inf: Tensor | None = None
+    """1 on the parameters' device where a `fused` step is to leave all as it is, 0 where not."""
+
     def __init__(self, groups: list[Group], fused: bool = False, **numbers: Any) -> None:
-        super().__init__(groups, numbers)
-        # Not in the groups: a checkpoint must not bring along the choice made for its device.
-        self._fused = fused
+        super().__init__(groups, {**numbers, "fused": fused})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -77,9 +78,27 @@ class Decoupled(Eager):
         """
         raise NotImplementedError
 
-    def _steps(self, params: list[Tensor]) -> list[Tensor]:
-        """How many updates each parameter has had, on the CPU; torch's kernels count them up."""
-        return [self.state[param].setdefault("step", torch.tensor(0.0)) for param in params]
+    def _steps(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        """How many updates each parameter has had; torch's kernels count them up."""
+        for param in params:
+            if "step" not in self.state[param]:
+                device = sharding.local(param).device if group["fused"] else None
+                self.state[param]["step"] = torch.tensor(0.0, device=device)
+        return [self.state[param]["step"] for param in params]
+
+    def _numbers(self, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+        """Rate, what decay leaves of the weights, and `found_inf`: tensors, so that a compiled
+        rule does not depend on their values. Those on the CPU are arguments of its kernels."""
+        rate = torch.tensor(group["lr"], dtype=torch.float64)
+        skip = torch.tensor(0.0) if self.found_inf is None else self.found_inf
+        return rate, 1 - rate * group["weight_decay"], skip
+
+    def _counted(self, steps: list[Tensor]) -> Tensor:
+        """Counts a compiled update that is not skipped; the counts, in float64, on the device."""
+        torch._foreach_add_(steps, 1.0)
+        if self.found_inf is not None:
+            torch._foreach_sub_(steps, [self.found_inf] * len(steps))
+        return torch.stack(steps).double()
 
     def _buffers(self, params: list[Tensor], key: str) -> list[Tensor]:
         """The state tensor `key` of each parameter, in its shape and zero before the first use."""
@@ -98,10 +117,25 @@ def _laid_out(param: Tensor, grad: Tensor) -> Tensor:
     return grad if grad.stride() == part.stride() else torch.empty_like(part).copy_(grad)
 
 
-def decay_weights(group: Group, params: list[Tensor]) -> None:
-    """theta <- (1 - lr * weight_decay) * theta; a plan's decay modes are in weight_decay."""
+def decay_weights(group: Group, params: list[Tensor], skip: Tensor | None = None) -> None:
+    """theta <- (1 - lr * weight_decay) * theta; a plan's decay modes are in weight_decay.
+
+    Nothing is decayed where `skip` is 1.
+    """
     if group["weight_decay"]:
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        decay = group["lr"] * group["weight_decay"]
+        torch._foreach_mul_(params, 1 - decay if skip is None else 1 - decay * (1 - skip))
+
+
+def update(skip: Tensor, *pairs: tuple[Tensor, Tensor]) -> None:
+    """Copies the second tensor of each pair into the first, or nothing where `skip` is 1."""
+    for old, new in pairs:
+        old.copy_(torch.where(skip > 0, old, new))
+
+
+def rms_inside(tensor: Tensor) -> Tensor:
+    """The root mean square, to be compiled into the rule that needs it."""
+    return tensor.square().mean().sqrt()
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:

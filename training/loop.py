@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device, set_seed
-from torch import Tensor
+from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
-from training import loading, processes, runs, sharding, summary, trackers
+from training import loading, optimizers, processes, runs, sharding, summary, trackers
 from training.evaluation import evaluate
 from training.files import write_json
 from training.log import History, Log
@@ -38,6 +38,7 @@ from training.task import (
 )
 
 SKIPS = 100  # steps in a row without a finite gradient are divergence
+HOSTS = ("cpu",)  # devices whose numbers are there to be read; reading others' waits for all work
 
 
 def train(task: Task, run_dir: Path, progress: Progress | None = None) -> runs.Summary:
@@ -77,6 +78,12 @@ class Loop:
         fp16 = self.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
         self.skips_overflow = settings.skip_overflow or fp16
+        self.device_decides = (
+            self.skips_overflow
+            and device.type not in HOSTS
+            and not self.is_sharded
+            and optimizers.takes_found_inf(self.optimizer)
+        )
         self.losses, self.history = Losses(), History()
         self.gradient_scale: dict[str, float] = {}
         self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)  # as of the last line of timing.jsonl
@@ -149,18 +156,26 @@ class Loop:
                 group["lr"] = group["initial_lr"] * factor
             total, count = self._forward_backward(micro)
             self.scaler.unscale_(self.optimizer)
+            if logged:
+                self._settle(step)
             norm = self._clip(logged or self.skips_overflow)
-            if self.skips_overflow and norm is not None and not math.isfinite(norm):
+            overflow: Tensor | None = None
+            if self.device_decides and norm is not None:
+                overflow = None if logged else 1 - norm.isfinite().float()
+                found = torch.zeros_like(norm) if overflow is None else overflow
+                self.optimizer.found_inf = found  # type: ignore[attr-defined]
+            if overflow is None and self._overflows(norm):
                 self._skip(step)
-                total, count = torch.zeros_like(total), torch.zeros_like(count)
+                total, count = torch.zeros_like(total), 0
             else:
                 if logged and settings.gradient_scale:
                     self.gradient_scale = self._gradient_to_epsilon()
                 self._update(step)
-                self.history.skipped_in_a_row = 0
+                if overflow is None:
+                    self.history.skipped_in_a_row = 0
             self.scaler.update()
             self.optimizer.zero_grad()
-            self.losses.add(total, count)
+            self.losses.add(total, count, overflow)
             if logged:
                 self._log_step(step, norm)
             if self.progress is not None and self.accelerator.is_main_process:
@@ -170,12 +185,19 @@ class Loop:
             if self._evaluates(step):
                 self._evaluate(step)
 
-    def _forward_backward(self, micro: list[Any]) -> tuple[Tensor, Tensor]:
+    def _forward_backward(self, micro: list[Any]) -> tuple[Tensor, int]:
         """(this process's summed loss, targets of all processes); leaves the mean's gradients."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
-        local = torch.stack([self.task.count(batch) for batch in micro]).sum()
-        count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
+        # A number of the host: a copy to the device would wait for the step before.
+        count = sum(int(self.task.count(batch)) for batch in micro)
+        if world > 1:
+            counts = torch.tensor(count)
+            distributed.all_reduce(counts, group=self.checkpoints.control)
+            count = int(counts)
+        share = world / count if count else math.inf
         total = torch.zeros((), device=accelerator.device)
+        if self.settings.cuda_graphs:  # what the step before has left in their memory is read
+            torch.compiler.cudagraph_mark_step_begin()
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
             # Only the last micro-batch reduces gradients over processes. A sharded model reduces
@@ -186,7 +208,7 @@ class Loop:
                 # Gradients are averaged over processes, the loss over the targets of all of them.
                 # Not accelerate's `backward`, which divides by a number of micro-batches of its
                 # own, by an exported ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and adds nothing here.
-                self.scaler.scale(loss_sum * (world / count)).backward()
+                self.scaler.scale(loss_sum * share).backward()
             total += loss_sum.detach()
         return total, count
 
@@ -205,6 +227,17 @@ class Loop:
         """The L2 norm of tensors together, whole ones where they are sharded."""
         norm = torch.nn.utils.get_total_norm(tensors)
         return norm.full_tensor() if sharding.is_sharded(norm) else norm
+
+    def _overflows(self, norm: Tensor | None) -> bool:
+        return self.skips_overflow and norm is not None and not math.isfinite(norm)
+
+    def _settle(self, step: int) -> None:
+        """Notes which steps since the last log the device has skipped."""
+        for earlier, skipped in self.losses.settle(step):
+            if skipped:
+                self._skip(earlier)
+            else:
+                self.history.skipped_in_a_row = 0
 
     def _skip(self, step: int) -> None:
         """Skips a step and logs the event; raises Diverged after SKIPS skipped steps in a row.

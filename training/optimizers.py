@@ -38,6 +38,7 @@ from torch.optim.sgd import sgd
 from param_groups.optim import MuonAdamW
 from training import sharding
 from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
+from training.compiled import Compiled
 from training.decoupled import (
     PARAM_SCALE_FLOOR,
     AdamW,
@@ -47,7 +48,9 @@ from training.decoupled import (
     decay_weights,
     local_parts,
     param_scales,
+    rms_inside,
     rms_on_cpu,
+    update,
 )
 from training.errors import UserError, nearest
 
@@ -61,13 +64,14 @@ class SGD(Decoupled):
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         theta, buffers = local_parts(params), self._buffers(params, "momentum_buffer")
-        decay_weights(group, theta)
+        decay_weights(group, theta, self.found_inf)
         sgd(
             theta,
             grads,
             list[Tensor | None](buffers),
-            fused=self._fused,
-            foreach=not self._fused,
+            fused=group["fused"],
+            foreach=not group["fused"],
+            found_inf=self.found_inf,
             lr=group["lr"],
             momentum=group["momentum"],
             weight_decay=0.0,
@@ -88,15 +92,22 @@ class AdamParamScaling(Decoupled):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lr, wd, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
         first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
-        steps, kernel = self._steps(params), {"fused": self._fused, "foreach": not self._fused}
-        numbers = {**kernel, "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
-        rest = {**numbers, "amsgrad": False, "maximize": False}
-        step: Callable[..., None] = partial(adamw, **rest)
-        if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
+        steps, fused = self._steps(group, params), group["fused"]
+        if fused and params[0].device.type not in TORCHS_KERNEL:
+            counts, eps = self._counted(steps), torch.tensor(group["eps"], dtype=torch.float64)
+            corrections = ((1 - beta1**counts).unbind(), (1 - beta2**counts).unbind())
+            for tensors in zip(params, grads, first, second, *corrections, strict=True):
+                _param_scaling(*tensors, *self._numbers(group), eps, beta1, beta2)
+            return
+        numbers = {"beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+        rest = {**numbers, "fused": fused, "foreach": not fused, "amsgrad": False}
+        step: Callable[..., None] = partial(adamw, **rest, maximize=False)
+        if fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
             for w, g, m, v, t in zip(params, grads, first, second, steps, strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
                 scale = max(rms_on_cpu(w), PARAM_SCALE_FLOOR)
-                step([w], [g], [m], [v], [], [t], lr=lr * scale, weight_decay=wd / scale)
+                rate, found = {"lr": lr * scale, "weight_decay": wd / scale}, self.found_inf
+                step([w], [g], [m], [v], [], [t], **rate, found_inf=found)
             return
         # m_hat / (sqrt(v_hat) + eps): what AdamW makes of zeros at a rate of -1.
         directions = [torch.zeros_like(part) for part in local_parts(params)]
@@ -105,6 +116,27 @@ class AdamParamScaling(Decoupled):
         theta = local_parts(params)
         decay_weights(group, theta)
         torch._foreach_add_(theta, directions, alpha=-lr)
+
+
+@Compiled
+def _param_scaling(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    correction1: Tensor,
+    correction2: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    eps: Tensor,
+    beta1: float,
+    beta2: float,
+) -> None:
+    scale = rms_inside(w).clamp_min(PARAM_SCALE_FLOOR)
+    first, second = m.lerp(g, 1 - beta1), v.lerp(g * g, 1 - beta2)
+    direction = first / correction1 / ((second / correction2).sqrt() + eps)
+    update(skip, (m, first), (v, second), (w, w * keep - direction * (rate * scale)))
 
 
 class AdamAtan2(Decoupled):
@@ -123,7 +155,13 @@ class AdamAtan2(Decoupled):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         (beta1, beta2), lam = group["betas"], group["atan2_lambda"]
         first, root = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_root")
-        steps, theta = self._steps(params), local_parts(params)
+        steps, theta = self._steps(group, params), local_parts(params)
+        if group["fused"]:
+            counts = self._counted(steps)
+            ratios = ((1 - beta2**counts).sqrt() / (1 - beta1**counts)).unbind()
+            for tensors in zip(theta, grads, first, root, ratios, strict=True):
+                _atan2(*tensors, *self._numbers(group), beta1, beta2, lam)
+            return
         torch._foreach_add_(steps, 1.0)
         decay_weights(group, theta)
         torch._foreach_lerp_(first, grads, 1 - beta1)
@@ -138,7 +176,27 @@ class AdamAtan2(Decoupled):
             w.add_(x, alpha=-group["lr"] * 4 / math.pi * lam)
 
 
-class Muon(Eager, MuonAdamW):
+@Compiled
+def _atan2(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    root: Tensor,
+    ratio: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    beta1: float,
+    beta2: float,
+    lam: float,
+) -> None:
+    first = m.lerp(g, 1 - beta1)
+    size = torch.hypot(root * math.sqrt(beta2), g * math.sqrt(1 - beta2))
+    direction = torch.atan2(first * (ratio / lam), size) * (4 / math.pi * lam)
+    update(skip, (m, first), (root, size), (w, w * keep - direction * rate))
+
+
+class Muon(MuonAdamW, Eager):
     """Muon for hidden matrices and AdamW for the rest, as the plan's groups say."""
 
 
@@ -151,10 +209,12 @@ class Kind:
     numbers: tuple[str, ...]
     """What it takes of `DEFAULTS`, for all groups."""
     fused_on: tuple[str, ...] = ()
-    """Devices with a fused kernel. Off the CPU the kernel needs step counts on the device, which
-    only torch's own optimisers keep; parameter scaling uses it where an RMS needs no all-reduce."""
+    """Devices where a tensor's update is one kernel: torch's, or the rule compiled."""
+    whole: bool = False
+    """Whether a fused update needs an RMS of the whole tensor: not of a sharded one."""
 
 
+TORCHS_KERNEL = ("cpu",)  # where parameter scaling takes AdamW's; its RMS is exact there
 DEFAULTS = {
     "betas": (0.9, 0.98),
     "momentum": 0.9,
@@ -164,10 +224,10 @@ DEFAULTS = {
 OPTIMIZERS = {  # by the names of param_groups.prescription.OPTIMIZER_FAMILY
     "sgd": Kind(SGD, ("momentum",), ("cpu", "cuda")),
     "adam": Kind(AdamW, ("betas",), ("cpu", "cuda")),
-    "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda")),
-    "adafactor": Kind(Adafactor, ("min_dim_factored",)),
-    "adam_param_scaling": Kind(AdamParamScaling, ("betas",), ("cpu",)),
-    "muon": Kind(Muon, ("betas", "momentum"), ("cpu",)),
+    "adam_atan2": Kind(AdamAtan2, ("betas", "atan2_lambda"), ("cuda",)),
+    "adafactor": Kind(Adafactor, ("min_dim_factored",), ("cuda",), whole=True),
+    "adam_param_scaling": Kind(AdamParamScaling, ("betas",), ("cpu", "cuda"), whole=True),
+    "muon": Kind(Muon, ("betas", "momentum"), ("cpu", "cuda")),
 }
 
 
@@ -186,9 +246,13 @@ def build(
     kind, copies = OPTIMIZERS[name], [{**group, "params": [*group["params"]]} for group in groups]
     params = [param for group in copies for param in group["params"]]
     supported = all(param.device.type in kind.fused_on for param in params)
-    if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
-        supported = False
+    supported &= not (kind.whole and any(map(sharding.is_sharded, params)))
     if fused and not supported:
         raise UserError(f"fused=True: {name} has no fused kernel for these parameters")
     taken = {key: {**DEFAULTS, **numbers}[key] for key in kind.numbers}
     return kind.make(copies, supported if fused is None else fused, **taken)
+
+
+def takes_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser leaves all as it is where its `found_inf`, on the device, is 1."""
+    return all(group.get("fused") for group in optimizer.param_groups)

@@ -12,7 +12,11 @@ from typing import TypeVar
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    TorchDynamoPlugin,
+    broadcast_object_list,
+)
 
 from training import environment
 from training.errors import UserError
@@ -68,7 +72,10 @@ def accelerator(settings: LoopConfig, run_dir: Path) -> Accelerator:
     return Accelerator(
         cpu=ON_CPU,
         mixed_precision="no",  # see `sharding.place`
-        dynamo_backend="inductor" if settings.compile else "no",
+        dynamo_plugin=TorchDynamoPlugin(
+            backend="inductor" if settings.compile else "no",
+            mode="reduce-overhead" if settings.cuda_graphs else "default",
+        ),
         log_with=list(settings.trackers) or None,
         project_dir=run_dir / "tensorboard",
         # A process without evaluation samples would miss the exchange of buffers before the first

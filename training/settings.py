@@ -129,6 +129,9 @@ class LoopConfig(Section):
     torch.amp.GradScaler does, logs the scale, and skips steps as skip_overflow does."""
     compile: bool = False
     """torch.compile the model."""
+    cuda_graphs: bool = False
+    """Record the compiled model's launches once and replay them: for models so small that launches
+    decide (D <= 512), as torch.compile's mode reduce-overhead. Takes memory; changes no number."""
     data_workers: Annotated[int, Field(ge=0, le=1024)] = 0  # all start at once, on one machine
     """Data-loading processes; they change nothing but speed."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
@@ -144,6 +147,12 @@ class LoopConfig(Section):
     probe_samples: PositiveInt = 8
     """Validation samples that a probe's forward pass sees, from the first on. For text, rows
     without padding are used first."""
+
+    @model_validator(mode="after")
+    def _graphs_are_of_compiled_models(self) -> LoopConfig:
+        if self.cuda_graphs and not self.compile:
+            raise ValueError("training.cuda_graphs acts with training.compile; set both or neither")
+        return self
 
     def split(self, processes: int) -> tuple[int, int]:
         """Into how many micro-batches a process splits its share of a step's batch, and of how many
@@ -209,6 +218,7 @@ class RunConfig(Section):
 
     without_effect: ClassVar[tuple[str, ...]] = (
         "checkpoint",
+        "training.cuda_graphs",
         "training.data_workers",
         "training.trackers",
     )

@@ -16,7 +16,7 @@ import gc
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from training import linear_cross_entropy, optimizers, sharding
+from training import compiled, linear_cross_entropy, optimizers, sharding
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -87,7 +87,6 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         optimizer = optimizers.build(
             config.optimizer.name,
             plan.groups(model, several=config.optimizer.name == "muon"),
-            fused="cuda" in optimizers.OPTIMIZERS[config.optimizer.name].fused_on,
         )
 
         def step(micro_batches: int) -> None:
@@ -169,11 +168,18 @@ def _as_on_a_gpu() -> Iterator[None]:
         return attention(*args, **kwargs)
 
     patch = mock.patch.object
+    kinds = {
+        name: replace(kind, fused_on=("cpu",) if "cuda" in kind.fused_on else ())
+        for name, kind in optimizers.OPTIMIZERS.items()
+    }
     with (
+        mock.patch.dict(optimizers.OPTIMIZERS, kinds),
+        patch(optimizers, "TORCHS_KERNEL", ()),
+        patch(compiled.Compiled, "__call__", lambda self, *args: None),  # in place: no memory
         patch(functional, "dropout", dropout),
         patch(functional, "scaled_dot_product_attention", attention_without_dropout),
         patch(linear_cross_entropy, "_CHUNK", {}),
-        patch(linear_cross_entropy, "_PIECE", 1 << 62),
+        patch(linear_cross_entropy, "_EAGER", ()),
     ):
         yield
 

@@ -107,7 +107,8 @@ class Recorder(Protocol):
     """Looks at a run while it trains and writes what it sees; it may not change the run.
 
     This is the only way from the loop to measurement. The order is start, then at every step
-    around and after; a skipped step has no `around`.
+    around and after. A skipped step has no `around`, or on a GPU one around an update that changes
+    nothing: only the device knows of it yet.
     """
 
     def start(self, run: LiveRun) -> Sequence[Log]:
@@ -146,15 +147,33 @@ class Losses:
     """Per-step losses kept on the device until they are logged."""
 
     sums: list[Tensor] = field(default_factory=list)
-    counts: list[Tensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    overflows: list[Tensor] = field(default_factory=list)
     first: float | None = None
     last: float = math.nan
     targets: int = 0
 
-    def add(self, loss_sum: Tensor, count: Tensor) -> None:
-        """Keeps one step: this process's loss sum and the global number of targets."""
+    def add(self, loss_sum: Tensor, count: int, overflow: Tensor | None = None) -> None:
+        """Keeps one step: this process's loss sum, the global number of targets and, where the
+        device decides whether the step is skipped, 1 if it is and 0 if not."""
         self.sums.append(loss_sum)
         self.counts.append(count)
+        if overflow is not None:
+            self.overflows.append(overflow)
+
+    def settle(self, step: int) -> list[tuple[int, bool]]:
+        """The steps before `step` that the device decides on, and whether it has skipped them.
+
+        What is kept of a skipped step becomes nothing: no loss, no targets.
+        """
+        if not self.overflows:
+            return []
+        told = [bool(overflow) for overflow in torch.stack(self.overflows).tolist()]
+        self.overflows.clear()
+        for index, overflow in enumerate(told, start=len(self.sums) - len(told)):
+            if overflow:
+                self.sums[index], self.counts[index] = torch.zeros_like(self.sums[index]), 0
+        return list(enumerate(told, start=step - len(told)))
 
     def drain(self, accelerator: Accelerator, step: int, bound: float) -> float:
         """The mean loss per target since the last call; `step` is the last step kept.
@@ -162,8 +181,8 @@ class Losses:
         Raises Diverged for the first step whose loss is not finite or above `bound` times the
         run's first loss.
         """
-        sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
-        counts = torch.stack(self.counts)
+        sums = accelerator.reduce(torch.stack(self.sums), reduction="sum").cpu()
+        counts = torch.tensor(self.counts)
         numbers = range(step - len(sums) + 1, step + 1)
         means = zip(numbers, (sums / counts).tolist(), counts.tolist(), strict=True)
         steps = {index: loss for index, loss, count in means if count}  # a skipped step has none
@@ -185,7 +204,10 @@ class Losses:
         if not self.sums:
             return numbers, {}
         sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
-        return numbers, {"sums": sums, "counts": torch.stack(self.counts)}
+        pending = {"sums": sums, "counts": torch.tensor(self.counts)}
+        if self.overflows:
+            pending["overflows"] = torch.stack(self.overflows)
+        return numbers, pending
 
     def restore(
         self, numbers: dict[str, Any], tensors: dict[str, Tensor], accelerator: Accelerator
@@ -194,9 +216,11 @@ class Losses:
         self.first, self.targets = numbers["first"], numbers["targets"]
         self.last = math.nan if numbers["last"] is None else numbers["last"]
         if tensors:
-            sums, counts = (tensors[k].clone().to(accelerator.device) for k in ("sums", "counts"))
+            sums = tensors["sums"].clone().to(accelerator.device)
             self.sums = list(sums if accelerator.is_main_process else torch.zeros_like(sums))
-            self.counts = list(counts)
+            self.counts = tensors["counts"].tolist()
+            overflows = tensors.get("overflows", torch.empty(0))
+            self.overflows = list(overflows.clone().to(accelerator.device))
 
 
 def initialise(task: Task) -> None:

@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,34 @@ def test_the_document_is_printed_and_kept(tmp_path, capsys):
     assert document == json.loads(path.read_text())
     assert document["rows"] == [{"a": 1}] and document["unit"] == "ms"
     assert document["environment"]["packages"]["torch"]
+
+
+@pytest.mark.parametrize("device", [(), ("--cpu",)])
+def test_the_script_for_a_gpu_checks_before_it_times_and_its_commands_parse(device, tmp_path):
+    """With a python that only says what it is given."""
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
+    fake.chmod(0o755)
+    words = [*device, "--out", str(tmp_path), "some.yaml", "first", "second"]
+    script = ["bash", str(harness.ROOT / "benchmarks/gpu.sh"), *words]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(script, env=environment, check=True, capture_output=True)
+    *parts, first, second = (tmp_path / "calls").read_text().splitlines()
+    names = []
+    for words in map(shlex.split, parts):
+        module = importlib.import_module(words[1])
+        assert module.parse(words[2:]).device == ("cpu" if device else "cuda")
+        names.append(words[1])
+    assert names[0] == "benchmarks.gpu" and set(names[1:]) == {
+        "benchmarks.optimizers",
+        "benchmarks.throughput",
+    }
+    for words, preset in ((first, "first"), (second, "second")):
+        assert words.startswith(f"-m sweeps run some.yaml --preset {preset}")
+
+
+@pytest.mark.parametrize("words", [("--gpu",), ("some.yaml",)])
+def test_the_script_for_a_gpu_refuses_what_it_does_not_know(words):
+    script = ["bash", str(harness.ROOT / "benchmarks/gpu.sh"), *words]
+    ran = subprocess.run(script, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr.startswith("error: ")

@@ -1,7 +1,9 @@
 """Muon in a plan: updates against an SVD and torch, rates against formulas, and refusals."""
 
 import copy
+import functools
 import math
+import pickle
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
-from param_groups import Decay, Depth, Everett, Muon, PlanError, Role, Rule, guard, plan
+from param_groups import Decay, Depth, Everett, Muon, PlanError, Role, Rule, guard, optim, plan
 from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
+from training import optimizers
 from training.optimizers import build
 
 
@@ -140,6 +143,161 @@ def test_a_checkpoint_goes_on_with_the_same_bits():
         torch.equal(one, two)
         for one, two in zip(model.parameters(), again.parameters(), strict=True)
     )
+
+
+# As torch's own optimisers
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 32), (16, 64), (64, 16)])
+def test_a_matrix_in_a_stack_becomes_what_it_becomes_alone_to_the_bit(rows, columns):
+    stack = torch.stack([matrix(rows, columns, seed) * 10.0**-seed for seed in range(5)])
+    for one, other in zip(orthogonalised(stack), stack, strict=True):
+        assert torch.equal(one, orthogonalised(other))
+
+
+@pytest.mark.parametrize("size", [32, 256])
+def test_an_optimiser_of_stacks_is_one_per_matrix_to_the_bit(size, monkeypatch):
+    """A CPU takes matrices of 256 one by one; both are the rule of the docstring."""
+    shapes = [(size, size)] * 3 + [(size, 2 * size)] * 2 + [(2 * size, size)]
+    group = {"lr": 0.1, "weight_decay": 0.3, "optimizer": "muon"}
+    ends = []
+    for entries in (optim.SMALL, 0):
+        monkeypatch.setattr(optim, "SMALL", entries)
+        matrices = [nn.Parameter(matrix(*shape, seed)) for seed, shape in enumerate(shapes)]
+        optimizer = MuonAdamW([{"params": matrices, **group}])
+        for step in range(3):
+            for number, parameter in enumerate(matrices):
+                parameter.grad = matrix(*parameter.shape, 10 * step + number)
+            optimizer.step()
+        ends.append(matrices)
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_a_step_whose_gradients_overflow_leaves_all_as_it_is():
+    model, made = planned()
+    optimizer = MuonAdamW(made.groups(model, several=True), fused=True)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    for parameter in model.parameters():
+        parameter.grad.fill_(math.inf)
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    after = (model.state_dict(), optimizer.state_dict()["state"])
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    optimizer.found_inf = torch.tensor(0.0)
+    train(model, optimizer, [2])
+    assert not torch.equal(model.up.weight, before[0]["up.weight"])
+
+
+def pair(cls):
+    """Matrices and vectors under torch's AdamW, or those of `up` and `down` under Muon."""
+    model, made = planned()
+    groups = made.groups(model, several=True)
+    return model, cls(groups)
+
+
+def deep_copied(model, optimizer):
+    return copy.deepcopy((model, optimizer))
+
+
+def pickled(model, optimizer):
+    return pickle.loads(pickle.dumps((model, optimizer)))
+
+
+def with_the_state_of_sgd(model, optimizer):
+    sgd = torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], 0.1)
+    optimizer.load_state_dict(sgd.state_dict())
+    return model, optimizer
+
+
+def with_a_group_added(model, optimizer):
+    model.extra = nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [model.extra], "param_names": ["extra"], **NUMBERS})
+    return model, optimizer
+
+
+def with_an_empty_group(model, optimizer):
+    optimizer.add_param_group({"params": [], "param_names": [], **NUMBERS})
+    return model, optimizer
+
+
+def with_a_group_without_entries(model, optimizer):
+    model.extra = nn.Parameter(torch.ones(0, 3))
+    more = {**NUMBERS, "optimizer": "muon"}
+    optimizer.add_param_group({"params": [model.extra], "param_names": ["extra"], **more})
+    return model, optimizer
+
+
+NUMBERS = {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("change", "works"),
+    [
+        (deep_copied, True),
+        (pickled, True),
+        (with_the_state_of_sgd, False),
+        (with_a_group_added, True),
+        (with_an_empty_group, True),
+        (with_a_group_without_entries, True),
+    ],
+)
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, MuonAdamW, optimizers.Muon])
+def test_it_is_handled_as_torchs_adamw_is(cls, change, works):
+    """A table of what torch.optim.AdamW does, and ours alike; all go on to the same values."""
+    make = functools.partial(cls, fused=True, betas=(0.9, 0.95))
+    make = functools.partial(make, momentum=0.95) if cls is optimizers.Muon else make
+    model, optimizer = pair(make)
+    train(model, optimizer, range(2))
+    if not works:
+        with pytest.raises((KeyError, ValueError)):  # torch's at the step, ours at once
+            train(*change(model, optimizer), [2])
+        return
+    other, same = pair(make)
+    train(other, same, range(2))
+    model, optimizer = change(model, optimizer)
+    train(model, optimizer, [2])
+    train(other, same, [2])
+    assert torch.equal(model.up.weight, other.up.weight)
+    if hasattr(model, "extra"):
+        model.extra.grad = torch.ones_like(model.extra)
+        optimizer.step()
+        assert (model.extra < 1).all()
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}, {"betas": (math.nan, 0.9)}],
+)
+def test_betas_that_torchs_adamw_refuses_are_refused(numbers):
+    parameters = [nn.Parameter(torch.ones(3))]
+    with pytest.raises(ValueError, match="beta"):
+        torch.optim.AdamW(parameters, **numbers)
+    with pytest.raises(ValueError, match="betas is"):
+        MuonAdamW([{"params": parameters, **NUMBERS}], **numbers)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -0.1}, "lr is -0.1; expected a number from 0 on"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"eps": -1.0, "optimizer": "adam"}, "eps is -1.0"),
+        ({"momentum": 1.5}, "momentum is 1.5; expected 0 <= momentum < 1"),
+        ({"momentum": math.nan}, "momentum is nan"),
+        ({"optimizer": "muno"}, "optimizer is 'muno'; expected 'muon' or 'adam'"),
+        ({"params": [nn.Parameter(torch.ones(3))]}, r"group of muon has a tensor of shape \(3,\)"),
+    ],
+)
+def test_a_group_out_of_range_is_refused_and_not_added(wrong, message):
+    _, optimizer = pair(MuonAdamW)
+    group = {"params": [nn.Parameter(torch.ones(3, 3))], "param_names": ["extra"], **NUMBERS}
+    group |= {"optimizer": "muon", **wrong}
+    count = len(optimizer.param_groups)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == count
 
 
 # The rates

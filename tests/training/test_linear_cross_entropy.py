@@ -13,9 +13,11 @@ TOKENS, WIDTH, VOCABULARY = 23, 6, 37
 @pytest.fixture(params=["whole", "chunks", "lines"], autouse=True)
 def chunks(request, monkeypatch):
     """Every test also with chunks of 5 tokens (the last of 3) and pieces of 2; and with these in
-    products of whole lines, as on a GPU."""
+    products of whole lines and the two passes of a GPU, as written."""
     if request.param == "lines":
         monkeypatch.setattr(losses, "_ANY_SIZE", ())
+        monkeypatch.setattr(losses, "_EAGER", ())
+        monkeypatch.setattr(losses, "_two_passes", losses._two_passes.function)
     if request.param != "whole":
         monkeypatch.setitem(losses._CHUNK, "cpu", 5 * VOCABULARY)
         monkeypatch.setattr(losses, "_PIECE", 200)

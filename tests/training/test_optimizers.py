@@ -1,6 +1,7 @@
 """Every rule against a float64 rewrite of its formula, closed forms, and numbers from optax."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from param_groups.families import OPTIMIZER_FAMILY
-from training import decoupled
+from training import decoupled, optimizers
 from training.adafactor import factored_axes
+from training.compiled import Compiled
 from training.errors import UserError
 from training.optimizers import DEFAULTS, OPTIMIZERS, build
 
@@ -20,6 +22,7 @@ CASES = [
     *((name, fused) for name in ("sgd", "adam", "adam_param_scaling") for fused in (True, False)),
     ("adafactor", None),
     ("adam_atan2", None),
+    *((name, "compiled") for name in ("adam_param_scaling", "adafactor", "adam_atan2")),
 ]
 OURS = [case for case in CASES if case[0] != "adam"]
 SMALL = [(5,), (7, 3), (3, 4, 5)]
@@ -113,7 +116,18 @@ def two_groups(shapes, dtype=torch.float64, seed=0):
 def make(name, groups, fused=None, **kwargs):
     """The rule with this file's constants."""
     constants = {"betas": BETAS, "momentum": MOMENTUM, "atan2_lambda": LAMBDA, **kwargs}
-    return build(name, groups, fused=fused, **constants)
+    return build(name, groups, fused=fused == "compiled" or fused, **constants)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(request, monkeypatch):
+    """A case called "compiled" runs what a GPU compiles, as it is written, on the CPU."""
+    spec = getattr(request.node, "callspec", None)
+    if spec is not None and spec.params.get("fused") == "compiled":
+        for name, kind in OPTIMIZERS.items():
+            monkeypatch.setitem(OPTIMIZERS, name, dataclasses.replace(kind, fused_on=("cpu",)))
+        monkeypatch.setattr(optimizers, "TORCHS_KERNEL", ())
+        monkeypatch.setattr(Compiled, "__call__", lambda self, *args: self.function(*args))
 
 
 def gradient(shape, step, dtype=torch.float64):
@@ -212,11 +226,11 @@ def test_defaults_are_the_papers():
     assert {by_name[name]["betas"] for name in adams} == {(0.9, 0.98)}
 
 
-def atan2_path(gradients, dtype=torch.float32, betas=BETAS, lam=8.0, **numbers):
+def atan2_path(gradients, fused, dtype=torch.float32, betas=BETAS, lam=8.0, **numbers):
     """A parameter's values while trained with these gradients."""
     param = parameter(np.zeros(gradients.shape[1]), dtype)
     groups = [group([param], **numbers)]
-    optimizer = make("adam_atan2", groups, betas=betas, atan2_lambda=lam)
+    optimizer = make("adam_atan2", groups, fused, betas=betas, atan2_lambda=lam)
     path = []
     for g in gradients:
         param.grad = torch.tensor(g, dtype=dtype)
@@ -226,11 +240,12 @@ def atan2_path(gradients, dtype=torch.float32, betas=BETAS, lam=8.0, **numbers):
 
 
 @pytest.mark.parametrize("decades", [-30, -23, -18, -6, 4, 18, 30])
-def test_atan2_does_not_see_a_common_factor_of_all_gradients(decades):
+@pytest.mark.parametrize("fused", [None, "compiled"])
+def test_atan2_does_not_see_a_common_factor_of_all_gradients(decades, fused):
     rng = np.random.default_rng(1)
     gradients = rng.choice([-1.0, 1.0], (12, 40)) * rng.uniform(0.5, 1.0, (12, 40))
-    expected = atan2_path(gradients)
-    found = atan2_path(gradients * 10.0**decades)
+    expected = atan2_path(gradients, fused)
+    found = atan2_path(gradients * 10.0**decades, fused)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected).max() > 0.1
 
@@ -241,38 +256,41 @@ SIZES = [1e-36, 1e-30, 1e-23, 1.8e-22, 1.5e-22, 1e-20, 1e-19, 1e-6, 1.0, 1e10, 1
 
 
 @pytest.mark.parametrize("steps", [1, 200])
-def test_entries_of_one_tensor_get_the_same_atan2_updates_at_every_size(steps):
+@pytest.mark.parametrize("fused", [None, "compiled"])
+def test_entries_of_one_tensor_get_the_same_atan2_updates_at_every_size(steps, fused):
     """Constant gradients: m_hat = sqrt(v_hat), so every update is the formula's 1.267."""
-    path = atan2_path(np.tile(SIZES, (steps, 1)), lr=1.0)
+    path = atan2_path(np.tile(SIZES, (steps, 1)), fused, lr=1.0)
     updates = -np.diff(path, axis=0, prepend=np.zeros((1, len(SIZES))))
     np.testing.assert_allclose(updates[-1], 4 / math.pi * 8 * math.atan(1 / 8), rtol=1e-4)
     np.testing.assert_allclose(path[-1], path[-1][SIZES.index(1.0)], rtol=1e-5)
 
 
-def test_atan2_updates_stay_within_their_bound_and_nothing_is_no_update():
+@pytest.mark.parametrize("fused", [None, "compiled"])
+def test_atan2_updates_stay_within_their_bound_and_nothing_is_no_update(fused):
     """A gradient after two hundred zeros, of any size, is the quotient's largest value; float32
     has nothing below 1e-45, and so there is no update."""
     silent = np.zeros((200, len(SIZES)))
     bound = 4 / math.pi * 8 * math.pi / 2
     for last in (np.array(SIZES), -np.array(SIZES)):
-        path = atan2_path(np.vstack([silent, last]), lr=1.0)
+        path = atan2_path(np.vstack([silent, last]), fused, lr=1.0)
         assert not path[-2].any() and (np.abs(path[-1]) <= bound * (1 + 1e-6)).all()
         assert (np.abs(path[-1]) > 1).all()
-    assert not atan2_path(np.array([[1e-46, -1e-46, 0.0]])).any()
+    assert not atan2_path(np.array([[1e-46, -1e-46, 0.0]]), fused).any()
 
 
 @pytest.mark.parametrize(
     ("betas", "lam"), [((0.9, 0.98), 8.0), ((0.95, 0.9), 1.0), (BETAS, LAMBDA)]
 )
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1, 1e3])
-def test_atan2_in_float32_is_the_formula_to_rounding(betas, lam, weight_decay):
+@pytest.mark.parametrize("fused", [None, "compiled"])
+def test_atan2_in_float32_is_the_formula_to_rounding(betas, lam, weight_decay, fused):
     """With gradients that push the quotient around."""
     rng = np.random.default_rng(5)
     gradients = rng.standard_normal((12, 400)) * 10.0 ** rng.integers(-3, 3, (12, 1))
     lr = min(1e-2, 0.1 / max(weight_decay, 1.0))
     numbers = {"lr": lr, "weight_decay": weight_decay}
     single, double = (
-        atan2_path(gradients.astype(np.float32), dtype, betas, lam, **numbers)[-1]
+        atan2_path(gradients.astype(np.float32), fused, dtype, betas, lam, **numbers)[-1]
         for dtype in (torch.float32, torch.float64)
     )
     np.testing.assert_allclose(single, double, rtol=2e-6, atol=2e-6 * lr)
