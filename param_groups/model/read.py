@@ -74,6 +74,8 @@ def read(
                 scale=one.scale,
                 unplaced=unplaced,
                 summed=summed[one.name],
+                layout=one.layout,
+                cuts=_cuts(model, one),
             )
         )
     return tensors
@@ -319,6 +321,14 @@ def _check_depth(assignments: Sequence[Assignment], prescription: Prescription) 
             f"{names[0]!r} and its likes are in {blocks.pop()} blocks, but the prescription is for "
             f"depth {depth:g}; give the prescription the model's depth"
         )
+
+
+def _cuts(model: nn.Module, assignment: Assignment) -> tuple[int, ...] | None:
+    """The parts that a rule names; by default those of a convolution's groups, if it has several."""
+    layer = model.get_submodule(assignment.name.rpartition(".")[0])
+    groups = getattr(layer, "groups", 1) if len(assignment.parameter.shape) > 2 else 1
+    several = assignment.role is Role.HIDDEN and isinstance(groups, int) and groups > 1
+    return (1,) * groups if assignment.parts is None and several else assignment.parts
 
 
 def _reads_out(model: nn.Module, assignment: Assignment) -> bool:
