@@ -8,12 +8,12 @@ For a matrix W with gradient G, momentum mu and the group's rate and decay:
 The group's rate holds all factors of the matrix's shape, and U sees no common factor of the
 gradients. A tensor that holds several matrices says so by its group's `parts`, (outputs, rate over
 lr) of each, and `layout`, the name of its axes: each matrix is then orthogonalised for itself, the
-kernels of a convolution as (out, in * kernel). Every other tensor takes torch's AdamW step. A sharded matrix is put together, as U is of
-the whole: every process computes it and keeps its part.
+kernels of a convolution as (out, in * kernel). Every other tensor takes torch's AdamW step. A
+sharded matrix is put together, as U is of the whole: every process computes it and keeps its part.
 
-Matrices of one shape are one stack: on a GPU launches decide, 1,344 for those of 8 blocks one by one.
-torch.optim.Muon takes them one by one, in bfloat16 on a CPU too, has no batched form up to torch
-2.14 (foreach=True raises) and no AdamW for the rest.
+Matrices of one shape are one stack: on a GPU launches decide, 1,344 for those of 8 blocks one by
+one. torch.optim.Muon takes them one by one, in bfloat16 on a CPU too, has no batched form up to
+torch 2.14 (foreach=True raises) and no AdamW for the rest.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class MuonAdamW(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's; ValueError for the state of another optimiser, which has other numbers or parts."""
+        """torch's; ValueError for the state of another optimiser: other numbers or parts."""
         for group in state_dict["param_groups"]:
             _check({**group, "params": []})
         for one, other in zip(self.param_groups, state_dict["param_groups"], strict=False):
@@ -262,7 +262,7 @@ def _stacks(matrices: list[Tensor], group: dict[str, Any]) -> Iterator[list[Tens
 
 
 def _whole_update(ahead: Any, parts: tuple[tuple[int, float], ...], layout: str) -> Any:
-    """A tensor's matrices orthogonalised; of a sharded one this process's part, with the factors."""
+    """A tensor's matrices orthogonalised; of a sharded one this process's, times the factors."""
     if not hasattr(ahead, "full_tensor"):
         plain = not parts and ahead.ndim == 2
         return orthogonalised(ahead) if plain else _updates(ahead[None], parts, layout)[0]

@@ -145,8 +145,9 @@ class Plan:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
         Each group also carries `initial_lr` (the schedule's reference), `name`, `param_names` and
-        `optimizer`; `parts` and `layout`, where Muon trains matrices of a tensor one by one. Tensors that do not require gradients are left out. Raises PlanError for Muon's
-        plan, whose groups are for two optimisers, unless `several` says that yours tells them apart
+        `optimizer`; and `parts` and `layout` where Muon trains matrices of a tensor one by one.
+        Tensors that do not require gradients are left out. Raises PlanError for Muon's plan, whose
+        groups are for two optimisers, unless `several` says that yours tells them apart
         (`optimizers`); and unless `check` is false, for a model that this plan has neither
         initialised nor given its multipliers, and for a tensor that was frozen when it was
         initialised and no longer is. Not for torch.optim.Adafactor, which takes a pair as epsilon.

@@ -102,7 +102,7 @@ class Tensor:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Those of each matrix that it holds; empty where nobody knows. PlanError for other cuts."""
+        """Those of each matrix that it holds, empty where nobody knows; PlanError for odd cuts."""
         roles = len(self.role.parts)
         if self.cuts is None:
             even = self.fan_out == roles * self.fan_in

@@ -83,10 +83,10 @@ class Muon(Compared):
             return replace(numbers, lr=numbers.lr * self.adam_factor, optimizer="adam")
         if tensor.part_of or len(tensor.outputs) != 1:
             raise PlanError(
-                f"{tensor}: Muon orthogonalises the matrices of a fused {tensor.part_of or ''} "
-                f"tensor one by one, and of its {tensor.fan_out} outputs nobody says which are "
-                "whose: give its rule parts=(queries, keys, values), their sizes or ratios; where "
-                "they alternate head by head, parts=(1,) * (3 * heads)"
+                f"{tensor}: Muon orthogonalises the matrices of a fused tensor one by one, and of "
+                f"its {tensor.fan_out} outputs nobody says which are whose: give its rule "
+                "parts=(queries, keys, values) or parts=(1, 1) for gate and up, sizes or ratios "
+                "along the outputs; parts=(1,) * (3 * heads) where heads have theirs in turn"
             )
         kernel = tensor.layout is Layout.TRANSPOSED and len(tensor.shape) > 2
         if tensor.tied_to or kernel:
