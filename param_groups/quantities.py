@@ -46,6 +46,7 @@ class Numbers:
         gradient: its size up to a constant, None where no power of it is known. Epsilon speaks of
             it, SGD's rate, and whatever multiplies a branch.
         eps_power: the power of the gradient that `eps` has, 0 for an epsilon of its own.
+        parts: of a tensor whose matrices Muon trains one by one, (outputs, rate over `lr`) of each.
 
     >>> Numbers(init_std=0.5, multiplier=4.0).absorbed("adam")  # doctest: +ELLIPSIS
     Numbers(init_std=2.0, ..., multiplier=1.0, lr=4.0, eps=0.25, ...)
@@ -61,6 +62,7 @@ class Numbers:
     optimizer: str | None = None
     gradient: float | None = None
     eps_power: int = 0
+    parts: tuple[tuple[int, float], ...] = ()
 
     def starting_at(self, scale: float) -> Numbers:
         """The same with initial values `scale` times as large."""

@@ -77,7 +77,7 @@ TIMM_VIT_RULES = (
     *_each(Role.NORM_SCALE, "blocks.*norm*.weight"),
     *_each(Role.NORM_BIAS, "blocks.*norm*.bias"),
     *_outside(Role.QUERY, "attn_pool.q.weight"),
-    *_outside(Role.HIDDEN, "attn_pool.kv.weight"),
+    Rule("attn_pool.kv.weight", Role.HIDDEN, trunk=True, parts=(1, 1)),
     *_outside(Role.ATTENTION_OUTPUT, "attn_pool.proj.weight"),
     *_outside(Role.MLP_IN, "attn_pool.mlp.fc1.weight"),
     *_outside(Role.MLP_OUT, "attn_pool.mlp.fc2.weight"),
@@ -152,7 +152,7 @@ _LLAMA_MATRICES = (
     *_each(Role.MLP_IN, "*.mlp.gate_proj.weight", "*.mlp.up_proj.weight"),
     Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
     *_each(Role.ROUTER, "*.mlp.gate.weight", "*_moe.router.weight"),
-    Rule("*.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
+    Rule("*.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS, parts=(1, 1)),
     Rule("*.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
     Rule("*_proj.bias", Role.HIDDEN_BIAS),
     Rule("lm_head.weight", Role.READOUT),
@@ -177,7 +177,7 @@ GEMMA_RULES = (
 
 GPT_NEOX_RULES = (
     Rule("gpt_neox.embed_in.weight", Role.TOKEN_EMBEDDING),
-    Rule("*.attention.query_key_value.weight", Role.QKV),
+    Rule("*.attention.query_key_value.weight", Role.QKV, parts=()),  # head by head
     Rule("*.attention.dense.weight", Role.ATTENTION_OUTPUT),
     Rule("*.mlp.dense_h_to_4h.weight", Role.MLP_IN),
     Rule("*.mlp.dense_4h_to_h.weight", Role.MLP_OUT),
@@ -364,12 +364,18 @@ def rules_for(model: nn.Module) -> list[Rule]:
     >>> [str(rule.role) for rule in rules_for(nn.MultiheadAttention(16, 2, bias=False))]
     ['qkv', 'attention_output']
     """
+    from param_groups.model.read import gates
+
     check_model(model)
     found = fitting(model)
     if len(found) == 1:
         ((name, rules),) = found.items()
+        gated = gates(assign(model, rules)) if name == "TIMM_VIT_RULES" else ()
+        halved = [  # a gate and what it gates in one matrix, one after the other
+            replace(rule, parts=(1, 1)) if any(map(rule.matches, gated)) else rule for rule in rules
+        ]
         scales = Role.LAYER_SCALE
-        return [_started(rule, model, name) if rule.role is scales else rule for rule in rules]
+        return [_started(rule, model, name) if rule.role is scales else rule for rule in halved]
     fit = " and ".join(found) if found else "none"
     raise PlanError(
         f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
