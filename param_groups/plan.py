@@ -285,12 +285,14 @@ class Plan:
         shares = [f"{100 * share:.4g} %" for share in dict.fromkeys((*decays[:1], *decays[-1:]))]
         decay = f"{' to '.join(shares)} per step ({self.decay_mode})" if shares else "none"
         title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {summary(self.prescription)}"
-        if self._set:
-            kinds = dict.fromkeys(row.optimizer for row in self.rows)
-            owners = ((key, [k for k in kinds if key in AVERAGES.get(k, ())]) for key in self._set)
-            title += "\n" + ", ".join(
-                f"{key} {self._set[key]} of {' and '.join(of) or 'no tensor'}" for key, of in owners
-            )
+        kinds = dict.fromkeys(row.optimizer for row in self.rows)
+        averages = [
+            f"{key} {', '.join(f'{one:.6g}' for one in value)} of {kind}"
+            for key, value in (("betas", self.betas or ()), ("momentum", (self.momentum,)))
+            for kind in kinds
+            if key in self._set and key in AVERAGES.get(kind, ())
+        ]
+        title += "\n" + "; ".join(averages) if averages else ""
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
         return title + "\n" + table(self.rows)

@@ -256,8 +256,11 @@ class Horizon(Around):
 
     def describe(self) -> dict[str, object]:
         """As all, with the powers as text, and averages where they are set."""
-        held = {k: [f"{x}^{p:g}" for x, p in zip("bd", v) if p] for k, v in self.pairs.items()}
-        powers = ", ".join(" ".join((key, *(of or ["constant"]))) for key, of in held.items())
+        powers = ", ".join(
+            " ".join((key, *([f"b^{b:g}"] if b else []), *([f"d^{d:g}"] if d else [])))
+            + ("" if b or d else " constant")
+            for key, (b, d) in self.pairs.items()
+        )
         text = powers if self.pairs is self.powers else f"{self.powers} ({powers})"
         described = {**super().describe(), "powers": text}
         unset = {key for key in Momenta._fields if vars(self)[key] is None}
