@@ -8,4 +8,7 @@ RUN pip install --no-cache-dir torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 COPY pyproject.toml LICENSE /build/
 COPY param_groups /build/param_groups
 RUN pip install --no-cache-dir /build
+RUN useradd --create-home user
+USER user
+WORKDIR /home/user
 ENTRYPOINT ["param-groups"]

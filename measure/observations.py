@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from measure import representations
 from measure.representations import Capture, Forward, capture, rms
 from training.errors import UserError
-from training.files import write_bytes
+from training.files import checksum, write_bytes
 from training.log import Log, finite
 from training.settings import ObservedLoopConfig
 from training.task import LiveRun, Task, initialise
@@ -220,11 +220,12 @@ class ObservationLog(Log):
         """Drops what was written after the first `length` bytes, and the arrays of those steps."""
         super().cut(length)
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        kept = {f"step_{json.loads(line)['step']}.safetensors" for line in lines}
+        kept = [f"{FOLDER}/step_{json.loads(line)['step']}.safetensors" for line in lines]
         folder = self.path.with_name(FOLDER)
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name not in kept:
+            if f"{FOLDER}/{path.name}" not in kept:
                 path.unlink()
+        self.arrays = {name: checksum(self.path.parent / name) for name in kept}
 
 
 class ObservationRecorder:
@@ -266,7 +267,8 @@ class ObservationRecorder:
             return
         with self.run.aside():
             found = self.observe()
-            save_arrays(self.run.folder, step, found.arrays)
+            path = save_arrays(self.run.folder, step, found.arrays)
+            self.log.arrays[f"{FOLDER}/{path.name}"] = checksum(path)
             self.log.append(found.line(step))
 
     def observe(self) -> Observation:
@@ -275,6 +277,8 @@ class ObservationRecorder:
         return observe(initial_state(task), current_state(task), self.batch, self.forward)
 
 
-def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> None:
+def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
     """Writes observations/step_N.safetensors whole or not at all."""
-    write_bytes(run_dir / FOLDER / f"step_{step}.safetensors", save(dict(arrays)))
+    path = run_dir / FOLDER / f"step_{step}.safetensors"
+    write_bytes(path, save(dict(arrays)))
+    return path

@@ -139,20 +139,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
     words = [*(sys.argv[1:] if argv is None else argv)]
     try:
-        if words[:1] == ["check"]:  # with options of its own
-            from param_groups.check import command
+        if words and words[0] in ("check", "audit", "transfer"):  # with options of their own
+            from param_groups.check import verdict  # and with torch
 
-            command.main(words[1:])
-            return
-        if words[:1] == ["audit"]:
-            from param_groups.check import audit
-
-            audit.main(words[1:])
-            return
-        if words[:1] == ["transfer"]:
-            from param_groups.check import transfer_command
-
-            transfer_command.main(words[1:])
+            run = verdict.main if argv is None else verdict.run
+            run(words[0], words[1:])
             return
         args = _parser().parse_args(words)
         result = args.command(args)

@@ -9,9 +9,9 @@ The group's rate holds all factors of the matrix's shape, and U sees no common f
 gradients. Every other tensor takes torch's AdamW step. A sharded matrix is put together, as U is of
 the whole: every process computes it and keeps its part.
 
-Matrices of one shape are one stack: on a GPU launches decide, 1,344 for those of 8 blocks one by one.
-torch.optim.Muon takes them one by one, in bfloat16 on a CPU too, has no batched form up to torch
-2.14 (foreach=True raises) and no AdamW for the rest.
+Matrices of one shape are one stack: on a GPU launches decide, 1,344 for those of 8 blocks one by
+one. torch.optim.Muon takes them one by one, in bfloat16 on a CPU too, has no batched form up to
+torch 2.14 (foreach=True raises) and no AdamW for the rest.
 """
 
 from __future__ import annotations

@@ -13,17 +13,27 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.families import AVERAGES
 from param_groups.prescription import Momenta, Prescription, Tensor, checked, numbers_of, summary
-from param_groups.quantities import DECAY_MODES, Asked, check_averages, check_flag, finite
+from param_groups.quantities import (
+    CONSTANT,
+    DECAY_MODES,
+    NORMAL,
+    UNIFORM,
+    Asked,
+    check_averages,
+    check_flag,
+)
 from param_groups.roles import Fans, PlanError, Role, Rule
 from param_groups.rows import (
     Factor,
     Row,
+    check_saved,
     factor_differences,
     named_by,
     row_differences,
@@ -34,8 +44,6 @@ if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact ta
     from torch import nn
 
     from param_groups.optim import MuonAdamW
-
-_GLOBALS = ("lr", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,8 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
+        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value,
+        and when a tensor has two rows."""
         try:
             rows = tuple(
                 Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
@@ -253,14 +262,16 @@ class Plan:
             )
             factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
+            check_saved(found, decay_mode=DECAY_MODES)
+            for part in (*rows, *factors):
+                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT))
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
-        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _GLOBALS}
-        for key, value in {**numbers, **{key: getattr(found, key) for key in _GLOBALS}}.items():
-            if not (finite(value) and value >= 0):
-                raise PlanError(f"not a saved plan: {key} is {value!r}, no rate, epsilon or decay")
+        count = Counter(name for row in rows for name in (row.name, *row.tied_to))
+        if twice := [name for name, number in count.items() if number > 1]:
+            raise PlanError(f"not a saved plan: {twice[0]!r} has two rows")
         return found
 
     def differences(self, other: Plan) -> list[str]:
@@ -295,7 +306,23 @@ class Plan:
         title += "\n" + "; ".join(averages) if averages else ""
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
+        if self.head_dim_is_missing():
+            title += (
+                "\nattention: the head dimension is not known, and qk_exponent=-0.5 is muP's only "
+                "where it is the same at all widths: plan with head_dim="
+            )
         return title + "\n" + table(self.rows)
+
+    def head_dim_is_missing(self) -> bool:
+        """Whether rates assume one head dimension at all widths (muP with the library's attention),
+        and neither the model nor `head_dim` says it."""
+        rule: Any = self.prescription
+        while isinstance(rule.get("rule"), Mapping):  # of one around it
+            rule = rule["rule"]
+        attends = {Role.QUERY, Role.QKV} & {row.role for row in self.rows}
+        known = any(factor.head_dim for factor in self.forward)
+        grows = rule.get("parameterization", "standard") in ("mup", "mean_field")
+        return bool(attends) and grows and rule.get("qk_exponent") == -0.5 and not known
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         parameters = dict(model.named_parameters())

@@ -7,10 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from param_groups.quantities import CONSTANT
-from param_groups.roles import PlanError
+from param_groups.quantities import CONSTANT, finite
+from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,6 +92,50 @@ class Held:
     hint: str = ""
     queries: tuple[str, ...] = ()
     assumed: bool = False
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _number(value: object) -> bool:  # that torch takes, and float32 has
+    return finite(value) and abs(value) < (2.0**128 if isinstance(value, float) else 2**53)
+
+
+# What a field of a saved plan, row or factor holds, in words and as a test.
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("name", "role", "optimizer", "init_distribution", "decay_mode"),
+        ("a name", lambda value: isinstance(value, str) and value != ""),
+    ),
+    **dict.fromkeys(("fan_in", "fan_out"), ("a whole number", _whole)),
+    "shape": ("whole numbers", lambda value: all(map(_whole, value))),
+    "tied_to": ("names", lambda value: all(isinstance(name, str) for name in value)),
+    **dict.fromkeys(("init_mean", "multiplier", "value"), ("a finite number", _number)),
+    **dict.fromkeys(
+        ("init_std", "lr", "eps", "weight_decay"),
+        ("a finite number of at least 0", lambda value: _number(value) and value >= 0),
+    ),
+    "head_dim": ("a whole number or null", lambda value: value is None or _whole(value)),
+    "prescription": ("a mapping", lambda value: isinstance(value, dict)),
+}
+
+
+def check_saved(record: Any, **known: Iterable[str]) -> None:
+    """PlanError for a field of a saved plan, row or factor that holds no such value, and for one
+    that is none of those `known`."""
+    of = "" if not hasattr(record, "name") else f"{record.name}: "
+    for one in fields(record):
+        value = getattr(record, one.name)
+        words, holds = _FIELDS.get(one.name, ("", lambda _: True))
+        if not holds(value):
+            shown = repr(value)[:80]
+            raise PlanError(f"not a saved plan: {of}{one.name} is {shown}, expected {words}")
+        if one.name in known:
+            try:
+                choose(one.name, value, known[one.name])
+            except PlanError as error:
+                raise PlanError(f"not a saved plan: {of}{error}") from None
 
 
 # Functions from a model to the factors that its modules hold. param_groups.stock adds its own when

@@ -78,12 +78,14 @@ def of_shipped(name: str) -> Sequence[Printed]:
 
 @contextlib.contextmanager
 def one_line(given: Sequence[Path]) -> Iterator[None]:
-    """An error from a user's tables becomes one line; with shipped tables it has a traceback."""
+    """An error from a user's tables becomes one line; with shipped tables it has a traceback.
+    TableError, too, where two of them have a row in common."""
     try:
         yield
+        tables.refuse_overlap(given)
     except TableError:
         raise
-    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
         if not given:
             raise
         files, why = ", ".join(map(str, given)), " ".join(str(error).split())

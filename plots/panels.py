@@ -13,9 +13,9 @@ from plots.style import LOST, STAR, VERTEX, empty
 
 def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
     """Loss against learning rate, up to the first rate 20 % above the best, a line per width: a
-    star at the best rate that was run, a diamond with the standard error of the rate at the vertex
-    of the parabola through it, where there is one, and a cross at the top edge at the first rate at
-    which a run diverged."""
+    star at the best rate that was run, a diamond on the line, with its standard error, at the rate
+    of the vertex of the parabola through it, where there is one, and a cross at the top edge at the
+    first rate at which a run diverged."""
     if not sweeps:
         empty(axis, "no finished run")
         return
@@ -29,8 +29,11 @@ def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
         if best.inside:
             error = best.error if best.error < LONGEST else 0.0
             ends = [best.value * 2**-error, best.value * 2**error]
-            axis.plot(ends, [best.vertex_loss] * 2, "-", lw=0.8, color=color, zorder=4)
-            axis.plot(best.value, best.vertex_loss, color=color, **VERTEX)
+            on_line = float(
+                np.interp(math.log2(best.value), np.log2(list(stable)), list(stable.values()))
+            )
+            axis.plot(ends, [on_line] * 2, "-", lw=0.8, color=color, zorder=4)
+            axis.plot(best.value, on_line, color=color, **VERTEX)
     axis.set_xscale("log", base=2)
 
 
@@ -38,7 +41,6 @@ def loss_limits(axes, sweeps: Sequence[Sweeps]) -> None:
     """One range of losses for all axes: of what is drawn, and a margin."""
     drawn = [sweep for line in sweeps for sweep in line.values()]
     values = [loss for sweep in drawn for loss in sweep.stable.values()]
-    values += [sweep.best.vertex_loss for sweep in drawn if sweep.best.inside]
     if values:
         margin = 0.06 * (max(values) - min(values)) or 0.1
         for axis in axes:
@@ -84,7 +86,7 @@ def power_text(fit: Exponent, symbol: str = "D") -> str:
     """A measured power in matplotlib's notation."""
     if math.isnan(fit.value):
         return "no fit"
-    return rf"${symbol}^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}"
+    return rf"${symbol}^{{{fit.value:+.2f}}}$ ± {fit.error:.{2 + (0 < fit.error < 0.005)}f}"
 
 
 class Line(NamedTuple):
@@ -97,14 +99,16 @@ class Line(NamedTuple):
     published: float | None = None
 
 
-def transfer(lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str):
+def transfer(
+    lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str, small: bool = False
+):
     """A panel of loss against rate for every line, and one of the optima against the size; more
-    than four are in two rows, with the legend in the last place. `size`, `rate` and `loss` are
-    labels."""
+    than four, or a `small` figure's, are in two rows, with the legend in the last place. `size`,
+    `rate` and `loss` are labels."""
     count = len(lines) + 1
-    down = 1 + (count > 4)
+    down = 1 + (count > 4 or small)
     across = math.ceil(count / down)
-    figure, axes = style.subplots(down, across, (3.5, 3.0))
+    figure, axes = style.subplots(down, across, (2.45, 2.1) if small else (3.5, 3.0))
     *shown, last = axes.flat[:count]
     sizes = sorted({n for line in lines for n in line.sweeps})
     colors = style.width_colors(sizes)

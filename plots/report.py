@@ -2,6 +2,7 @@
 
     python -m plots report                      writes report.html from the shipped tables
     python -m plots report --results results    with your own sweeps in place of the shipped ones
+    python -m plots report --picture FILE       its first lines as a picture, and no page
 
 The page needs no network and no script: pictures and tables are inside. A figure is drawn from
 your own results where --results has all tables it needs, from the shipped ones otherwise.
@@ -16,12 +17,15 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from plots import style
 from plots.cards import VERDICTS, Card, anchor, figure_card, sources
 from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
-from plots.claims import claims, tally
+from plots.claims import WORDS, claims, tally
 from plots.tables import ROOT, TableError
 
+# Of the words of claims, in their order.
+COLORS = (style.GREEN, style.SKY, style.ORANGE, style.PINK, style.VERMILION, "0.72", "0.9")
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAPERS = {
     "everett": (
@@ -108,6 +112,32 @@ def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
     )
 
 
+def picture():
+    """How many claims of each paper have which word, as bars."""
+    figure, axes = style.subplots(1, 1, (4.9, 2.9))
+    axis = axes[0][0]
+    papers = [*OF_THE_PAPERS, "ours"]
+    of = [one.paper if one.paper in OF_THE_PAPERS else "ours" for one in claims()]
+    start = [0] * len(papers)
+    colors = dict(zip(WORDS, COLORS, strict=True))
+    words = [word for word in WORDS if any(claim.word == word for claim in claims())]
+    for word in words:
+        found = zip(of, claims(), strict=True)
+        count = Counter(paper for paper, claim in found if claim.word == word)
+        widths = [count[paper] for paper in papers]
+        bars = axis.barh(papers, widths, left=start, color=colors[word], label=word)
+        axis.bar_label(bars, [str(n or "") for n in widths], label_type="center", fontsize=9)
+        start = [a + b for a, b in zip(start, widths, strict=True)]
+    axis.invert_yaxis()
+    axis.grid(False, axis="y")
+    axis.tick_params(labelsize=10)
+    axis.set_xlabel("claims", fontsize=10)
+    figure.suptitle("What is reproduced at these sizes", fontsize=12)
+    place = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1, "handlelength": 1}
+    figure.legend(fontsize=9, frameon=False, **place)
+    return figure
+
+
 def _commit() -> str:
     """The commit of this checkout, or that it is none."""
     command = ["git", "rev-parse", "--short=10", "HEAD"]
@@ -124,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--results", type=Path, metavar="DIR", help="your own results")
     parser.add_argument("--output", type=Path, metavar="FILE", default=Path("report.html"))
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of all claims")
     args = parser.parse_args(argv)
     results, output = args.results, args.output
     try:
@@ -136,6 +167,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{results}: no table of a sweep in it; give --results the folder "
                 "that `python -m sweeps run` wrote to, or leave it out"
             )
+        if args.picture:
+            args.picture.write_bytes(style.files(picture(), "report")["report.png"])
+            print(f"written: {args.picture}")
+            return
         output.parent.mkdir(parents=True, exist_ok=True)
         made = []
         for name in names():  # minutes

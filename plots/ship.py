@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from plots.catalogue import PAPERS
-from plots.tables import DATA, ROOT, TableError
+from plots.tables import DATA, ROOT, TableError, read
 
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
@@ -114,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if paper not in PAPERS or not name or "/" in name:
             raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
         origin = provenance(args.table, written := args.table.read_bytes())
+        read(args.table, ())  # refuses rows that stand twice
         folder = args.data / paper
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +29,13 @@ RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset
 WIDE = "_wide"  # the same with wider models
 PRESETS = (DESKTOP, "_longer", WIDE)  # ends of tables' names; laptop's have none
+GRID = (CURVE, SEED, HORIZON, "constants")  # and all keys of a config, which have a dot
+# What tells the rows of a table apart, beside the run; all other columns are measured.
+PLACES = {
+    *(*GRID, STEP, "network", "layer", "layers", "heads", "head_dim", "block", "token"),
+    *("attended", "head", "kind", "role", "row", "column", "alpha_attention", "reference_heads"),
+    *("low", "high", "table", "stem", "width", "quantity", "part", "entry"),
+}
 # Columns of words; all others hold numbers.
 WORDS = {
     *(CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy"),
@@ -148,11 +156,14 @@ def read(
     numbers: Sequence[str] = (),
 ) -> pd.DataFrame:
     """A table with `columns`, those of numbers as floats; TableError if it cannot be read, lacks
-    one, is empty or has a word for a number. `source` and `maker` are the file's usual name and
-    what writes it, for messages; `numbers` are further columns of numbers, which may be missing."""
+    one, is empty, has a row twice or has a word for a number. `source` and `maker` are the file's
+    usual name and what writes it, for messages; `numbers` are further columns of numbers, which
+    may be missing."""
     try:
         stat = path.stat()
         table = _load(path, stat.st_mtime_ns, stat.st_size)
+    except TableError:
+        raise
     except Exception as error:  # whatever pandas and the decompressor of a damaged file raise
         raise TableError(f"{path}: cannot read the table: {error}") from None
     missing = [column for column in columns if column not in table]
@@ -180,7 +191,46 @@ def read(
 @functools.lru_cache(8)
 def _load(path: Path, *_: int) -> pd.DataFrame:
     """A file as it was at some time and length: figures read their tables more than once."""
-    return pd.read_csv(path)
+    table = pd.read_csv(path, low_memory=False)  # a column has one type from its first row on
+    _refuse_twice([(path, table)])
+    return table
+
+
+def refuse_overlap(paths: Sequence[Path]) -> None:
+    """TableError where a row of one table is also in another one of the same columns."""
+    alike: dict[tuple[str, ...], list[tuple[Path, pd.DataFrame]]] = {}
+    for path in paths:
+        table = read(path, ())
+        alike.setdefault(tuple(table), []).append((path, table))
+    for parts in alike.values():
+        _refuse_twice(parts)
+
+
+def _refuse_twice(parts: Sequence[tuple[Path, pd.DataFrame]]) -> None:
+    """TableError for two rows of one run, or of one curve, point of the grid and seed: they would
+    count as two."""
+    table = pd.concat([table for _, table in parts])
+    grid = [key for key in table if key in PLACES or "." in key]
+    if STATUS in table and STEP in grid:  # there it is the one at which a run has ended
+        grid.remove(STEP)
+    measured = [key for key in grid if key not in GRID and "." not in key]
+    if RUN in table:  # another table may be of another config, and one of a log lack a column
+        one_point = grid if {SEED, STATUS} <= {*table} and not parts[1:] else []
+    for keys in ([RUN, *measured], one_point) if RUN in table else (grid,):
+        if not keys or not (twice := table.duplicated(keys, keep=False)).any():
+            continue
+        first, lines = table[twice][keys].iloc[0], []
+        for path, own in parts:
+            same = np.flatnonzero(
+                ((own[keys] == first) | own[keys].isna() & first.isna()).all(axis=1)
+            )
+            whole = pd.read_csv(path, dtype=str, skip_blank_lines=False).dropna(how="all")
+            lines += [f"{path}: line {whole.index[at] + 2}" for at in same]
+        which = ", ".join(f"{key} {value}" for key, value in first.items())
+        raise TableError(
+            f"{lines[1]} has what {lines[0]} has, {which}; a row that stands twice counts as two: "
+            "remove one"
+        )
 
 
 def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> pd.DataFrame:

@@ -55,6 +55,7 @@ each() {
 case ${1:-run} in
   sweeps)
     check_options "${@:2}"
+    [[ " $* " == *" --dry-run "* ]] || each=each look "${@:2}"
     if [[ "$(preset "$@")" == _laptop && " $* " != *" --dry-run "* ]]; then
       python -m bart_span_denoise.data bart_span_denoise/configs/laptop.yaml >/dev/null
     fi

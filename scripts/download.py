@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from training.files import sha256, write_bytes, write_text, writing
 from training.text import C4_NAME, C4_PATH, C4_REVISION, FETCHED
 
 DATA = Path("data")
+LOCAL = r"http://(127\.0\.0\.1|localhost)(:\d+)?(/[^@]*)?"  # no user, whose @ would name a host
 AGAIN = "give the same command again"
 C4_FILES = {"validation": 8, "train": 1024}
 PART_IMAGES = 1_000_448  # Nakkiran et al. (2021), of each part of CIFAR-5M
@@ -32,10 +34,16 @@ def c4(options: argparse.Namespace) -> None:
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
+    endpoint = os.environ.get("HF_ENDPOINT", "https://")
+    if not re.fullmatch(rf"https://.*|{LOCAL}", endpoint):  # its SHA-256s come from there, too
+        raise UserError(f"HF_ENDPOINT: {endpoint} given; expected https://, as http can be forged")
     folder, place = FETCHED / C4_REVISION, {"repo_type": "dataset", "revision": C4_REVISION}
     sums = folder / "SHA256SUMS"
-    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
-    known = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if sums.exists() else []
+    parts = [line.split("  ", 1) for line in lines]
+    if any(len(part) != 2 for part in parts):
+        raise UserError(f"{sums}: not a list of SHA-256s; delete it and {AGAIN}")
+    known = {name: digest for digest, name in parts}
     for split, count in {**C4_FILES, "train": options.shards}.items():
         for number in range(count):
             name = f"{C4_NAME}/c4-{split}.{number:05d}-of-{C4_FILES[split]:05d}.json.gz"

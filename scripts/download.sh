@@ -9,7 +9,8 @@
 #   bash scripts/download.sh imagenet --archives FOLDER
 #   bash scripts/download.sh bart --text FOLDER
 # MIRROR=URL asks URL/HOST/PATH in place of https://HOST/PATH, and HF_ENDPOINT=URL another hub for C4.
-# Only https is spoken, also where a server redirects to; http is accepted from this machine alone.
+# Only https is spoken, also where a server redirects to; http is accepted from this machine alone,
+# and leads to no other.
 set -euo pipefail
 fail() { echo "error: $*" >&2; exit 2; }
 
@@ -49,12 +50,13 @@ done
 [ "${#names[@]}" -gt 0 ] || { echo "$list"; exit; }
 for name in "${names[@]}"; do grep "^$name:" <<<"$list"; done
 
-mirror=${MIRROR:-https://} protocol='=https'
-case $mirror in
-  https://*) ;;
-  http://127.0.0.1[:/]* | http://localhost[:/]*) protocol='=http' ;;
-  *) fail "MIRROR: $mirror given; expected https://, as http can be forged" ;;
-esac
+mirror=${MIRROR:-https://} protocol='=https' redirects=5
+local='^http://(127\.0\.0\.1|localhost)(:[0-9]+)?(/[^@]*)?$' # no user, whose @ would name another host
+if [[ $mirror =~ $local ]]; then
+  protocol='=http' redirects=0
+elif [[ $mirror != https://* ]]; then
+  fail "MIRROR: $mirror given; expected https://, as http can be forged"
+fi
 [ "$mirror" = https:// ] || mirror=${mirror%/}/
 
 # Receives https://ADDRESS into FOLDER unless it is there; MOST bounds its bytes. What has a published
@@ -74,7 +76,7 @@ fetch() { # ADDRESS FOLDER MOST [SHA-256]
     return
   fi
   # curl before 8.4 bounds only what a server says of a file's size; ulimit bounds what it sends.
-  until (ulimit -f $(($3 / 1024 + 1)) && exec curl --fail --location --max-redirs 5 \
+  until (ulimit -f $(($3 / 1024 + 1)) && exec curl --fail --location --max-redirs "$redirects" \
     --proto "$protocol" --connect-timeout 20 --speed-limit 1 --speed-time 60 --retry 5 \
     --max-filesize "$3" --no-progress-meter --continue-at - --output "$part" "$mirror$1"); do
     code=$?
@@ -130,6 +132,7 @@ fetch_bart() {
   fetch openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe data/gpt2 456318 \
     1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
   fetch dl.fbaipublicfiles.com/fairseq/gpt2_bpe/dict.txt data/gpt2 1200000
+  compare data/gpt2 || note data/gpt2 dict.txt
   python -m scripts.download bart ${text:+--text "$text"}
 }
 

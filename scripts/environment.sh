@@ -13,7 +13,7 @@ wanted=requirements.lock
 needed() { cat "$wanted" && { [ -z "$torch" ] || echo "# torch: $torch"; }; }
 
 if ! needed | cmp -s - "$stamp" && [[ " $* " =~ \ (-h|--help)\  ]]; then
-  sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "scripts/${0##*/}"
+  sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "scripts/$(basename "${CALLED_AS:-$0}")"
   printf '\n%s\n' "A call without --help installs .venv (several GB) first; then --help lists all options."
   exit
 fi

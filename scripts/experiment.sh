@@ -112,26 +112,75 @@ run_sweeps() {
   return "$code"
 }
 
-# submit_sweeps [SBATCH_OPTION ...] [-- OPTION ...]: a SLURM job per sweep, each after all jobs of the
-# stage before; options after -- are those of `python -m sweeps run`. A sweep whose stage before has
-# failed says what is missing. The experiment's own `job` options go before, `whole_node` after.
+# option "NAME ..." [WORD ...]: the value of the last of these options, --name VALUE or --name=VALUE.
+option() {
+  local names=" $1 " value=
+  shift
+  while [ "$#" -gt 0 ]; do
+    if [[ "$names" == *" ${1%%=*} "* ]]; then
+      if [[ "$1" == *=* ]]; then value=${1#*=}; else value=${2:-}; fi
+    fi
+    shift
+  done
+  echo "$value"
+}
+
+# submit_sweeps [SBATCH_OPTION ...] [--dry-run] [--yes] [-- OPTION ...]: a SLURM job per sweep, each after
+# all jobs of the stage before; options after -- are those of `python -m sweeps run`. The experiment's own
+# `job` options go before, `whole_node` after. First it looks: data that are missing and runs that need
+# more GPUs than a job has end it, and more than 1,000 GPU-hours want --yes. --dry-run prints the calls.
 submit_sweeps() {
-  local stage sweep number numbers wanted before=() own=()
+  local stage sweep number numbers wanted nodes gpus said hours code=0 dry= yes= before=() own=() look=()
   check_options "$@"
   wanted=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
-  while [[ "$#" -gt 0 && "$1" != -- ]]; do own+=("$1") && shift; done
+  own=(${job[@]+"${job[@]}"})
+  while [[ "$#" -gt 0 && "$1" != -- ]]; do
+    case $1 in
+      --dry-run) dry=1 ;;
+      --yes) yes=1 ;;
+      *) own+=("$1") ;;
+    esac
+    shift
+  done
+  nodes=$(option "--nodes -N" ${own[@]+"${own[@]}"})
+  gpus=$(option "--gpus-per-node" ${own[@]+"${own[@]}"})
+  gpus=${gpus##*:}  # of a100:8
+  if [ -n "$gpus" ]; then
+    look=(--gpus "$((${nodes:-1} * gpus))")
+    # Processes that read data, beside those that train; SLURM's default is one core.
+    [ -n "$(option "--cpus-per-task -c" "${own[@]}")" ] || own+=(--cpus-per-task "$((8 * gpus))")
+  fi
+  said=$(run_sweeps --dry-run --strict ${look[@]+"${look[@]}"} "${@:2}") || code=$?
+  said=$(total <<<"$said")
+  [ -z "$said" ] || echo "$said"
+  if [ "$code" -ne 0 ] && [ -z "$dry" ]; then
+    echo "error: nothing was submitted" >&2
+    return 2
+  fi
+  hours=$(sed -n '$s/.*about \([0-9,]*\) [^ ]*-hours.*/\1/p' <<<"$said" | tr -d ,)
+  if [ "${hours:-0}" -gt 1000 ] && [ -z "$dry$yes" ]; then
+    echo "error: $hours GPU-hours: nothing was submitted; --yes does, --dry-run prints the calls of sbatch" >&2
+    return 2
+  fi
   for stage in "${stages[@]}"; do
     numbers=
     for sweep in $(chosen "$stage"); do
       [[ "$wanted" == *" $sweep "* ]] || continue
-      number=$(sbatch --parsable --job-name "$sweep" ${job[@]+"${job[@]}"} \
-        ${before[@]+"${before[@]}"} ${own[@]+"${own[@]}"} scripts/slurm/sweep.sh \
-        $(arguments "$sweep") ${whole_node[@]+"${whole_node[@]}"} "${@:2}") || return
+      local call=(sbatch --parsable --job-name "$sweep" ${before[@]+"${before[@]}"} ${own[@]+"${own[@]}"}
+        scripts/slurm/sweep.sh $(arguments "$sweep") ${whole_node[@]+"${whole_node[@]}"} "${@:2}")
+      if [ -n "$dry" ]; then
+        printf '%q ' "${call[@]}"
+        echo
+        numbers+=":JOB-OF-$sweep"
+        continue
+      fi
+      number=$("${call[@]}") || return
       echo "job ${number%%;*}: $sweep"
       numbers+=:${number%%;*}
     done
     [ -z "$numbers" ] || before=(--dependency "afterany$numbers")
   done
+  return "$code"
 }
 
 # preset [OPTION ...]: _NAME where the options hold --preset NAME (the last, as for the sweeps), as in
@@ -166,8 +215,16 @@ check_options() {
   done
 }
 
-# sweep_and_draw [OPTION ...]: all of it here, after the script's `prepare` if it has one; with
-# --dry-run only what would be run.
+# look [OPTION ...]: ends the script before anything is started if data or GPUs are missing.
+look() {
+  ${each:-} run_sweeps --dry-run --strict "$@" >/dev/null || {
+    echo "error: nothing was started" >&2
+    exit 2
+  }
+}
+
+# sweep_and_draw [OPTION ...]: all of it here, after a look and the script's `prepare` if it has one;
+# with --dry-run only what would be run.
 sweep_and_draw() {
   check_only "${stages[@]}"
   check_options "$@"
@@ -175,6 +232,7 @@ sweep_and_draw() {
     run_sweeps "$@" | total
     return "${PIPESTATUS[0]}"
   fi
+  look "$@"
   ! declare -F prepare >/dev/null || prepare "$@"
   run_sweeps "$@"
   figures "$@"

@@ -13,13 +13,15 @@
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/nanolm_c4.sh
 # Every sweep in the order in which they need each other, then the figures and Table 4. Options are
 # those of `python -m sweeps run` (--preset laptop; --engine ray; --dry-run). On SLURM a sweep is a job;
-# options are those of sbatch, and after -- those of `python -m sweeps run`:
+# options are those of sbatch, and after -- those of `python -m sweeps run`. --dry-run says what is missing,
+# what it costs and which jobs there would be; above 1,000 GPU-hours --yes submits them. The largest runs
+# take 64 GPUs: on fewer leave them out (-- --where 'model.width<=8192').
 #   bash scripts/nanolm_c4.sh sweeps
-#   bash scripts/nanolm_c4.sh slurm --partition gpu --nodes 4 --gpus-per-node 8 --time 2-0
+#   bash scripts/nanolm_c4.sh slurm --partition gpu --nodes 8 --gpus-per-node 8 --time 2-0 --dry-run
 #   bash scripts/nanolm_c4.sh draw            # what is done so far
 # Figure 2 with all that it starts from:
 #   ONLY="figure_11_sgd figure_12_adam figure_13_adafactor figure_3_param_scaling:global constants
-#     figure_2_adam" bash scripts/nanolm_c4.sh slurm --partition gpu --gpus-per-node 8 --time 2-0
+#     figure_2_adam" bash scripts/nanolm_c4.sh slurm --partition gpu --nodes 8 --gpus-per-node 8 --time 2-0 --yes
 set -euo pipefail
 . "$(dirname "$0")/experiment.sh"
 

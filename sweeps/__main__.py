@@ -103,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             add("--dry-run", action="store_true", help="say what is to do and stop")
             add("--verbose", action="store_true", help="with --dry-run: each input and each run")
+            add("--strict", action="store_true", help="with --dry-run: 2 if data or GPUs lack")
+            add("--gpus", type=int, help="with --dry-run: of a job (default: those here)")
             add = command.add_argument_group("where runs run").add_argument
             add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
             add("--workers", type=int, help="runs at a time (default: one per GPU, without GPUs 1)")
@@ -144,9 +146,18 @@ def _run(args: argparse.Namespace, path: Path) -> int:
         work = work_of(file, looks=True)
         more = [*file.sources.assumed, *work.listed()] if args.verbose else []
         print("\n".join([_headline(work, args.workers or 1), *more]), flush=True)
-        for line in file.missing_data(point.config for point in work.left):
+        lacking = dict.fromkeys(file.missing_data(point.config for point in work.left))
+        if args.engine == "local" or args.gpus is not None:
+            count = len(pool.visible_gpus()) if args.gpus is None else args.gpus
+            most = max(map(work.needs, work.left), default=pool.Needs(), key=lambda one: one.gpus)
+            if most.lacks(count):
+                lacking[
+                    f"note: {path}: its largest run needs {most.gpus} GPUs, and there are {count}; "
+                    "take more nodes, or leave it out by --where"
+                ] = None
+        for line in lacking:
             say(line)
-        return 0
+        return 2 if lacking and args.strict else 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
             held.enter_context(locked(file.folder, "sweep"))

@@ -100,7 +100,7 @@ class LocalPool(Pool):
         if launch and not task.only_several(launch) and needs.processes == 1:
             # What a launch command starts has an equal part of the machine.
             needs = replace(needs, gpus=max(1, count // (self.options.workers or 1)))
-        if needs.gpus > count and (count or needs.nodes > 1):
+        if needs.lacks(count):
             raise UserError(
                 f"{job.name} needs {needs.gpus} GPUs, but {count} are visible here; lower `gpus` "
                 "in the sweep file or use --engine ray"

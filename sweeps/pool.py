@@ -77,6 +77,10 @@ class Needs:
         """Machines, each with an equal part of the rest."""
         return max(1, self.gpus // NODE)
 
+    def lacks(self, count: int) -> bool:
+        """Whether a place of so many GPUs is too small; without any, one machine is enough."""
+        return self.gpus > count and (count > 0 or self.nodes > 1)
+
 
 @dataclass(frozen=True)
 class Job:

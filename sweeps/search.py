@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from sweeps.journal import Journal
 from sweeps.study import (
     RATE,
-    Journal,
     Round,
     Search,
     Study,
@@ -32,8 +32,12 @@ from sweeps.sweep import Recall, Work, in_words
 from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment, runs
+from training.errors import UserError
 from training.files import write_text
 from training.runs import Summary
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 # Of a trial's summary
 _NOTED = ("status", "step", "wall_seconds", "final_eval_loss", "data_checksum")
@@ -90,8 +94,7 @@ class SearchWork(Work):
         """Takes the result of a trial's run; the last one of a round may open another round."""
         assert isinstance(point, TrialPoint)
         loss = None if summary["status"] == "failed" else objective(summary, point.config)
-        note = {key: summary[key] for key in _NOTED if key in summary}
-        note["commit"] = summary.get("environment", {}).get("commit")
+        note = _note(summary)
         if loss is None:
             why = "the loss before the first update is not finite"
             reason = self.reasons.setdefault(point.run, why)
@@ -192,13 +195,24 @@ class SearchWork(Work):
         for round_ in rounds[known:] if study in self.search.studies else ():
             counted, begun = round_.counted, round_.running[: round_.missing]
             for trial in counted:
-                point = self._point(round_, trial.number, trial.params, trial.user_attrs["run"])
-                self._take(point, trial.user_attrs)
+                self._take(*self._believed(round_, trial))
             for trial in begun:
                 self.put_back(self._point(round_, trial.number, trial.params), trial.number)
             first = len(round_.trials)
             for number in range(first, first + round_.missing - len(begun)):
                 self._point(round_, number, {}, f"{round_.key} {number}")
+
+    def _believed(self, round_: Round, trial: FrozenTrial) -> tuple[TrialPoint, Summary]:
+        """A complete trial with its run's result; UserError where the journal has another one."""
+        point = self._point(round_, trial.number, trial.params)
+        summary = self.recall(point.run) or {"status": "failed"}
+        loss = None if summary["status"] == "failed" else objective(summary, point.config)
+        if {**_note(summary), "run": point.run} != trial.user_attrs or loss != trial.value:
+            run = self.folder / trial.user_attrs["run"]
+            raise self.journal.damaged(
+                f"trial {trial.number} of {round_.key!r} is not what {run} is"
+            )
+        return point, trial.user_attrs
 
     def _point(
         self, round_: Round, number: int, values: Mapping[str, float], run: str = ""
@@ -207,7 +221,7 @@ class SearchWork(Work):
         study = round_.study
         config = study.config
         if not run:
-            config = self.search.validated(f"study {study.name!r}", {**study.settings, **values})
+            config = study.at(values)
             run = runs.run_id(config, study.name)
         point = TrialPoint(
             study.name, tuple(values.items()), config.seed, config, run, round=round_, number=number
@@ -223,13 +237,30 @@ class SearchWork(Work):
             last = self.rounds[study.name][-1]
             trials, running = last.trials, len(last.running)
             fresh = [t for t in trials if (last.key, t.number) not in self.replaced]
+            while len(fresh) < last.wanted and running < self.config.parallel:
+                values, number = (
+                    next_values(self.config, self.rounds[study.name], fresh),
+                    len(trials),
+                )
+                try:
+                    point, problem = self._point(last, number, values), ""
+                except UserError as error:  # the values make no config: as a trial that has failed
+                    point = self._point(last, number, values, f"{study.name} trial {number}")
+                    problem = str(error)
+                self.journal.begin(last.key, values, last.ranges, point.run)
+                if not problem:
+                    return point
+                self.fail(point, problem)
+                trials = last.trials
+                fresh = [t for t in trials if (last.key, t.number) not in self.replaced]
             if len(fresh) >= last.wanted and not running:
                 failed = sum(trial.state.name == "FAIL" for trial in fresh)
                 note = f"{failed} trials failed; the same command replaces them"
                 self.reasons[study.name] = note
-            elif len(fresh) < last.wanted and running < self.config.parallel:
-                values = next_values(self.config, self.rounds[study.name], fresh)
-                point = self._point(last, len(trials), values)
-                self.journal.begin(last.key, values, last.ranges, point.run)
-                return point
         return None
+
+
+def _note(summary: Summary) -> dict[str, Any]:
+    """What a trial's journal keeps of its run's summary."""
+    commit = summary.get("environment", {}).get("commit")
+    return {**{key: summary[key] for key in _NOTED if key in summary}, "commit": commit}

@@ -12,37 +12,31 @@ import functools
 import hashlib
 import json
 import math
-import os
 import re
-import threading
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
+from sweeps.journal import Bounds, Journal, Ranges, distributions
 from sweeps.request import Around, FileConfig, LoadedFile, Missing, open_file
 from sweeps.sweep_file import Values, grid_values
 from training import runs
 from training.config import Count, PositiveFloat, PositiveInt, Section
 from training.errors import UserError
-from training.files import writing
 from training.settings import RunConfig
 
 if TYPE_CHECKING:
-    import optuna
-    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
 RATE = "optimizer.lr"
 # Trials of a search file, 12,800 in the paper's. All that are to come are counted when the file is
 # read, a trial in 10 to 20 us and 0.7 kB, and commands on the largest file shall take 2 s.
 MOST_TRIALS = 40_000
-Bounds = tuple[float, float]
-Ranges = Mapping[str, Bounds]
 
 
 class Rate(Section):
@@ -121,12 +115,21 @@ class Study:
 
     name: str
     where: dict[str, Any]
-    settings: dict[str, Any]
     config: RunConfig
     """With every searched value in the middle of its first range."""
     identity: str
     rate: float | None  # None where it is searched itself
     rate_from: str
+    at: Callable[[Mapping[str, float]], RunConfig]
+    """Its config with searched values; UserError where they make none."""
+
+    def is_valid(self, values: Mapping[str, float]) -> bool:
+        """Whether searched values make a config."""
+        try:
+            self.at(values)
+        except UserError:
+            return False
+        return True
 
 
 @dataclass
@@ -148,11 +151,15 @@ class Search(LoadedFile):
         rate, source = self._rate(name, where, settings)
         settings |= {} if rate is None else {RATE: rate}
         ranges = self.config.search.items()
-        middle = {key: math.sqrt(low * high) for key, (low, high) in ranges}
-        config = self.validated(f"study {name!r}", {**settings, **middle})
+        middle = {key: math.sqrt(low) * math.sqrt(high) for key, (low, high) in ranges}
+
+        def at(values: Mapping[str, float]) -> RunConfig:
+            return self.validated(f"study {name!r}", {**settings, **values})
+
+        config, *_ = at(middle), *(at({**middle, key: end}) for key, ends in ranges for end in ends)
         identity = json.dumps([runs.identity(config), self.config.sampler_seed], sort_keys=True)
         chosen = None if RATE in self.config.search else config.optimizer.lr
-        return Study(name, where, settings, config, identity, chosen, source)
+        return Study(name, where, config, identity, chosen, source, at)
 
     def _rate(
         self, name: str, where: Mapping[str, Any], settings: Mapping[str, Any]
@@ -201,93 +208,6 @@ def load_search(
     if not search.studies:
         raise UserError(f"--where: no study of {path} matches; --dry-run without it lists them all")
     return search
-
-
-class Journal:
-    """The trials of one search where Optuna keeps them: JSON lines in its folder, which
-    optuna-dashboard opens. One driver writes them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "journal.jsonl"
-        self._studies: dict[str, optuna.Study] = {}
-        self._is_whole = False
-
-    def trials(self, name: str) -> list[FrozenTrial]:
-        """All trials of a round by number; none, and no file made, if it has not begun."""
-        if not self.path.exists():
-            return []
-        if name not in self._studies:
-            import optuna
-
-            try:
-                self._studies[name] = optuna.load_study(study_name=name, storage=self._storage)
-            except KeyError:
-                return []
-        return self._studies[name].get_trials(deepcopy=False)
-
-    def begin(self, name: str, values: Mapping[str, float], ranges: Ranges, run: str) -> None:
-        """Notes a new trial, whole or not at all: Optuna's `ask` writes a line per value."""
-        import optuna
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._writing():
-            if name not in self._studies:
-                self._studies[name] = optuna.create_study(
-                    study_name=name, storage=self._storage, load_if_exists=True
-                )
-            trial = optuna.trial.create_trial(
-                state=optuna.trial.TrialState.RUNNING,
-                params=dict(values),
-                distributions=distributions(ranges),
-                user_attrs={"run": run},
-            )
-            self._studies[name].add_trial(trial)
-
-    def end(self, name: str, number: int, note: Mapping[str, Any], loss: float | None) -> None:
-        """Ends a running trial, as failed without a loss.
-
-        The note comes first: a crash in between leaves the trial to be ended again.
-        """
-        import optuna
-
-        trial, state = self.trials(name)[number], optuna.trial.TrialState
-        with self._writing():
-            running = optuna.trial.Trial(self._studies[name], trial._trial_id)
-            for key, value in note.items():
-                running.set_user_attr(key, value)
-            ended = state.FAIL if loss is None else state.COMPLETE
-            self._studies[name].tell(number, loss, state=ended)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """First removes, once, a partial last line left by a crash, which would spoil the next."""
-        with writing(self.path), open(self.path, "ab+") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            if not self._is_whole and file.read(1) not in (b"", b"\n"):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-            self._is_whole = True
-            yield
-
-    @functools.cached_property
-    def _storage(self) -> optuna.storages.JournalStorage:
-        """Optuna's own; UserError for a damaged journal."""
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Optuna's file lock outlives a killed process by half a minute. As there is one driver, a
-        # threading.Lock will do: it has the two methods that are called, but not Optuna's type.
-        with writing(self.path):
-            lock = threading.Lock()
-            backend = JournalFileBackend(str(self.path), lock)  # type: ignore[arg-type]
-        try:
-            return optuna.storages.JournalStorage(backend)
-        except ValueError as error:
-            raise UserError(
-                f"{self.path}: damaged ({error}); delete it: runs that are done are not trained "
-                "again"
-            ) from None
 
 
 @dataclass(frozen=True)
@@ -342,7 +262,7 @@ def rounds_of(config: SearchConfig, study: Study, journal: Journal) -> list[Roun
         if rounds[-1].missing or not rounds[-1].finished:
             break
         best = best_trial(rounds[-1].finished).params
-        following = next_ranges(best, ranges, config.edge, config.extend)
+        following = next_ranges(best, ranges, config.edge, config.extend, study.is_valid)
         if following == ranges:
             break
         ranges = following
@@ -428,12 +348,6 @@ def suggest(trials: Sequence[FrozenTrial], ranges: Ranges, seed: object) -> dict
     return dict(study.ask(distributions(ranges)).params)
 
 
-def distributions(ranges: Ranges) -> dict[str, BaseDistribution]:
-    from optuna.distributions import FloatDistribution
-
-    return {key: FloatDistribution(low, high, log=True) for key, (low, high) in ranges.items()}
-
-
 def is_near_edge(value: float, bounds: Bounds, share: float) -> bool:
     """Whether a value lies within `share` of the log range from either end.
 
@@ -445,14 +359,37 @@ def is_near_edge(value: float, bounds: Bounds, share: float) -> bool:
 
 
 def next_ranges(
-    best: Mapping[str, float], ranges: Ranges, share: float, factor: float
+    best: Mapping[str, float],
+    ranges: Ranges,
+    share: float,
+    factor: float,
+    is_valid: Callable[[Mapping[str, float]], bool],
 ) -> dict[str, Bounds]:
     """The ranges of the next round: those of constants whose best value is near an edge move.
 
-    They become best / factor to best * factor; the others stay.
+    They become best / factor to best * factor, as far as such values make a config; the others
+    stay.
     """
+
+    def last_valid(key: str, end: float) -> float:
+        """The value closest to `end` that makes a config, by halving the logarithm's interval."""
+        inside, outside = best[key], end
+        while not is_valid({**best, key: outside}):
+            middle = math.sqrt(inside) * math.sqrt(end)
+            if middle in (inside, end):
+                return inside
+            if is_valid({**best, key: middle}):
+                inside = middle
+            else:
+                end = outside = middle
+        return outside
+
+    tiny, huge = sys.float_info.min, sys.float_info.max
     return {
-        key: (best[key] / factor, best[key] * factor)
+        key: (
+            last_valid(key, max(best[key] / factor, tiny)),
+            last_valid(key, min(best[key] * factor, huge)),
+        )
         if is_near_edge(best[key], bounds, share)
         else bounds
         for key, bounds in ranges.items()

@@ -7,33 +7,40 @@ import math
 import shutil
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sweeps import tables
 from sweeps.pool import Needs
+from sweeps.progress import say
 from sweeps.request import LoadedFile, read_table
 from sweeps.rules import DONE, FAILED, Cell
 from sweeps.sweep_file import CellKey, Point, Sweep
 from training import environment, runs
-from training.errors import RunError, UserError
+from training.errors import Damaged, RunError, UserError
 from training.runs import Summary
 
+FEW = 9  # runs that are named one by one for the same reason
 Recall = Callable[[str], Summary | None]
 
 
 def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
     """The summary of a run that is done, or None; RunError for one that cannot be read.
 
-    A finished run that has lost its log is not done: unless this only looks, it is trained again.
+    A run whose seal is broken is not done: unless this only looks, its folder is put aside and it
+    is trained again.
     """
     path = folder / run
-    summary = runs.done(path)
-    if summary and summary["status"] == "finished" and not (path / "metrics.jsonl").exists():
+    try:
+        summary = runs.sealed(path, run)
+    except Damaged as damage:
         if not looks:
-            (path / "summary.json").unlink()
-            shutil.rmtree(path / "checkpoints", ignore_errors=True)  # they need the log
+            aside = path.with_name(f"damaged-{run}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            say(f"{damage}; the run is trained again, and what it was is in {aside}")
         return None
     return kept(summary) if summary else None
 
@@ -42,7 +49,7 @@ def kept(summary: Summary) -> Summary:
     """A smaller summary for the driver: of the environment only the commit, no parameters by role,
     and interned keys. It takes half the memory."""
     commit = {"commit": summary.get("environment", {}).get("commit")}
-    slim = {**summary, "environment": commit, "parameters_by_role": None}
+    slim = {**summary, "environment": commit, "parameters_by_role": None, "files": None}
     return {sys.intern(key): value for key, value in slim.items()}
 
 
@@ -120,7 +127,12 @@ class Work(ABC):
 
     def report(self) -> list[str]:
         """What a user should know at the end: optima at an edge, and what was given up."""
-        return [*self.notes.values(), *(f"{name}: {why}" for name, why in self.reasons.items())]
+        lines, count = [*self.notes.values()], Counter[str]()
+        for name, why in self.reasons.items():
+            count[why] += 1
+            lines += [f"{name}: {why}"] * (count[why] <= FEW)
+        more = {why: number - FEW for why, number in count.items() if number > FEW}
+        return [*lines, *(f"and {number} more: {why}" for why, number in more.items())]
 
     def outcome(self, point: Point) -> str:
         """A run with its result, as a line for people."""
@@ -157,7 +169,7 @@ class Work(ABC):
         try:
             return self.recall(point.run)
         except RunError as error:
-            self.reasons[point.run] = str(error)
+            self.reasons[point.run] = str(error).removeprefix(f"{self.folder / point.run}: ")
             return FAILED
 
     def _take(self, point: Point, summary: Summary) -> None:
@@ -239,15 +251,20 @@ class SweepWork(Work):
     def write(self, final: bool) -> None:
         """The manifest and results.csv, and at the end the tables of what runs logged.
 
-        A finished run whose log is gone by then is named, and has no rows in those tables.
+        A run whose seal is broken by then is named, and has no rows in those tables.
         """
         points = list(self.points.values())
         logged = dict(self.results)
         for point in points if final else ():
-            log = self.folder / point.run / "metrics.jsonl"
-            if logged.get(point.key, FAILED)["status"] == "finished" and not log.exists():
-                self.reasons[point.run] = f"{log} is gone; the same command trains the run again"
-                logged[point.key] = FAILED
+            if logged.get(point.key, FAILED) is not FAILED:
+                folder = self.folder / point.run
+                try:
+                    problem = "" if runs.sealed(folder, point.run) else f"{folder} is gone"
+                except (Damaged, RunError) as error:
+                    problem = str(error)
+                if problem:
+                    self.reasons[point.run] = f"{problem}; the same command trains the run again"
+                    logged[point.key] = FAILED
         tables.write_manifest(self.sweep, points)
         tables.write(self.sweep, points, logged, final)
 

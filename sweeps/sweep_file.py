@@ -40,11 +40,13 @@ class Log2Range(Section):
             raise ValueError(f"log2 {list(self.log2)}: the lowest exponent comes first")
         return self
 
+    def __len__(self) -> int:
+        low, high = self.log2
+        return math.floor((high - low) / self.step + 1e-9) + 1
+
     def values(self) -> list[float]:
         """The powers, rising."""
-        low, high = self.log2
-        count = math.floor((high - low) / self.step + 1e-9) + 1
-        return [2.0 ** (low + i * self.step) for i in range(count)]
+        return [2.0 ** (self.log2[0] + i * self.step) for i in range(len(self))]
 
 
 class Multiples(Section):
@@ -440,12 +442,12 @@ def _words(values: GridValues, other: GridValues) -> str:
 def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list[dict[str, Any]]:
     """Every combination of a grid's values, the last key varying fastest; UserError, naming the
     file, for more than MOST."""
-    axes = [_axis(values) for values in grid.values()]
-    if math.prod(map(len, axes)) > MOST:
+    if math.prod(map(len, grid.values())) > MOST:  # before they are made
         raise UserError(
             f"{where}: grid: more than {MOST:,} combinations of {', '.join(grid)}; give fewer "
             "values, or several files"
         )
+    axes = map(_axis, grid.values())
     return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*axes)]
 
 

@@ -1,10 +1,11 @@
 """Folders of runs: what is in them, and what the tests do to them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from training import checkpoint, loop, state
+from training import checkpoint, files, loop, runs, state
 
 STATE = "shard-00001-model-00001-of-00001.safetensors"  # of a run in one process
 
@@ -43,10 +44,20 @@ def checkpoints(folder):
     return sorted(path.name for path in (folder / "checkpoints").glob("*"))
 
 
+def end_run(run_dir, summary, run=None):
+    """Writes a run's summary, with a seal of the files that are in its folder now."""
+    names = [p.relative_to(run_dir) for p in (*run_dir.glob("*.jsonl"), *run_dir.glob("*/step_*"))]
+    sums = {str(name): files.checksum(run_dir / name) for name in names}
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return runs.write_summary(
+        run_dir, run or run_dir.name, summary, [SimpleNamespace(sums=lambda: sums)]
+    )
+
+
 def seal(path, **more):
     """Gives a checkpoint the checksums of its files as they are now, and `more`."""
     names = (STATE, "meta.json")
-    sums = {name: checkpoint._checksum(path / name) for name in names}
+    sums = {name: files.checksum(path / name) for name in names}
     (path / "checksums.json").write_text(json.dumps({**sums, **more}))
 
 

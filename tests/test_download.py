@@ -188,10 +188,14 @@ def test_sizes_and_times_are_said_before_anything_is_fetched(server, call):
             {"MIRROR": "http://host.example"},
             "MIRROR: http://host.example given; expected",
         ),
-        (
-            ["bart"],
-            {"MIRROR": "http://localhost.evil.example"},
-            "expected https://, as http can be",
+        *(
+            (["bart"], {"MIRROR": address}, "expected https://, as http can be forged")
+            for address in (
+                "http://localhost.evil.example",
+                "http://127.0.0.1:80@evil.example",
+                "http://localhost/@evil.example",
+                "ftp://127.0.0.1",
+            )
         ),
     ],
 )
@@ -216,7 +220,6 @@ def test_a_full_disk_is_known_before_anything_is_fetched(server, call, tmp_path)
         ([], [None]),
         (["503"], [None, None]),
         (["breaks off", "breaks off"], [None, "half", "three quarters"]),
-        (["to {path}?again", "breaks off"], [None, None, "half"]),
     ],
 )
 def test_a_file_comes_whole_over_a_bad_line(server, call, faults, asked):
@@ -237,8 +240,8 @@ def test_a_file_comes_whole_over_a_bad_line(server, call, faults, asked):
     ("faults", "message", "kept"),
     [
         (["404"], "did not come (curl ended with 22)", False),
-        (["to http://127.0.0.2:9{path}"], "did not come (curl ended with 7)", False),
-        (["to ftp://127.0.0.1{path}"], "did not come (curl ended with 1)", False),
+        (["to http://127.0.0.2:9{path}"], "did not come (curl ended with 47)", False),
+        (["to ftp://127.0.0.1{path}"], "did not come (curl ended with 47)", False),
         (["to {path}"] * 20, "did not come (curl ended with 47)", False),
         (["absurd"], "did not come (curl ended with ", False),
         (["forged"], "has not the published SHA-256 and is deleted", False),
@@ -323,6 +326,20 @@ def test_c4(server, call):
     assert "its 2 of 3 files of train are not enough; fetch more with bash scripts/dow" in line
     Path(f"data/c4/{C4_REVISION}/en/c4-train.00000-of-00003.json.gz").unlink()
     assert "no c4-train.00000-of-00003.json.gz in it, but later" in error_line(corpus)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://host.example", "http://127.0.0.1:80@host.example", "http://localhost.example"],
+)
+def test_a_hub_by_plain_http_is_refused(address, monkeypatch, capsys, tmp_path):
+    """The SHA-256s that files are compared with come from it, too."""
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        download.main(["c4"])
+    line = f"error: HF_ENDPOINT: {address} given; expected https://, as http can be forged\n"
+    assert capsys.readouterr().err == line
 
 
 def test_cifar5m(server, call):
@@ -456,6 +473,11 @@ def test_bart(server, call):
     corpus = from_config(config)
     text = corpus.bpe.decode(corpus.train.clean(0)[0])
     assert corpus.vocab_size == 400 and text[:200] in "".join(chapters)
+    known = Path("data/gpt2/dict.txt")
+    came = known.read_bytes()
+    known.write_bytes(came[:-2] + bytes([came[-2] ^ 1]) + came[-1:])
+    assert "data/gpt2: files are not those of its SHA256SUMS" in refused(call, "bart")
+    known.write_bytes(came)
     own = Path("data/bart/dict.txt")
     own.write_text("".join(own.read_text().splitlines(keepends=True)[::-1]))
     assert "data/bart/dict.txt: not BART's dictionary, data" in refused(call, "bart")

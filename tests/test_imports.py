@@ -3,6 +3,7 @@ that are not too long to be read, and rooms that stay within their budget."""
 
 import ast
 import functools
+import os
 import subprocess
 from pathlib import Path
 
@@ -26,9 +27,10 @@ STANDS_ON = {
 # Files at the edge of the repository, which may import all of these and nobody imports.
 EDGE = ("scripts", "benchmarks", "examples")
 FOLDERS = (*STANDS_ON, *EDGE)
-# Lines of Python of a room. What is new pays for itself: lower a number when a room has become
-# smaller, and raise none. Beside it the number that was aimed at, and the promises that stand in
-# the way with what they cost in lines.
+# Lines of Python of a room, held on main alone (.ci/run): a change of a user's fails no test by its
+# length. What is new pays for itself, with 2 % of room between two clearings: lower a number when a
+# room has become smaller, and raise none. Beside it the number that was aimed at, and the promises
+# that stand in the way with what they cost in lines.
 BUDGET = {
     "param_groups": 7_467,  # 5,400: docstrings 1,365, suggest 391, audit 352, fits 285, recipe 203
     "training": 5_019,  # 4,800: the linear layer with its loss 169, trackers 45
@@ -40,7 +42,9 @@ BUDGET = {
     "benchmarks scripts examples": 1_600,
     "tests": 36_986,  # 26,000: refusals 3,850, the check 1,600, kills and lost processes 1,500
 }
+ROOM = 1.02
 LONGEST = 500  # lines of a file
+ON_MAIN = pytest.mark.skipif("BUDGETS" not in os.environ, reason="held on main: BUDGETS=1")
 
 
 def modules():
@@ -148,13 +152,15 @@ def lengths():
     }
 
 
+@ON_MAIN
 @pytest.mark.parametrize("room", BUDGET)
 def test_a_room_stays_within_its_budget(room):
     folders = tuple(f"{folder}/" for folder in room.split())
     total = sum(length for name, length in lengths().items() if name.startswith(folders))
-    assert total <= BUDGET[room], f"{room} has {total} lines: what comes in is paid for"
+    assert total <= ROOM * BUDGET[room], f"{room} has {total} lines: what comes in is paid for"
 
 
+@ON_MAIN
 def test_no_file_is_too_long_to_be_read():
     long = {name: length for name, length in lengths().items() if length > LONGEST}
     assert not long, f"split these: {long}"

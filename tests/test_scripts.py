@@ -43,7 +43,9 @@ def call(tmp_path):
             capture_output=True,
             text=True,
         )
-        ran.calls = (tmp_path / "calls").read_text().splitlines()
+        lines = (tmp_path / "calls").read_text().splitlines()
+        ran.calls = [line for line in lines if "--strict" not in line]
+        ran.looks = [line for line in lines if "--strict" in line]
         return ran
 
     return call
@@ -239,7 +241,11 @@ def test_a_look_at_several_sweeps_adds_their_runs_and_times_up(call, tmp_path):
     [
         (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
         (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
-        (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
+        (["everett_laptop.sh", "--help"], "at the\nlaptop preset: trains, draws"),
+        (["vit_laptop.sh", "--help"], "at the laptop preset: a small Vision Transformer"),
+        (["bart_laptop.sh", "--help"], "at the laptop preset: a narrow BART"),
+        (["infinite_limits_laptop.sh", "--help"], "at the laptop presets: Vision Transformers"),
+        (["nanolm_c4.sh", "--help"], "on GPU nodes, after"),
     ],
 )
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
@@ -341,9 +347,56 @@ def test_whole_nodes_where_one_batch_is_spread_over_them(call):
 @pytest.mark.parametrize("script", EXPERIMENTS)
 def test_a_sweep_that_fails_ends_the_script(call, tmp_path, script, word):
     for name in ("python", "sbatch"):
-        (tmp_path / "bin" / name).write_text('#!/bin/sh\necho "$0" "$@" >>calls\nexit 2\n')
+        fails = '#!/bin/sh\necho "$0" "$@" >>calls\ncase "$*" in *--strict*) ;; *) exit 2 ;; esac\n'
+        (tmp_path / "bin" / name).write_text(fails)
     ran = call(script, word)
     assert ran.returncode == 2 and len(ran.calls) == 1
+
+
+@pytest.mark.parametrize("script", EXPERIMENTS)
+@pytest.mark.parametrize("word", ["sweeps", "slurm"])
+def test_nothing_starts_where_data_or_gpus_are_missing(call, tmp_path, script, word):
+    """14 jobs were submitted whose text was not there, at 589,000 GPU-hours on one core each."""
+    looks = '#!/bin/sh\necho "$0" "$@" >>calls\ncase "$*" in *--strict*) exit 2 ;; esac\n'
+    (tmp_path / "bin/python").write_text(looks)
+    ran = call(script, word)
+    assert (ran.returncode, ran.calls) == (2, []) and len(ran.looks) == len(swept(ran.looks)) > 0
+    ended = "submitted" if word == "slurm" else "started"
+    assert ran.stderr.endswith(f"error: nothing was {ended}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "cores"),
+    [
+        (["--gpus-per-node", "8"], " --gpus 8", " --cpus-per-task 64"),
+        (["--gpus-per-node=h100:4", "--nodes=3"], " --gpus 12", " --cpus-per-task 32"),
+        (["-N", "2", "--gpus-per-node", "8", "-c", "20"], " --gpus 16", ""),
+        (["--partition", "cpu"], "", ""),
+    ],
+)
+def test_a_job_has_cores_for_its_gpus_and_is_held_against_its_runs(call, words, gpus, cores):
+    ran = call("nanolm_c4", "slurm", *words, "--", "--where", "seed==0", ONLY="depth")
+    file = "nanolm_c4/sweeps/depth.yaml"
+    assert ran.looks == [f"python -m sweeps run {file} --dry-run --strict{gpus} --where seed==0"]
+    options = f"--job-name nanolm_c4/depth {' '.join(words)}{cores}"
+    assert ran.calls == [
+        f"sbatch --parsable {options} scripts/slurm/sweep.sh {file} --where seed==0"
+    ]
+
+
+@pytest.mark.parametrize(("hours", "asks"), [("999", False), ("64,268", True), ("1,001", True)])
+def test_more_than_a_thousand_gpu_hours_want_a_yes(call, tmp_path, hours, asks):
+    said = f"depth: 4 of 4 runs to do, 9e+22 FLOPs, about {hours} H100-hours; inputs to come: 4"
+    (tmp_path / "bin/python").write_text(f"#!/bin/sh\necho '{said}'\n")
+    ran = call("nanolm_c4", "slurm", ONLY="depth")
+    assert (ran.returncode, len(ran.calls)) == ((2, 0) if asks else (0, 1)) and said in ran.stdout
+    assert ("GPU-hours: nothing was submitted; --yes does" in ran.stderr) == asks
+    ran = call("nanolm_c4", "slurm", "--yes", ONLY="depth")
+    assert ran.returncode == 0 and len(ran.calls) == 1 and "--yes" not in ran.calls[0]
+    ran = call("nanolm_c4", "slurm", "--dry-run", ONLY="constants depth")
+    assert (ran.returncode, ran.calls) == (0, [])
+    first, second = (line for line in ran.stdout.splitlines() if line.startswith("sbatch "))
+    assert "nanolm_c4/sweeps/constants.yaml" in first and "afterany:JOB-OF-nanolm_c4/con" in second
 
 
 def test_the_last_preset_counts_and_one_without_a_name_is_refused(call, tmp_path):

@@ -22,7 +22,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from safetensors.torch import save_file
 
 from training import processes, sharding
 from training.errors import Damaged, UserError, reason
-from training.files import open_plain, read_text, sync
+from training.files import checksum, read_text, sync
 
 _META, _CHECKSUMS, _SUFFIX = "meta.json", "checksums.json", ".safetensors"
 _SHARD = "shard-{:05d}-model-00001-of-00001" + _SUFFIX  # torch's name of a process's file
@@ -101,7 +100,7 @@ def save(
                 sums |= written
             content = json.dumps({"step": step, **meta}, allow_nan=False)
             (temporary / _META).write_text(content, encoding="utf-8")
-            sums[_META] = _checksum(temporary / _META)
+            sums[_META] = checksum(temporary / _META)
             (temporary / _CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
             for written in (temporary / _META, temporary / _CHECKSUMS, temporary):
                 sync(written)
@@ -118,7 +117,7 @@ def save(
     share: tuple[dict[str, Any], str | None]
     try:
         _write_parts(file, tensors)
-        share = {file.name: _checksum(file)}, None
+        share = {file.name: checksum(file)}, None
     except (OSError, SafetensorError) as error:
         share = {}, getattr(error, "strerror", None) or str(error)
     shares = gather_object([share])
@@ -176,7 +175,7 @@ def check(path: Path, share: int = 0, shares: int = 1) -> None:
     """
     with _reading(path):
         for name, wanted in sorted(_sums(path).items())[share::shares]:
-            if wanted != _checksum(path / name):
+            if wanted != checksum(path / name):
                 raise Damaged(f"{path / name}: differs from what was written (checksum)")
 
 
@@ -210,12 +209,6 @@ def _sums(path: Path) -> dict[str, Any]:
     if _META not in sums or not all(map(_FILE.fullmatch, sums)):
         raise Damaged(f"{path / _CHECKSUMS}: does not list the files of a checkpoint")
     return sums
-
-
-def _checksum(file: Path) -> dict[str, Any]:
-    with open_plain(file, "rb") as opened:
-        digest = file_digest(opened, "sha256")  # type: ignore[arg-type]  # a binary file
-        return {"bytes": opened.tell(), "sha256": digest.hexdigest()}
 
 
 def set_aside(damaged: Iterable[Path]) -> None:

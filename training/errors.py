@@ -53,9 +53,12 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     reader closes the pipe early, as `| head` does, the exit code is 141, without a line. A closed
     or full stderr does not end the command.
     """
-    for name in ("stdout", "stderr"):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by whoever started the command
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened == number:  # else something has its number already
+                os.set_inheritable(number, True)  # the processes of runs have it, too
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
     shown = sys.stderr
     sys.stderr = _Forgiving(shown)
     try:

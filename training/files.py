@@ -116,6 +116,13 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def checksum(file: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file of a results folder; OSError as `open_plain`."""
+    with open_plain(file, "rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256")  # type: ignore[arg-type]  # a binary file
+        return {"bytes": opened.tell(), "sha256": digest.hexdigest()}
+
+
 def _hidden(path: Path) -> Path:
     """A name in the same folder for what is not finished, or about to be deleted.
 

@@ -8,21 +8,26 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from training.errors import Damaged, RunError
-from training.files import open_plain, sync, writing
+from training.files import checksum, open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
 
 
 class Log:
-    """A file of JSON lines, one per record, and the checksum of what is in it."""
+    """A file of JSON lines, one per record, and the checksum of what is in it.
+
+    `arrays` are the checksums of further files that its lines tell of, by name in the run's folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.arrays: dict[str, dict[str, Any]] = {}
         self._bytes, self._hash = 0, hashlib.sha256()
 
     def append(self, record: dict[str, Any]) -> None:
@@ -40,7 +45,12 @@ class Log:
             self._compare(self.path.stat().st_size if self.path.exists() else 0)
             with writing(self.path):
                 sync(self.path)
-        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest(), "arrays": self.arrays}
+
+    def sums(self) -> dict[str, dict[str, Any]]:
+        """Checksums by name of the file itself and of its arrays."""
+        found = self.position()
+        return {self.path.name: found, **found.pop("arrays")}
 
     def _compare(self, found: int) -> None:
         """Raises RunError unless the file is as long as it was left."""
@@ -51,9 +61,12 @@ class Log:
             )
 
     def check(self, position: dict[str, Any]) -> None:
-        """Raises Damaged unless the file still starts with what it held at `position`."""
+        """Raises Damaged unless the file still starts with what it held at `position`, and its
+        arrays of that time are as they were written."""
         if position["bytes"] and self._read(position["bytes"]).hexdigest() != position["sha256"]:
             raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
+        if other := changed(self.path.parent, position["arrays"]):
+            raise Damaged(f"{self.path.parent / other}: not what the checkpoint's run had written")
 
     def cut(self, length: int) -> None:
         """Drops what was written after the first `length` bytes."""
@@ -71,6 +84,17 @@ class Log:
                 checksum.update(part)
                 length -= len(part)
         return checksum
+
+
+def changed(folder: Path, sums: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The first file of a folder that has not the checksum that it should; None if all have."""
+    for name, wanted in sums.items():
+        found = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}  # of a log without lines
+        with contextlib.suppress(OSError):
+            found = checksum(folder / name)
+        if found != wanted:
+            return name
+    return None
 
 
 @dataclass

@@ -22,7 +22,6 @@ from torch import Tensor, distributed
 from param_groups.schedules import factor as schedule_factor
 from training import loading, optimizers, processes, runs, sharding, summary, trackers
 from training.evaluation import evaluate
-from training.files import write_json
 from training.log import History, Log
 from training.resume import Checkpoints
 from training.sampling import steps_per_epoch
@@ -128,10 +127,8 @@ class Loop:
         device = self.accelerator.device
         outcome = summary.of(status, self.task, self.losses, self.history, self.precision, device)
         if self.accelerator.is_main_process:
-            # A run that is done is never trained again: its logs are whole, and on the disk.
-            for log in self.checkpoints.logs:
-                log.position()
-            write_json(self.run_dir / "summary.json", outcome)
+            run, logs = runs.run_id(self.task.config), self.checkpoints.logs
+            outcome = runs.write_summary(self.run_dir, run, outcome, logs)
             if not (self.task.config.checkpoint.final or status["status"] == "stopped"):
                 self.checkpoints.discard()
         return outcome

@@ -14,14 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.config import Section, read_yaml, set_keys, to_yaml
-from training.errors import RunError
-from training.files import locked, read_text, refuse_file, write_text
+from training.errors import Damaged, RunError
+from training.files import checksum, locked, read_text, refuse_file, write_json, write_text
+from training.log import Log, changed
 from training.settings import RunConfig, default_epsilon
 
 # Sweeps only ask for names and summaries; they start without torch.
@@ -73,10 +74,58 @@ def summary(run_dir: Path) -> Summary | None:
     return value
 
 
-def done(run_dir: Path) -> Summary | None:
-    """The summary of a run that needs no more training, or None."""
+def write_summary(run_dir: Path, run: str, outcome: Summary, logs: Iterable[Log]) -> Summary:
+    """Writes summary.json with a seal, and returns it: the run's id, the checksums of its files,
+    and one of all that it says. The logs are whole, and on the disk, before."""
+    there = [name for name in ("config.yaml", "plan.json") if (run_dir / name).exists()]
+    files = {name: checksum(run_dir / name) for name in there}
+    for log in logs:
+        files |= log.sums()
+    value = {**outcome, "run": run, "files": files}
+    value["seal"] = _seal(value)
+    write_json(run_dir / "summary.json", value)
+    return value
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    text = json.dumps({key: part for key, part in value.items() if key != "seal"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(run_dir: Path, run: str) -> Summary | None:
+    """The summary of a run that needs no more training, or None.
+
+    Raises Damaged unless it and the files that it names are as the run with this id (or another
+    label of it) has left them; RunError without a seal, as before summaries had one.
+    """
     value = summary(run_dir)
-    return None if value is None or value["status"] == "stopped" else value
+    if value is None or value["status"] == "stopped":
+        return None
+    if "seal" not in value:
+        raise RunError(
+            f"{run_dir}: summary.json has no seal, so that nobody can tell whether its results are "
+            "as they were written; take the commit that trained it, or delete the folder to train "
+            "it again"
+        )
+    if value["seal"] != _seal(value):
+        raise Damaged(f"{run_dir / 'summary.json'} is not as the run has written it")
+    if value["run"].rpartition("-")[2] != run.rpartition("-")[2]:
+        raise Damaged(f"{run_dir / 'summary.json'} is of another run, {value['run']}")
+    if other := changed(run_dir, value["files"]):
+        raise Damaged(f"{run_dir / other} is not as the run has written it")
+    for path in (*run_dir.glob("*.jsonl"), *run_dir.glob("observations/step_*")):
+        if str(path.relative_to(run_dir)) not in value["files"]:
+            raise Damaged(f"{path} is not of this run")
+    return value
+
+
+def done(run_dir: Path, run: str | None = None) -> Summary | None:
+    """The same with a RunError for what is damaged; a folder is called as its run, unless `run`
+    says the id."""
+    try:
+        return sealed(run_dir, run or run_dir.name)
+    except Damaged as damage:
+        raise RunError(f"{damage}; delete {run_dir} to train the run again") from None
 
 
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
@@ -161,7 +210,7 @@ def _enter(
 
     def finished() -> Summary | None:
         refuse_other(run_dir, config, plan)
-        value = done(run_dir)
+        value = done(run_dir, run_id(config))
         if value is not None and value.get("data_checksum") != data:
             raise RunError(
                 f"{run_dir}: the run was trained on other data than its config's files hold now; "

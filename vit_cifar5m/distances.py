@@ -148,7 +148,7 @@ def read_runs(folder: Path) -> list[Run]:
             "`python -m sweeps run` leaves it"
         )
     with reading(manifest, "; run the sweep again to write it again"):
-        entries = json.loads(manifest.read_bytes())
+        entries = {entry["run"]: entry for entry in json.loads(manifest.read_bytes())}.values()
         found = [run for entry in entries if (run := _run(folder, **entry)) is not None]
     if not found:
         raise UserError(f"{folder}: no finished run in it; run the sweep first")
@@ -176,8 +176,8 @@ def _run(
     from training.config import read_yaml
 
     run_dir = folder / run
-    summary = runs.summary(run_dir)
-    if summary is None or summary["status"] == "stopped":
+    summary = runs.done(run_dir)
+    if summary is None:
         raise RunError(f"{run_dir}: not finished; run the sweep to its end first")
     if summary["status"] != "finished":
         return None

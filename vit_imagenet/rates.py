@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from param_groups import Dinan, Numbers, Role
+from param_groups import Dinan, Numbers, Role, Tensor
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class DinanFactors(Dinan):
     position_lr: float = 1.0
     head_bias_lr: float = 1.0
 
-    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+    def __call__(self, tensor: Tensor) -> Numbers:
         """The strategy's numbers, the two rates times their factors."""
-        found = super().numbers(role, fan_in, fan_out)
+        numbers = super().__call__(tensor)
         factors = {
             Role.POSITION_EMBEDDING: self.position_lr,
             Role.READOUT_BIAS: self.head_bias_lr,
         }
-        return replace(found, lr=found.lr * factors.get(role, 1.0))
+        return replace(numbers, lr=numbers.lr * factors.get(tensor.role, 1.0))

@@ -230,7 +230,13 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
 
 
 def heads_note(plans: Mapping[int, Plan]) -> str:
-    """A warning where muP has the library's attention while the head dimension grows; else ""."""
+    """A warning where muP has the library's attention while the head dimension grows, or may, as
+    nothing says it; else ""."""
+    if any(one.head_dim_is_missing() for one in plans.values()):
+        return (
+            "not judged: whether the head dimension is the same at all widths, as muP with "
+            "qk_exponent=-0.5 needs; plan with head_dim="
+        )
     rule = rule_of(plans[min(plans)])
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")

@@ -108,6 +108,8 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple]:
         axis.set_xscale("log", base=2)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
     losses[0].set_ylabel(style.VALIDATION_LABEL)
+    looks = {curve: {"color": colors[curve], "marker": SHAPES[curve], "ms": 4} for curve in found}
+    style.legend(figure, [(formula(LABELS[curve]), look) for curve, look in looks.items()])
     best.invert_yaxis()
     best.set(title="best rate of each", xlabel=style.VALIDATION_LABEL)
     yield "bart_ablations", figure

@@ -8,8 +8,9 @@ figure has the lowest loss against the mapped rate, and the optimal one against 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -200,7 +201,7 @@ def draw(searched: Searched) -> Iterator[tuple]:
 def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
     figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
-    figure.suptitle("searches for the learning rate, lighter as the rate rises")
+    figure.suptitle("searches for the learning rate: best black, lower blue, higher red")
     for row, width in zip(axes, widths(searched), strict=True):
         drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):
@@ -223,12 +224,24 @@ def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
     return figure
 
 
+def _beside(every: Sequence[float], best: float | None) -> dict[float, Any]:
+    """Rate -> colour by how many steps of the grid it lies from the best one."""
+    from matplotlib import colormaps
+
+    middle = every.index(best) if best in every else len(every)
+    far = max(middle, len(every) - 1 - middle, 1)
+    shades = {rate: 0.95 - 0.6 * abs(index - middle) / far for index, rate in enumerate(every)}
+    maps = {rate: colormaps["Blues" if i < middle else "Reds"] for i, rate in enumerate(every)}
+    return {rate: maps[rate](shades[rate]) if rate != best else "black" for rate in every}
+
+
 def _draw_search(
     axis, searched: Searched, rows: pd.DataFrame, sweep: RateSweep | None
 ) -> list[Losses]:
-    """A line per rate, the mean over seeds or the first that diverged, the optimum's thick. Returns
-    the lines of what did not diverge."""
-    colors = style.width_colors(sorted(rows[RATE].unique()))
+    """A line per rate, the mean over seeds or the first that diverged; as in the paper the best one
+    is black, lower ones are blue and higher ones red, the paler the farther. Returns the lines of
+    what did not diverge."""
+    colors = _beside(sorted(rows[RATE].unique()), sweep.best.grid_value if sweep else None)
     handles, drawn = [], []
     for rate, own in rows.groupby(RATE):
         best = sweep is not None and rate == sweep.best.grid_value

@@ -158,6 +158,13 @@ def draw(searched: Searched) -> Iterator[tuple]:
     figure.suptitle("strategies at their optima")
     style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
+    alone, axes = style.subplots(1, 1, (4.6, 3.3))
+    _draw_accuracies(axes[0][0], found)
+    axes[0][0].set_xticks(range(len(ticks)), labels=STRATEGIES.values(), fontsize=10)
+    axes[0][0].tick_params(axis="y", labelsize=10)
+    axes[0][0].set_ylabel("best top-1 (%), a point per seed", fontsize=10)
+    alone.suptitle("strategies at their optima")
+    yield "figure_2_vit_best", alone
 
 
 def _draw_accuracies(axis, found: dict[str, pd.DataFrame]) -> None:

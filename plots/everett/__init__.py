@@ -12,5 +12,6 @@ FIGURES = (
     "depth",
     "length",
     "transfer",
+    "table_4",
     "table_4_constants",
 )

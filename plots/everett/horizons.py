@@ -63,7 +63,7 @@ def draw_rows(
     axes, found: rates.Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
 ) -> None:
     """A row of loss against rate for every horizon that has runs, a column per parameterisation;
-    the columns share their rates, the rows their losses."""
+    the columns share their rates. Losses are each panel's own: a common range flattens most."""
     shown = drawn_horizons(found)
     for row, horizon in zip(axes, shown, strict=True):
         own = [found.get((rule, horizon), {}) for rule in rules]
@@ -72,9 +72,7 @@ def draw_rows(
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
             panels.draw_rates(axis, sweeps, colors)
-        panels.loss_limits(row, own)
-        for axis in row[1:]:
-            axis.tick_params(labelleft=False)
+            panels.loss_limits([axis], [sweeps])
     names = (f"{labels[horizon]}\n{style.LOSS_LABEL}" for horizon in shown)
     style.label_grid(axes, rules.values(), "learning rate", names)
 

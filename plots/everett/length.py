@@ -96,7 +96,9 @@ def findings(data: Data) -> list[Printed]:
 
 
 def _lines(table: pd.DataFrame) -> rates.Lines:
-    return rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, {})
+    """(parameterisation, steps) -> sweeps; the spread over seeds is that of runs of one length."""
+    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
+    return {(rule, steps): sweeps for (rule, steps, _), sweeps in found.items()}
 
 
 def draw(data: Data) -> Iterator[tuple]:

@@ -139,6 +139,8 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
     """One figure per table: a row per optimiser, a column per intervention."""
     for index, (name, table) in enumerate(data.items()):
         found, curves = lines(table), style.present(CURVES, table[CURVE])
+        if not ours(table):  # all panels of the paper's, those without a run, too
+            curves = CURVES | curves
         optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
         rules = style.present(style.LABELS, table[PARAMETERIZATION])
         looks = style.looks(list(rules))

@@ -130,6 +130,7 @@ def draw(data: Data) -> Iterator[tuple]:
         panels.Line(title, sweeps(data.table, curve), look)
         for (curve, title), look in zip(titles.items(), looks, strict=True)
     ]
-    figure = panels.transfer(lines, "D", "width D", "learning rate", style.LOSS_LABEL)
+    small = len(lines) == len(TITLES)
+    figure = panels.transfer(lines, "D", "width D", "learning rate", style.LOSS_LABEL, small)
     figure.suptitle("learning rates against width")
     yield "quickstart", figure

@@ -10,6 +10,7 @@ logarithm of the size. A run that ends above the lowest loss at which one began 
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,18 +36,20 @@ HIGHEST = 0.6  # nats; what costs more is a cross at the top edge
 
 
 class Axis(NamedTuple):
-    """Runs, and by curve the sweeps over rate or decay (RATE) by width or depth (WIDTH)."""
+    """Runs of the table at `place`, and by curve the sweeps over rate or decay (RATE) by width or
+    depth (WIDTH)."""
 
     rows: pd.DataFrame
     lines: Mapping[str, Sweeps]
     rules: Sequence[Rule]
     symbol: str
+    place: int
 
 
 def read(paths: Sequence[Path]) -> dict[str, Axis]:
     """The axes of all tables given."""
     found: dict[str, Axis] = {}
-    for path in paths:
+    for place, path in enumerate(paths):
         table = tables.read(path, (*tables.RESULTS, RATE), numbers=(WIDTH, LAYERS, DECAY, START))
         size, symbol = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
         lost = table[LOSS] > table[START].min() if START in table else False
@@ -62,7 +65,7 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
             rows = table[table[CURVE].isin([rule.curve for rule in rules])]
             lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
             own = [rule for rule in rules if lines.get(rule.curve)]
-            found |= {name: Axis(rows, lines, own, symbol)} if own else {}
+            found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
     return found
 
 
@@ -160,37 +163,53 @@ def _other(axis: Axis, rule: Rule) -> str:
 
 
 def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
-    """A row per axis, a panel per column; of rules that share a curve, dotted lines."""
-    figure, grid = style.subplots(len(axes), 3, (3.6, 2.6))
-    figure.suptitle("which rule keeps its best value")
-    for row, (name, axis) in zip(grid, axes.items(), strict=True):
+    """A figure per axis, a panel per column; of rules that share a curve, dotted lines."""
+    for name, axis in axes.items():
+        figure, grid = style.subplots(1, 3, (3.3, 3.0))
+        figure.suptitle(f"{name}: which rule keeps its best value")
         for place, rule in enumerate(axis.rules):
-            sweeps, shift = axis.lines[rule.curve], 1.04 ** (place - 1)  # bars side by side
-            look = {"color": style.PALETTE[place], "marker": style.SHAPES[place]}
-            if len(axis.lines) == len(axis.rules):
-                panels.draw_optima(row[0], sweeps, exponent(sweeps), shift, **look)
-            else:
-                sizes = np.array(sorted(sweeps), float)
-                line = sweeps[min(sweeps)].best.value * (sizes / sizes[0]) ** rule.power
-                row[0].plot(sizes, line, ls=":", color=look["color"])
-                panels.draw_optima(row[0], sweeps, exponent(sweeps), color="black", marker="o")
-            gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
-            for panel, costs in zip(row[1:], (paid(rule, sweeps), gains), strict=True):
-                shown = {n * shift: one for n, one in costs.items() if one.value <= HIGHEST}
-                points = [(n, one.value, one.bar or 0.0) for n, one in shown.items()]
-                label = {"label": rule.label} if panel is row[1] else {}
-                panel.errorbar(*np.reshape(points, (-1, 3)).T, capsize=2, ms=4, **look, **label)
-                edge = {"transform": panel.get_xaxis_transform(), "clip_on": False}
-                for size in (n for n, one in costs.items() if one.value > HIGHEST):
-                    panel.plot(size * shift, 1.0, color=look["color"], **style.LOST, **edge)
-        for panel in row[1:]:
+            _draw_rule(grid[0], axis, rule, place)
+        for panel in grid[0][1:]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
         beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
-        penalty = f"penalty beside {', '.join(sorted(beside))} (nats)" if beside else ""
-        titles = (f"{name}: best value", "paid for the base's value (nats)", penalty)
-        row[2].set_visible(bool(beside))
-        style.label_grid([row], titles, axis.symbol)
-        style.octave_limits(row, sorted({int(n) for n in axis.rows[WIDTH]}))
-        row[1].legend(fontsize=6.5, frameon=False)
-    yield "transfer", figure
+        value = "decay per step" if name == "decay" else "learning rate"
+        titles = (
+            f"best {value}",
+            "paid for the base's value",
+            f"beside {', '.join(sorted(beside))}",
+        )
+        grid[0][2].set_visible(bool(beside))
+        style.label_grid(grid, titles, axis.symbol)
+        for panel, label in zip(grid[0], (value, "nats", "nats"), strict=True):
+            panel.set_ylabel(label)
+        style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
+        style.legend(figure, [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)])
+        yield f"transfer_{re.sub('[^a-z]+', '_', name.lower())}", figure, [axis.place]
+
+
+def _look(place: int) -> dict:
+    return {"color": style.PALETTE[place], "marker": style.SHAPES[place], "ms": 4}
+
+
+def _draw_rule(panels_, axis: Axis, rule: Rule, place: int) -> None:
+    """The optima, what is paid and the penalty; no bar where a difference is 0 by construction."""
+    first, *others = panels_
+    sweeps, shift, look = axis.lines[rule.curve], 1.04 ** (place - 1), _look(place)
+    shape = {key: look[key] for key in ("color", "marker")}
+    if len(axis.lines) == len(axis.rules):
+        panels.draw_optima(first, sweeps, exponent(sweeps), shift, **shape)
+    else:
+        sizes = np.array(sorted(sweeps), float)
+        line = sweeps[min(sweeps)].best.value * (sizes / sizes[0]) ** rule.power
+        first.plot(sizes, line, ls=":", color=look["color"])
+        panels.draw_optima(first, sweeps, exponent(sweeps), color="black", marker="o")
+    gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
+    for panel, costs in zip(others, (paid(rule, sweeps), gains), strict=True):
+        shown = {n: one for n, one in costs.items() if one.value <= HIGHEST}
+        bars = [one.bar or 0.0 if one.value else 0.0 for one in shown.values()]
+        at, values = [n * shift for n in shown], [one.value for one in shown.values()]
+        panel.errorbar(at, values, bars, capsize=2, **look)
+        edge = {"transform": panel.get_xaxis_transform(), "clip_on": False}
+        for size in (n for n, one in costs.items() if one.value > HIGHEST):
+            panel.plot(size * shift, 1.0, color=look["color"], **style.LOST, **edge)

@@ -4,10 +4,9 @@
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
-the means, side by side, where they are more than two of these; a line ends where no difference is
-seen any more. The dotted line falls as 1 / n. Numbers that are the same in all networks (the
-gradient of the head's bias) are left out. PE: position embedding; Q, K, V, U: query, key, value,
-output of attention; W, X: MLP's layers.
+the means, side by side; those within two of these are hollow and have no line. The dotted line
+falls as 1 / n. Numbers that are the same in all networks (the gradient of the head's bias) are left
+out. PE: position embedding; Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers.
 """
 
 import math
@@ -104,7 +103,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     for axis in axes[-1]:
         axis.set_xlabel("width n")
     style.legend(figure, [("1 / n", {"color": "black", "ls": ":", "lw": 1})])
-    figure.suptitle("distance between networks and theory, where it is seen")
+    figure.suptitle("distance between networks and theory; hollow: within two errors")
     yield "error", figure
 
 
@@ -116,10 +115,17 @@ def _panel(axis, found: Curves) -> None:
     for index, (name, curve) in enumerate(found.items()):
         shift = 2 ** (0.055 * (index - (len(found) - 1) / 2))  # side by side
         look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index], "ms": 4.5}
-        seen = curve[curve["distance"] > 2 * curve["error"]]
-        low = np.minimum(seen["error"], 0.99 * seen["distance"])  # a log axis has no zero
-        bars = {"elinewidth": 0.8, "lw": 1, "label": name if len(seen) else "_none seen"}
-        axis.errorbar(seen["width"] * shift, seen["distance"], [low, seen["error"]], **bars, **look)
+        far = curve["distance"] > 2 * curve["error"]
+        seen = curve[far]
+        for part, shape in (
+            (seen, {"lw": 1, "label": name}),
+            (curve[~far], {"ls": "", "mfc": "w"}),
+        ):
+            low = np.minimum(part["error"], 0.9 * part["distance"])  # a log axis has no zero
+            bars = {"elinewidth": 0.8, **shape}
+            axis.errorbar(
+                part["width"] * shift, part["distance"], [low, part["error"]], **bars, **look
+            )
         if len(seen) > 1:  # the guide begins where a curve is drawn
             worst = max(worst, seen["distance"].iloc[0] * seen["width"].iloc[0] / ticks[0])
     axis.set_xticks(ticks, [str(width) for width in ticks])

@@ -51,7 +51,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """A column per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
+    figure, axes = style.subplots(len(ROWS), len(stems), (2.45, 2.0))
     colors = style.width_colors(theory_tables.widths(table))
     look = {"marker": "o", "ms": 4, "ls": "", "zorder": 2}
     for column, stem in enumerate(stems):
@@ -64,7 +64,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
                 own = rows[rows["width"] == width]
                 at = own["block"].map(place) + 0.12 * (index - (len(colors) - 1) / 2)
                 axis.errorbar(at, own["measured"], own["error"], color=color, **look)
-            axis.set_xticks(range(len(place)), [*map(short, place)], fontsize=8)
+            axis.set_xticks(range(len(place)), [*map(short, place)], fontsize=7)
             axis.set_ylim(bottom=0)
             axis.set_ylabel(label)
     style.label_grid(axes, (STEMS[stem] for stem in stems))

@@ -171,6 +171,15 @@ def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, step):
     assert observed_bytes(toy.train("parts", **changes)) == whole
 
 
+def test_a_stopped_run_does_not_go_on_with_arrays_that_have_changed(toy):
+    folder = toy.folder / "run"
+    dies_after(4, toy.run, toy.config(), folder)
+    path = folder / "observations/step_2.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="no checkpoint can be used .*step_2.safetensors: not what"):
+        toy.run(toy.config(), folder)
+
+
 def test_what_is_not_finite_is_null(toy):
     task = toy.build_task(toy.config())
     tasks.initialise(task)

@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
-from param_groups import Everett, Rule, plan, schedule
+from param_groups import Depth, Everett, Plan, Rule, plan, schedule
+from param_groups.check import judging
 
 README = Path(__file__).parents[2] / "param_groups" / "README.md"
 
@@ -23,6 +25,27 @@ def test_a_plan_prints_as_its_table_and_does_not_wrap_in_a_notebook():
     shown = numbers._repr_html_()
     assert shown.startswith('<pre style="white-space: pre;') and "0.weight" in shown
     assert "<" not in shown[1:].replace("</pre>", "")  # a tensor's name is text
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "asks"),
+    [
+        (Everett("mup", 8, 4, qk_exponent=-0.5), {}, True),
+        (Everett("mean_field", 8, 4, qk_exponent=-0.5), {}, True),
+        (Depth(Everett("mup", 8, 4, qk_exponent=-0.5), depth=1), {}, True),
+        (Everett("mup", 8, 4, qk_exponent=-0.5), {"head_dim": 4}, False),
+        (Everett("mup", 8, 4), {"head_dim": 4, "applied": {"attention_scale": 1 / 4}}, False),
+        (Everett("standard", 8, 4), {}, False),
+    ],
+)
+def test_a_plan_asks_for_the_head_dimension_where_its_rates_rest_on_it(rule, options, asks):
+    """Heads that grow with the width are the commonest way to grow a model of one's own."""
+    model = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("query", "key")})
+    rules = [Rule(f"{name}.weight", name, trunk=False) for name in model]
+    numbers = plan(model, rules, rule, lr=0.1, absorb_multipliers=True, **options)
+    assert ("plan with head_dim=" in str(numbers)) == numbers.head_dim_is_missing() == asks
+    again = Plan.from_dict(numbers.to_dict())
+    assert judging.heads_note({8: again, 16: again}).startswith("not judged: whether") == asks
 
 
 def test_resuming_as_the_readme_says_trains_on_bit_for_bit():

@@ -10,11 +10,17 @@ from plots.findings import Finding
 
 
 def written(folder, **named):
-    """Tables (or their rows) as files called NAME.csv; their paths in the given order."""
+    """Tables (or their rows) as files called NAME.csv; their paths in the given order.
+
+    A run `x` gets a name of its own at every point of the grid and seed."""
     folder.mkdir(exist_ok=True, parents=True)
     paths = [folder / f"{name}.csv" for name in named]
     for path, table in zip(paths, named.values(), strict=True):
-        pd.DataFrame(table).to_csv(path, index=False)
+        table = pd.DataFrame(table)
+        if "run" in table and set(table["run"]) == {"x"}:
+            grid = [key for key in table if "." in key or key in ("curve", "horizon", "seed")]
+            table["run"] = [f"{path.stem} {row}" for row in table[grid].itertuples(index=False)]
+        table.to_csv(path, index=False)
     return paths
 
 

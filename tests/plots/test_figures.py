@@ -87,6 +87,14 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
         assert not origin.get("runs") or f"{origin['runs']:,} runs" in made
 
 
+def test_pictures_of_the_front_page_can_be_read_on_a_phone():
+    """At 400 pixels, half of the most that they have, ticks of 8 points are 9 pixels high."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"\]\((plots/figures/\S+\.png)\)", text)
+    assert len(found) >= 6
+    assert all(Image.open(ROOT / path).width <= 800 for path in found), found
+
+
 @pytest.mark.parametrize("name", ["everett/quickstart", "theory/shares"])  # lines; bars
 def test_the_same_tables_give_the_same_bytes(name, tmp_path, laid_out):
     written = [make(name, (), tmp_path / turn)[1] for turn in "ab"]
@@ -112,7 +120,7 @@ def test_a_table_that_is_none_is_one_line(name, tmp_path, refused):
     """Each of a figure's tables in turn: of another kind, empty, and with words for numbers."""
     paths = shipped(name)
     for index, path in enumerate(paths):
-        table = pd.read_csv(path, nrows=200)
+        table = pd.read_csv(path, nrows=1)
         bad = tmp_path / f"{path.name.partition('.')[0]}.csv"
         for content, message in (
             ("a,b\n1,2\n", "no column '"),
@@ -122,6 +130,35 @@ def test_a_table_that_is_none_is_one_line(name, tmp_path, refused):
             bad.write_text(content)
             error = refused(name, *paths[:index], bad, *paths[index + 1 :])
             assert error.startswith(f"error: {bad}: ") and message in error, (bad, error)
+
+
+def test_a_row_that_stands_twice_is_refused_in_every_table_with_both_lines(tmp_path):
+    """It would count as another seed: in the same words, and from a run of another name, as in two
+    tables that overlap, where one curve, point of the grid and seed was trained again."""
+    for path in sorted({path for name in NAMES for path in shipped(name)}):
+        table = pd.read_csv(path, dtype=str, keep_default_na=False).tail(40)
+        again = table.iloc[[2]]
+        rows = [again, *([again.assign(run="other-0")] if "status" in table else [])]
+        for row in rows:
+            bad = tmp_path / f"{path.name.partition('.')[0]}.csv"
+            bad.write_text(f"{table.to_csv(index=False)}\n{row.to_csv(index=False, header=False)}")
+            with pytest.raises(tables.TableError, match="stands twice counts as two") as caught:
+                tables.read(bad, ())
+            first, second = (f"{bad}: line {line} has" for line in (4, len(table) + 3))
+            assert str(caught.value).startswith(f"{second} what {first}, ")
+
+
+def test_two_tables_with_a_row_in_common_are_refused(tmp_path, refused):
+    """Not two kinds of tables, which tell of the same runs."""
+    lines = tables.shipped("everett/transfer_embedding").read_text().splitlines(keepends=True)
+    parts = [tmp_path / "one.csv", tmp_path / "other.csv"]
+    for path, own in zip(parts, (lines[:50], [lines[0], *lines[49:]]), strict=True):
+        path.write_text("".join(own))
+    assert f"{parts[1]}: line 2 has what {parts[0]}: line 50 has, run " in refused(
+        "transfer", *parts
+    )
+    parts[1].write_text("".join([lines[0], *lines[50:]]))
+    tables.refuse_overlap([*parts, *shipped("bordelon/depth")])
 
 
 @pytest.mark.parametrize(

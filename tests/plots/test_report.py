@@ -3,14 +3,17 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from plots import cards, report, tables
+from plots import cards, claims, report, style, tables
 from plots.catalogue import load, names
 from plots.findings import kind as kind_of
 from tests.plots.made import unjudged
 
+FULL = style.DPI  # before `coarse` makes it less
 SHOWN = ("everett/adafactor", "theory/shares")  # test_figures.py makes the articles of all
 
 
@@ -44,6 +47,21 @@ def shipped(tmp_path_factory):
             patch.setattr(module, "claims", unjudged)
         report.main(["--output", str(path)])
     return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+def test_the_shipped_picture_is_that_of_the_shipped_claims(laid_out, monkeypatch, tmp_path):
+    """Every claim is in one bar, and the file is what the command writes."""
+    monkeypatch.setattr(style, "DPI", FULL)
+    report.main(["--picture", str(tmp_path / "report.png")])
+    new, old = (
+        Image.open(path) for path in (tmp_path / "report.png", style.FIGURES / "report.png")
+    )
+    assert new.size == old.size and new.width <= 800
+    apart = np.abs(np.asarray(new, int) - np.asarray(old, int)).max(axis=-1) > 51
+    assert apart.mean() < 0.01
+    bars = report.picture().axes[0].patches
+    assert sum(bar.get_width() for bar in bars) == len(claims.claims())
 
 
 def test_the_page_has_its_pictures_and_needs_neither_network_nor_script(shipped):

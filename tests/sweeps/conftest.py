@@ -28,6 +28,7 @@ from training.config import to_yaml
 from training.errors import RunError, UserError
 from training.experiment import Experiment
 from training.files import locked, write_json, write_text
+from training.log import Log
 from training.settings import RunConfig
 from training.signals import StopRequest
 
@@ -84,7 +85,9 @@ class Counting(Experiment):
         status = "finished" if now["step"] == steps else "stopped"
         summary = {"status": status, "steps": steps, "final_eval_loss": now["loss"],
                    "best_eval_loss": now["loss"], "first_train_loss": 4.0, **now}
-        write_json(run_dir / "summary.json", summary)
+        log = Log(run_dir / "metrics.jsonl")
+        log.cut(log.path.stat().st_size)
+        runs.write_summary(run_dir, run_dir.name, summary, [log])
         if status == "finished":
             shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
         return summary

@@ -11,6 +11,7 @@ from sweeps.__main__ import main
 from sweeps.search import SearchWork
 from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
+from tests.run_folders import end_run
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,10 +66,8 @@ def planned(said):
 
 def end(folder, status="finished", **more):
     """A run folder with a summary."""
-    folder.mkdir(parents=True, exist_ok=True)
     summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
-    (folder / "summary.json").write_text(json.dumps({**summary, **more}))
-    (folder / "metrics.jsonl").touch()
+    end_run(folder, {**summary, **more})
 
 
 def files_under(folder):
@@ -185,6 +184,27 @@ def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_pa
         assert "12" in out and err == f"note: {said}"
     main(["cost", str(path), f"data.path={tmp_path}", *results])
     assert not capsys.readouterr().err
+
+
+def test_a_strict_look_ends_with_2_where_data_or_gpus_are_missing(write, capsys, tmp_path):
+    look = lambda path, *words: main(
+        ["run", str(path), "--dry-run", "--strict", *words, "--results", str(tmp_path / "results")]
+    )
+    many = write(LARGE + "adjust: [{where: {model.width: [16384]}, gpus: 16}]", "paper")
+    changes = ["data.source=embedded", f"data.tokenizer={tmp_path}"]
+    look(many, "--gpus", "16", *changes)
+    look(many, "--gpus", "8", "--where", "model.width<16384", *changes)
+    assert not capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        look(many, "--gpus", "8", *changes)
+    said = (
+        f"note: {many}: its largest run needs 16 GPUs, and there are 8; take more nodes, or leave"
+    )
+    assert capsys.readouterr().err.startswith(said)
+    path = write(SMALL + "set: {data.source: local, data.path: /no/where}\n")
+    with pytest.raises(SystemExit, match="2"):
+        look(path)
+    assert capsys.readouterr().err.count("/no/where does not exist") == 1
 
 
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):

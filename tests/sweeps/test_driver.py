@@ -224,13 +224,12 @@ def test_a_finished_run_that_has_lost_its_log_is_named_and_trained_again(toy):
     work = drive(work_of(toy, path), FakePool(1, perform=perform))
     gone = {point.config.width for run, point in work.points.items() if run in work.reasons}
     assert gone == {1, 3, 4}
-    assert all("metrics.jsonl is gone; the same command" in why for why in work.reasons.values())
+    assert all("is gone; the same command" in why for why in work.reasons.values())
     assert (work.folder / "metrics.csv").read_text().count("\n") == 1 + 1
     run = next(point.run for point in work.points.values() if point.config.width == 2)
     (work.folder / run / "metrics.jsonl").unlink()  # its summary says finished
-    (work.folder / run / "checkpoints").mkdir()  # no new log has the lines of what was saved
     assert len(work_of(toy, path).left) == 4
-    assert not (work.folder / run / "checkpoints").exists()
+    assert (work.folder / f"damaged-{run}").exists()  # nothing is lost
     assert not drive(work_of(toy, path), FakePool(1, perform=Ends())).reasons
 
 
@@ -244,7 +243,8 @@ def test_a_driver_keeps_of_a_summary_what_it_needs():
     held = [kept(pickle.loads(sent)) for _ in range(100)]
     assert tracemalloc.get_traced_memory()[0] < 100 * 1500
     tracemalloc.stop()
-    assert held[0] == {**DONE, "environment": {"commit": "c0ffee"}, "parameters_by_role": None}
+    gone = {"parameters_by_role": None, "files": None}
+    assert held[0] == {**DONE, "environment": {"commit": "c0ffee"}, **gone}
 
 
 def test_no_stderr_or_a_full_one_ends_no_sweep(toy, monkeypatch):

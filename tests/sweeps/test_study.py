@@ -5,11 +5,12 @@ import math
 import numpy as np
 import optuna
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sweeps.journal import Journal, distributions
 from sweeps.study import (
-    Journal,
     best_trial,
-    distributions,
     equally_good,
     is_near_edge,
     next_ranges,
@@ -52,8 +53,24 @@ def test_near_an_edge_is_within_a_tenth_of_the_log_range(exponent, near):
 def test_only_the_range_whose_best_value_is_near_an_edge_moves():
     ranges = {"low": WIDE, "inside": WIDE, "high": WIDE}
     best = {"low": 0.02, "inside": 3.0, "high": 100.0}
-    moved = next_ranges(best, ranges, 0.1, 100)
+    moved = next_ranges(best, ranges, 0.1, 100, lambda values: True)
     assert moved == {"low": (0.0002, 2.0), "inside": WIDE, "high": (1.0, 10000.0)}
+
+
+@given(
+    best=st.floats(1e-300, 1e300),
+    factor=st.floats(1.0001, 1e308),
+    ends=st.tuples(st.floats(0, 1), st.floats(1, 1e300)),
+)
+def test_no_range_leaves_what_makes_a_config(best, factor, ends):
+    """Whatever the key's valid values are, the best one is among them."""
+    first, last = best * ends[0], min(best * ends[1], 1e308)
+    moved = next_ranges(
+        {"a": best}, {"a": (best, best * 2)}, 0.1, factor, lambda v: first <= v["a"] <= last
+    )
+    assert first <= moved["a"][0] <= best <= moved["a"][1] <= last
+    wanted = (max(best / factor, first), min(best * factor, last))
+    assert moved["a"] == pytest.approx(wanted, rel=1e-9)
 
 
 def test_trials_within_a_thousandth_of_the_best_loss_are_as_good():

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -194,6 +196,18 @@ def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one
     for name in ("trials.csv", "constants.yaml"):
         ours, theirs = (engine.content(folder, "c", name) for folder in ("search", "undisturbed"))
         assert ours == theirs and ours.count("\n") > TRIALS
+
+
+@LOCAL
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_sweep_without_standard_streams_trains_all_the_same(engine, whole, closed):
+    """As a daemon's: their numbers are not those of other files of the workers."""
+    file = engine.folder / engine.toy / "s.yaml"
+    results = engine.folder / "closed"
+    command = f"{sys.executable} -m sweeps run {file} --results {results} --workers 2 {closed}"
+    assert subprocess.call(command, shell=True, cwd=ROOT) == 0
+    assert engine.table("closed") == whole
+    assert all("loading the data" in p.read_text() for p in engine.runs("closed").glob("*/log.txt"))
 
 
 @LOCAL  # what the others say of such runs is tested with each of them

@@ -12,6 +12,7 @@ from sweeps import __main__ as command
 from sweeps.request import Around, Missing, Sources
 from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
+from tests.run_folders import end_run
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
 from training.config import apply_preset
 from training.errors import UserError
@@ -362,7 +363,7 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
     two = list(made.folder.glob("*/summary.json"))[:2]
     for commit, path in zip(("b" * 40 + "+changes", None), two, strict=True):
         changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
-        path.write_text(json.dumps(changed))
+        end_run(path.parent, changed)
     before = len(calls(toy))
     for ours, said in (
         ("c0ffee", "c0ffee: 1 (at bbbbbbb+changes);"),

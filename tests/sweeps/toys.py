@@ -13,6 +13,7 @@ from sweeps.driver import Driver
 from sweeps.pool import RunFailed
 from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
+from tests.run_folders import end_run
 from training.config import read_yaml, validate
 from training.errors import UserError
 
@@ -176,9 +177,8 @@ class FakePool:
                 job, future = self.waiting.pop(self.random.randrange(len(self.waiting)))
             try:
                 summary = {"status": "stopped"} if self.stops else self.perform(job)
-                if summary["status"] == "finished":  # as every run that has taken a step
-                    job.run_dir.mkdir(parents=True, exist_ok=True)
-                    (job.run_dir / "metrics.jsonl").touch()
+                if summary["status"] in ("finished", "diverged"):  # as the loop
+                    end_run(job.run_dir, summary)
             except (UserError, Lost, RunFailed) as error:
                 future.set_exception(error)
             except Exception as error:

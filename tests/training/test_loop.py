@@ -375,7 +375,7 @@ def test_logs_are_on_the_disk_before_a_summary_says_that_the_run_is_done(tmp_pat
         path.write_text("{}")
 
     monkeypatch.setattr("training.log.sync", note)
-    monkeypatch.setattr("training.loop.write_json", summary)
+    monkeypatch.setattr("training.runs.write_json", summary)
     train(task(), tmp_path)
     for name in ("metrics.jsonl", "timing.jsonl"):
         assert noted["done"][name] == (tmp_path / name).stat().st_size > 0

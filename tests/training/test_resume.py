@@ -58,6 +58,8 @@ def test_the_summary_of_a_resumed_run_is_that_of_the_whole_one(run, whole):
     for key in ("wall_seconds", "train_seconds", "eval_seconds", "targets_per_second"):
         assert resumed.pop(key) > 0 < wanted.pop(key)
     assert (resumed.pop("resumed_from"), wanted.pop("resumed_from")) == ([4], [])
+    for one in (resumed, wanted):  # of these times, too
+        assert one.pop("seal") and one["files"].pop("timing.jsonl")
     assert resumed == wanted
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.run_folders import end_run
 from vit_cifar5m import distances
 
 
@@ -25,9 +26,9 @@ def sweep_folder(folder, logits, status=None, data=None, grid="model.heads"):
                 arrays / f"step_{step}.safetensors",
             )
         summary = {"status": (status or {}).get((heads, seed), "finished")}
-        (folder / name / "summary.json").write_text(json.dumps(summary))
         section = {"source": "embedded", **(data or {}).get((heads, seed), {})}
         (folder / name / "config.yaml").write_text(json.dumps({"data": section}))
+        end_run(folder / name, summary)
         entries.append({"run": name, "curve": "heads", "values": {grid: heads}, "seed": seed})
     (folder / "manifest.json").write_text(json.dumps(entries))
     return folder

@@ -246,8 +246,8 @@ def depth_without(folder, table, **changed):
     ("table", "changed", "message"),
     [
         ("b", {"status": "diverged"}, "no finished run in it"),
-        ("a", {"run": "x"}, "nothing observed of a finished"),
-        ("c", {"run": "x"}, "nothing observed of a finished"),
+        ("a", {"run": lambda rows: "x" + rows["run"]}, "nothing observed of a finished"),
+        ("c", {"run": lambda rows: "x" + rows["run"]}, "nothing observed of a finished"),
     ],
 )
 def test_tables_of_other_runs_are_one_line(tmp_path, table, changed, message):

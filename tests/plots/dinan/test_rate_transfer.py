@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from plots.dinan import rate_transfer
+from plots.dinan import position_rate, rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
 from plots.tables import TableError
 from tests.plots.dinan.searched import read_rows
@@ -99,4 +99,47 @@ def test_missing_strategies_and_optima_at_an_edge_are_said(tmp_path):
 
 def test_a_table_of_other_curves_is_one_line(tmp_path):
     with pytest.raises(TableError, match="no row with curve standard, neural_tangent"):
-        read(tmp_path, [one | {"curve": "adam"} for one in ROWS])
+        read(tmp_path, [one | {"curve": f"adam {one['curve']}"} for one in ROWS])
+
+
+def test_the_blocks_rates_of_two_strategies_are_mapped_by_the_width(tmp_path):
+    """Standard's best rate is the blocks', (n / 16)^(-3/2) here; neural-tangent's is 1, for them
+    times lambda = n^(-3/2): 16^(3/2) or 6 octaves apart at every width."""
+    found = lines(rate_transfer.findings(read(tmp_path, ROWS)))
+    for width in WIDTHS:
+        gap = found[f"n = {width}: blocks' lr*, neural-tangent / standard (octaves)"]
+        assert gap.estimate.value == pytest.approx(-6, abs=0.01) and gap.published == "0"
+
+
+def test_what_a_tensors_rate_gains_is_told_from_what_others_do(tmp_path):
+    """n times the positions' rate is all that neural-tangent gains, the bias' gains nothing."""
+    floors = {
+        "standard": 0.9,
+        "position": 0.8,
+        "head_bias": 0.9,
+        "neural_tangent": 0.8,
+        "blocks_alone": 0.9,
+    }
+    rows = [
+        {
+            **row("hybrid", 64, 2.0**octave, seed),
+            "curve": curve,
+            "final_eval_loss": floor + 0.1 * (octave + 3) ** 2 + 0.01 * seed + 1e-4 * seed * octave,
+        }
+        for curve, floor in floors.items()
+        for octave in range(-5, 0)
+        for seed in (0, 1, 2)
+    ]
+    table = read_rows(position_rate, tmp_path, rows)
+    found = lines(position_rate.findings(table))
+    expected = {
+        "standard - neural-tangent (nats)": 0.1,
+        "standard - standard, n times the positions' rate (nats)": 0.1,
+        "standard, n times the positions' rate - neural-tangent (nats)": 0.0,
+        "standard, n times the bias' rate - standard (nats)": 0.0,
+        "neural-tangent, positions at the blocks' rate - standard (nats)": 0.0,
+    }
+    for name, gain in expected.items():
+        assert found[name].estimate.value == pytest.approx(gain, abs=1e-9)
+        assert found[name].verdict == "agrees", name
+    assert len(list(position_rate.draw(table))) == 1

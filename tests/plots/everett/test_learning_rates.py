@@ -9,7 +9,7 @@ import pytest
 
 from param_groups.fits import Optimum
 from plots.__main__ import make
-from plots.everett import adafactor, depth, learning_rates, published, weight_decay
+from plots.everett import adafactor, depth, entries, learning_rates, published, weight_decay
 from plots.tables import TableError
 from tests.plots.everett.constructed import RULES, decayed, depths, families, horizons
 from tests.plots.made import lines, written
@@ -41,12 +41,34 @@ def test_table_4_has_the_exponent_beside_an_irreducible_rate():
             for width in widths
         }
 
-    level = learning_rates.floored(sweeps(lambda width: 0.001 + 0.02 / width))
+    level = entries.floored(sweeps(lambda width: 0.001 + 0.02 / width))
     assert level.exponent == pytest.approx(1, rel=1e-3)
     assert level.floor == pytest.approx(0.001, rel=1e-3)
     for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
-        assert math.isnan(learning_rates.floored(sweeps(law)).exponent_error)
-    assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
+        assert math.isnan(entries.floored(sweeps(law)).exponent_error)
+    assert entries.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
+
+
+def test_table_4_is_judged_by_the_papers_estimator_with_the_jackknifes_error():
+    """Optima of 0.002 + 0.4 / D for two seeds and of a slightly steeper law for a third: a straight
+    line has another power, which stands beside it."""
+    rows = []
+    for seed, power in enumerate((1.0, 1.0, 1.1)):
+        for width in (16, 32, 64, 128, 256):
+            vertex = math.log2(0.002 + 0.4 * width**-power)
+            for step in range(-4, 5):
+                place = round(2 * vertex) / 2 + step / 2
+                rows.append((width, 2.0**place, seed, 3 + 0.05 * (place - vertex) ** 2))
+    names = ["model.width", "optimizer.lr", "seed", "final_eval_loss"]
+    table = pd.DataFrame(rows, columns=names).assign(status="finished", curve="mup_fixed")
+    (entry,) = entries.entries({"adam": table.assign(run="x", parameters=1.0)})
+    judged = entry.judged
+    assert judged.value == pytest.approx(-1.0, abs=0.1) and judged.freedom == 2
+    assert 0.005 < judged.error < 0.2 and entry.fit.value > judged.value + 0.2
+    found = lines(learning_rates.findings({"adam": table.assign(run="x", parameters=1.0)}))
+    said = found["adam, muP, fixed steps"]
+    assert said.estimate == judged and said.measured.endswith(" without")
+    assert f"{entry.fit.value:+.2f} ± " in said.measured and said.published == "-0.99"
 
 
 def test_the_claim_on_horizons_counts_and_measures_the_drops():

@@ -16,12 +16,13 @@ from tests.plots.made import lines
 def table(standard=-0.8, mup=0.1, **options):
     """A table whose best rates follow these powers of the width."""
     powers = {"powers": range(-12, -2), **options}
-    return pd.DataFrame(
+    rows = pd.DataFrame(
         [
             *sweep(STANDARD, "standard", exponent=standard, **powers),
             *sweep(MUP, "mup", exponent=mup, **powers),
         ]
     )
+    return rows.assign(run=[f"run-{index}" for index in rows.index])
 
 
 def value(finding):

@@ -1,0 +1,84 @@
+"""The exit code of a check, an audit or a transfer, from a process that the user's FILE cannot end.
+
+The FILE runs in a process of its own. A verdict is what that has written down; one that ends before
+(`sys.exit`, `os._exit`, an error, a signal) gives exit code 2 and one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from param_groups.roles import PlanError
+
+# A command and the file that has it.
+COMMANDS = {"check": "command", "audit": "audit", "transfer": "transfer_command"}
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """One of the commands, in this process; its module is imported only now."""
+    importlib.import_module(f"param_groups.check.{COMMANDS[name]}").main(words)
+
+
+def main(name: str, words: Sequence[str]) -> None:
+    """`check ...`, `audit ...` or `transfer ...` in another process; ends this one with the exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder) / "verdict"
+        start = "from param_groups.check.verdict import judge; judge()"
+        process = subprocess.Popen([sys.executable, "-c", start, str(verdict), name, *words])
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # which has reached that process, too
+            code = process.wait()
+        if verdict.exists():
+            raise SystemExit(int(verdict.read_text()))
+    files = " ".join(word for word in words if word.endswith(".py")) or name
+    print(f"error: {files}: the process ended with code {code} and no verdict", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def judge() -> None:
+    """The command in this process, `judge VERDICT NAME ...`; writes its exit code there."""
+    place, name, *words = sys.argv[1:]
+    code = 2
+    try:
+        run(name, words)
+        code = 0
+    except PlanError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and _is_ours(error):
+            code = int(error.code or 0)
+        else:
+            _tell(error, words)
+    sys.stdout.flush()
+    Path(place).write_text(str(code))
+
+
+def _is_ours(error: SystemExit) -> bool:
+    """Whether this package, or argparse for it, has asked for the end."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = str(frame.f_globals.get("__name__"))
+    return name == "argparse" or name.startswith("param_groups.")
+
+
+def _tell(error: BaseException, words: Sequence[str]) -> None:
+    """One line with the FILE's line where it has happened; a traceback where the FILE has none."""
+    files = {str(Path(word)) for word in words}
+    lines = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename in files
+    ]
+    if isinstance(error, SyntaxError):
+        lines.append(f"{error.filename}, line {error.lineno}")
+    if not lines:
+        traceback.print_exc()
+        return
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    print(f"error: {lines[-1]}: {what[:1000]}; there is no verdict", file=sys.stderr)

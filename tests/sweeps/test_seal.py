@@ -1,0 +1,110 @@
+"""Results that are not as a run has written them are in no table: the run is trained again."""
+
+import json
+import shutil
+
+import pytest
+
+from sweeps.__main__ import main
+from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
+from training import runs
+
+SWEEP = "grid: {width: [1, 2], lr: [0.25]}\ncurves: {a: {}}\nmetrics: true\n"
+LOGGED = """
+    from training.files import write_text
+    lines = [{"step": step, "train_loss": loss + step / 10} for step in (1, 2, 3)]
+    write_text(run_dir / "metrics.jsonl", "".join(json.dumps(line) + "\\n" for line in lines))
+    (run_dir / "observations").mkdir()
+    (run_dir / "observations/step_3.safetensors").write_bytes(bytes(range(40)))
+    return summary
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    package = make_toy(tmp_path, monkeypatch)
+    file = package / "train.py"
+    text = file.read_text().replace("    return summary\n", LOGGED, 1)
+    file.write_text(text.replace("import math", "import json, math", 1))
+    return package
+
+
+def lines(path, change):
+    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+DAMAGES = {
+    "cut at a line's end": ("metrics.jsonl", lambda p, _: lines(p, lambda ls: ls[:-1])),
+    "emptied": ("metrics.jsonl", lambda p, _: p.write_text("")),
+    "a line lost": ("metrics.jsonl", lambda p, _: lines(p, lambda ls: [ls[0], ls[2]])),
+    "lines swapped": ("metrics.jsonl", lambda p, _: lines(p, lambda ls: [ls[1], ls[0], ls[2]])),
+    "a line twice": ("metrics.jsonl", lambda p, _: lines(p, lambda ls: [*ls, ls[-1]])),
+    "a digit": ("metrics.jsonl", lambda p, _: p.write_text(p.read_text().replace("3.", "2.", 1))),
+    "gone": ("metrics.jsonl", lambda p, _: p.unlink()),
+    "of another run": ("metrics.jsonl", lambda p, other: shutil.copy(other, p)),
+    "a bit of arrays": ("observations/step_3.safetensors", lambda p, _: flip(p)),
+    "arrays gone": ("observations/step_3.safetensors", lambda p, _: p.unlink()),
+    "arrays too many": ("observations/step_9.safetensors", lambda p, _: p.write_bytes(b"9")),
+    "a log too many": ("probes.jsonl", lambda p, _: p.write_text("{}\n")),
+    "a loss": ("summary.json", lambda p, _: p.write_text(p.read_text().replace("3.", "2.", 1))),
+    "a line less": ("summary.json", lambda p, _: lines(p, lambda ls: [*ls[:2], *ls[3:]])),
+    "a summary of another run": ("summary.json", lambda p, other: shutil.copy(other, p)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_run_whose_files_have_changed_is_named_and_trained_again(toy, name, capsys):
+    path = write_file(toy, SWEEP)
+    work = drive(work_of(toy, path), FakePool())
+    tables = [path.read_bytes() for path in sorted(work.folder.glob("*.csv"))]
+    ours, theirs = (work.folder / point.run for point in work.points.values())
+    file, damage = DAMAGES[name]
+    damage(ours / file, theirs / file)
+    main(["status", str(path), "--results", str(toy.parent / "results")])
+    assert "1 of 2 runs done" in capsys.readouterr().out and ours.exists()  # it only looks
+    again = drive(work_of(toy, path), FakePool())
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said.startswith(f"{ours}/{file} is ") and "trained again" in said
+    assert calls(toy).count(ours.name) == 2 and calls(toy).count(theirs.name) == 1
+    assert not again.reasons and (work.folder / f"damaged-{ours.name}").is_dir()
+    assert tables == [path.read_bytes() for path in sorted(work.folder.glob("*.csv"))]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_run_whose_files_change_while_others_train_is_in_no_table(toy, name):
+    path = write_file(toy, SWEEP)
+    whole = drive(work_of(toy, path), FakePool())
+    ours, theirs = (whole.folder / point.run for point in whole.points.values())
+    late = work_of(toy, path)  # which takes both for done
+    DAMAGES[name][1](ours / DAMAGES[name][0], theirs / DAMAGES[name][0])
+    late.write(final=True)
+    assert [*late.reasons] == [ours.name] and "trains the run again" in late.reasons[ours.name]
+    text = (late.folder / "metrics.csv").read_text()
+    assert ours.name not in text and theirs.name in text
+
+
+def test_results_from_before_summaries_had_a_seal_are_named_in_few_lines(toy):
+    """They are not taken, nor trained again without a word: that would take what they took."""
+    path = write_file(toy, SWEEP + f"seeds: [{', '.join(map(str, range(8)))}]\n")
+    work = drive(work_of(toy, path), FakePool())
+    for file in work.folder.glob("*/summary.json"):
+        old = {k: v for k, v in json.loads(file.read_text()).items() if k not in ("seal", "files")}
+        file.write_text(json.dumps(old))
+    before = len(calls(toy))
+    report = drive(work_of(toy, path), FakePool()).report()
+    assert len(report) == 10 and report[-1].startswith("and 7 more: summary.json has no seal")
+    assert "delete the folder to train it again" in report[0] and len(calls(toy)) == before
+
+
+def test_a_summary_is_sealed_whatever_it_says(tmp_path):
+    """Numbers are compared as JSON has them; another label of the same config is the same run."""
+    outcome = {"status": "finished", "a": 0.1 + 0.2, "b": [1e300, None, {"c": 3}], "d": "ä"}
+    runs.write_summary(tmp_path, "run-0123", outcome, [])
+    found = runs.sealed(tmp_path, "curve-0123")
+    assert {key: found[key] for key in outcome} == outcome
