@@ -181,6 +181,21 @@ class Forward(NamedTuple):
         return scale | {name: value for name, value in others.items() if value != 1.0}
 
 
+class Momenta(NamedTuple):
+    """Averages over steps, as torch groups name them; None for those of the optimiser's caller.
+
+    Args:
+        betas: of Adam and its kind, and of what Muon leaves to AdamW.
+        momentum: of SGD, and of Muon's matrices.
+
+    >>> Momenta(betas=(0.9, 0.95)).momentum is None
+    True
+    """
+
+    betas: tuple[float, float] | None = None
+    momentum: float | None = None
+
+
 class Prescription(ABC):
     """A named rule for all tensors of a model; derive your own from it.
 
@@ -223,6 +238,11 @@ class Prescription(ABC):
     def base(self) -> Size | None:
         """The size at which relative numbers are 1; None for a rule without one."""
         return None
+
+    @property
+    def momenta(self) -> Momenta:
+        """The averages of the optimisers, for a rule that sets them."""
+        return Momenta()
 
     def at(self, tensor: Tensor) -> Size:
         """The size at a tensor."""
@@ -371,4 +391,6 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [*map(plain, value)]
     return python_number(value)

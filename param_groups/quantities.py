@@ -197,6 +197,15 @@ def check_positive(owner: str, **values: float) -> None:
             raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")
 
 
+def check_averages(owner: str, betas: Any, momentum: Any) -> None:
+    """Raises PlanError unless betas are None or two numbers in [0, 1), and momentum None or one."""
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if betas is not None and not (two and all(finite(one) and 0 <= one < 1 for one in betas)):
+        raise PlanError(f"{owner}: betas must be two numbers in [0, 1), got {betas!r}")
+    if momentum is not None and not (finite(momentum) and 0 <= momentum < 1):
+        raise PlanError(f"{owner}: momentum must be a number in [0, 1), got {momentum!r}")
+
+
 def check_limits(owner: str, **powers: float) -> None:
     """Raises PlanError for a power of the depth or the head dimension that leaves no limit."""
     for name, value in powers.items():
