@@ -15,10 +15,11 @@ from param_groups.rows import READERS, Factor, Row
 from param_groups.rules.bordelon import Bordelon
 from param_groups.rules.dinan import Dinan
 from param_groups.rules.everett import Everett
+from param_groups.rules.horizon import Horizon, timescale
 from param_groups.rules.muon import Muon
 from param_groups.rules.tuned import Tuned, initial_stds
 from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
-from param_groups.schedules import guard, schedule, timescale
+from param_groups.schedules import guard, schedule
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
 
@@ -38,6 +39,7 @@ __all__ = [
     "Everett",
     "Factor",
     "Forward",
+    "Horizon",
     "Layout",
     "Muon",
     "Numbers",

@@ -17,6 +17,16 @@ OPTIMIZER_FAMILY = {
 # The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
 SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0, "spectral": 1}
 
+# The averages over steps that an optimiser keeps, by their keys in torch groups.
+AVERAGES = {
+    "sgd": ("momentum",),
+    "adam": ("betas",),
+    "adam_atan2": ("betas",),
+    "adafactor": (),
+    "adam_param_scaling": ("betas",),
+    "muon": ("momentum",),
+}
+
 
 def of_families(*families: str) -> tuple[str, ...]:
     """The optimisers of some families."""

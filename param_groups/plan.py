@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.prescription import Prescription, Tensor, checked, numbers_of, summary
+from param_groups.families import AVERAGES
+from param_groups.prescription import Momenta, Prescription, Tensor, checked, numbers_of, summary
 from param_groups.quantities import (
     CONSTANT,
     DECAY_MODES,
@@ -26,6 +27,7 @@ from param_groups.quantities import (
     NORMAL,
     UNIFORM,
     Asked,
+    check_averages,
     check_flag,
 )
 from param_groups.roles import Fans, PlanError, Role, Rule
@@ -54,6 +56,7 @@ class Plan:
         prescription: the rule's fields, as it describes itself.
         lr, eps, weight_decay, decay_mode: the global values, as given to `plan`.
         forward: the factors that the prescription gives the forward pass.
+        betas, momentum: of its optimisers, where the prescription sets them.
 
     >>> from torch import nn
     >>> from param_groups import Everett
@@ -70,6 +73,13 @@ class Plan:
     weight_decay: float
     decay_mode: str
     forward: tuple[Factor, ...] = ()
+    betas: tuple[float, float] | None = None
+    momentum: float | None = None
+
+    def __post_init__(self) -> None:
+        check_averages("plan", self.betas, self.momentum)
+        if isinstance(self.betas, list):  # as JSON has it
+            object.__setattr__(self, "betas", tuple(self.betas))
 
     def __str__(self) -> str:
         return self.table()
@@ -154,11 +164,13 @@ class Plan:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
         Each group also carries `initial_lr` (the schedule's reference), `name`, `param_names` and
-        `optimizer`. Tensors that do not require gradients are left out. Raises PlanError for Muon's
-        plan, whose groups are for two optimisers, unless `several` says that yours tells them apart
-        (`optimizers`); and unless `check` is false, for a model that this plan has neither
-        initialised nor given its multipliers, and for a tensor that was frozen when it was
-        initialised and no longer is. Not for torch.optim.Adafactor, which takes a pair as epsilon.
+        `optimizer`; `betas` or `momentum` where the prescription sets them; `parts` and `layout`
+        where Muon trains matrices of a tensor one by one. Tensors that do not require gradients are
+        left out. Raises PlanError for Muon's plan, whose groups are for two optimisers, unless
+        `several` says that yours tells them apart (`optimizers`); and unless `check` is false, for
+        a model that this plan has neither initialised nor given its multipliers, and for a tensor
+        that was frozen when it was initialised and no longer is. Not for torch.optim.Adafactor,
+        which takes a pair as epsilon.
         """
         from param_groups.model import values
 
@@ -172,9 +184,9 @@ class Plan:
         if check:
             values.check_given(model, self.rows, self.forward)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
-        groups: dict[tuple[float, float, float, str], list[Row]] = {}
+        groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in trained:
-            key = (row.lr, row.eps, row.weight_decay, row.optimizer)
+            key = (row.lr, row.eps, row.weight_decay, row.optimizer, row.parts, row.layout)
             groups.setdefault(key, []).append(row)
         return [
             {
@@ -186,31 +198,37 @@ class Plan:
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "optimizer": optimizer,
+                **({"parts": parts} if parts else {}),
+                **({"layout": layout} if layout else {}),
+                **{
+                    key: self._set[key] for key in self._set.keys() & {*AVERAGES.get(optimizer, ())}
+                },
             }
-            for (lr, eps, weight_decay, optimizer), rows in groups.items()
+            for (lr, eps, weight_decay, optimizer, parts, layout), rows in groups.items()
         ]
 
     def optimizers(
         self,
         model: nn.Module,
         *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        momentum: float = 0.95,
+        betas: tuple[float, float] | None = None,
+        momentum: float | None = None,
         check: bool = True,
     ) -> MuonAdamW:
         """Muon for the plan's hidden matrices and AdamW for the rest, as one torch optimiser.
 
         Args:
             model: the model that the plan has initialised, or given its multipliers.
-            betas: AdamW's.
-            momentum: Muon's, with Nesterov's step.
+            betas: AdamW's, by default the plan's, or (0.9, 0.95).
+            momentum: Muon's, with Nesterov's step; by default the plan's, or 0.95.
             check: as in `groups`.
 
         Returns:
             An optimiser over `groups`: one list of groups for one scheduler and one checkpoint.
 
         Raises:
-            PlanError: as `groups`, and for a plan of another optimiser than Muon and Adam.
+            PlanError: as `groups`, for a plan of another optimiser than Muon and Adam, and for
+                betas or a momentum beside the plan's.
 
         Source: Jordan et al. 2024, Muon.
         """
@@ -218,12 +236,25 @@ class Plan:
 
         if others := sorted({row.optimizer for row in self.rows} - {"muon", "adam"}):
             raise PlanError(f"the plan is for {others[0]}; plan.optimizers has Muon and AdamW")
+        asked = {"betas": betas, "momentum": momentum}
+        for key, value in self._set.items():
+            if asked[key] not in (None, value):
+                raise PlanError(f"{key}={asked[key]} beside the plan's {value}; leave one out")
         groups = self.groups(model, check=check, several=True)
-        return MuonAdamW(groups, betas=betas, momentum=momentum)
+        return MuonAdamW(
+            groups, betas=betas or (0.9, 0.95), momentum=0.95 if momentum is None else momentum
+        )
+
+    @property
+    def _set(self) -> dict[str, object]:
+        """Betas and momentum, where the prescription sets them."""
+        both = {"betas": self.betas, "momentum": self.momentum}
+        return {key: value for key, value in both.items() if value is not None}
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as JSON types."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+        """The plan as JSON types; betas and momentum where they are set."""
+        fields = {key: value for key, value in asdict(self).items() if key not in Momenta._fields}
+        return {**fields, **self._set, "rows": [asdict(row) for row in self.rows]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -231,7 +262,13 @@ class Plan:
         and when a tensor has two rows."""
         try:
             rows = tuple(
-                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
+                Row(
+                    **{
+                        **row,
+                        **{key: tuple(row[key]) for key in ("shape", "tied_to")},
+                        "parts": tuple(map(tuple, row.get("parts", ()))),
+                    }
+                )
                 for row in data["rows"]
             )
             factors = tuple(Factor(**factor) for factor in data["forward"])
@@ -239,7 +276,7 @@ class Plan:
             check_saved(found, decay_mode=DECAY_MODES)
             for part in (*rows, *factors):
                 check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT, KEPT))
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
@@ -251,14 +288,17 @@ class Plan:
     def differences(self, other: Plan) -> list[str]:
         """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
 
-        Only rows and forward factors are compared: plans with the same numbers are equal, whichever
-        rule made them.
+        Rows, forward factors, betas and momentum are compared: plans with the same numbers are
+        equal, whichever rule made them.
         """
         mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
         lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]
         lines += [f"{name}: only in the second plan" for name in theirs if name not in mine]
         for name in mine.keys() & theirs.keys():
             lines += row_differences(mine[name], theirs[name])
+        for key in self._set.keys() | other._set.keys():
+            if self._set.get(key) != other._set.get(key):
+                lines.append(f"{key}: {self._set.get(key)} -> {other._set.get(key)}")
         return sorted([*lines, *factor_differences(self.forward, other.forward)])
 
     def table(self) -> str:
@@ -267,6 +307,14 @@ class Plan:
         shares = [f"{100 * share:.4g} %" for share in dict.fromkeys((*decays[:1], *decays[-1:]))]
         decay = f"{' to '.join(shares)} per step ({self.decay_mode})" if shares else "none"
         title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {summary(self.prescription)}"
+        kinds = dict.fromkeys(row.optimizer for row in self.rows)
+        averages = [
+            f"{key} {', '.join(f'{one:.6g}' for one in value)} of {kind}"
+            for key, value in (("betas", self.betas or ()), ("momentum", (self.momentum,)))
+            for kind in kinds
+            if key in self._set and key in AVERAGES.get(kind, ())
+        ]
+        title += "\n" + "; ".join(averages) if averages else ""
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
         if self.head_dim_is_missing():
@@ -374,7 +422,8 @@ def plan(
     rows = [_row(tensor, prescription, forward.starts, asked) for tensor in tensors]
     note_versions(model)
     origin = prescription.describe()
-    return Plan(_spared(rows, no_decay, asked), origin, *asked.globals, forward.factors)
+    spared = _spared(rows, no_decay, asked)
+    return Plan(spared, origin, *asked.globals, forward.factors, *prescription.momenta)
 
 
 def _row(
@@ -387,6 +436,7 @@ def _row(
         numbers = replace(numbers, init_mean=0.0, init_std=0.0, init_distribution=KEPT)
     optimizer = numbers.optimizer or prescription.optimizer
     final = numbers.absorbed(optimizer) if asked.absorb else numbers
+    flat = len(tensor.shape) == 2
     own, before = asked.lr * final.lr, numbers.lr / final.lr if final.lr else 1.0
     return Row(
         name=tensor.name,
@@ -403,6 +453,8 @@ def _row(
         eps=asked.eps * final.eps,
         weight_decay=asked.torch_decay(final.decay, own, before),
         optimizer=optimizer,
+        parts=final.parts,
+        layout=str(tensor.layout) if final.parts or (optimizer == "muon" and not flat) else "",
     )
 
 

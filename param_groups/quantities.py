@@ -46,6 +46,7 @@ class Numbers:
         gradient: its size up to a constant, None where no power of it is known. Epsilon speaks of
             it, SGD's rate, and whatever multiplies a branch.
         eps_power: the power of the gradient that `eps` has, 0 for an epsilon of its own.
+        parts: of a tensor whose matrices Muon trains one by one, (outputs, rate over `lr`) of each.
 
     >>> Numbers(init_std=0.5, multiplier=4.0).absorbed("adam")  # doctest: +ELLIPSIS
     Numbers(init_std=2.0, ..., multiplier=1.0, lr=4.0, eps=0.25, ...)
@@ -61,6 +62,7 @@ class Numbers:
     optimizer: str | None = None
     gradient: float | None = None
     eps_power: int = 0
+    parts: tuple[tuple[int, float], ...] = ()
 
     def starting_at(self, scale: float) -> Numbers:
         """The same with initial values `scale` times as large."""
@@ -193,6 +195,15 @@ def check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
         if not (finite(value) and value > 0):
             raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")
+
+
+def check_averages(owner: str, betas: Any, momentum: Any) -> None:
+    """Raises PlanError unless betas are None or two numbers in [0, 1), and momentum None or one."""
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if betas is not None and not (two and all(finite(one) and 0 <= one < 1 for one in betas)):
+        raise PlanError(f"{owner}: betas must be two numbers in [0, 1), got {betas!r}")
+    if momentum is not None and not (finite(momentum) and 0 <= momentum < 1):
+        raise PlanError(f"{owner}: momentum must be a number in [0, 1), got {momentum!r}")
 
 
 def check_limits(owner: str, **powers: float) -> None:

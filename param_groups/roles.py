@@ -218,9 +218,15 @@ class Rule:
             rule for the depth cannot know.
         keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
         measured: factors of the forward pass that go with these tensors, as `traced` writes them.
+        parts: of a tensor that holds several matrices, their sizes along the outputs or the ratios
+            of these: (n, n, n), (4, 1, 1) for grouped keys, (1, 1) for gate and up, (1,) * 36 head
+            by head. By default a qkv with three times as many outputs as inputs has three, and all
+            else but groups of a convolution one. () says that no cut separates them (keys between
+            queries, head by head).
 
     Raises:
-        PlanError: a name that is neither role nor layout, a scale that is negative or not finite.
+        PlanError: a name that is neither role nor layout, a scale that is negative or not finite,
+            parts that are no positive integers.
 
     >>> Rule("blocks.*.attn.q.weight", "query").matches("blocks.11.attn.q.weight")
     True
@@ -233,6 +239,7 @@ class Rule:
     trunk: bool | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    parts: tuple[int, ...] | None = None
 
     if TYPE_CHECKING:  # the fields hold members; names are taken, too
 
@@ -245,6 +252,7 @@ class Rule:
             trunk: bool | None = None,
             keep: bool = False,
             measured: tuple[Measured, ...] = (),
+            parts: Sequence[int] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -260,6 +268,16 @@ class Rule:
             )
         if self.trunk not in (None, True, False):
             raise PlanError(f"rule {self.pattern!r}: trunk is True or False, got {self.trunk!r}")
+        if self.parts is not None:
+            if not (
+                isinstance(self.parts, Sequence)
+                and all(type(size) is int and size > 0 for size in self.parts)
+            ):
+                raise PlanError(
+                    f"rule {self.pattern!r}: parts are sizes along the outputs such as (64, 64, "
+                    f"64), got {self.parts!r}"
+                )
+            object.__setattr__(self, "parts", tuple(self.parts))
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -284,6 +302,7 @@ class Assignment:
     trunk: bool | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    parts: tuple[int, ...] | None = None
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -412,7 +431,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
         own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk, rule.keep, rule.measured)
-        assignments.append(Assignment(first, parameter, *own))
+        assignments.append(Assignment(first, parameter, *own, rule.parts))
     return assignments
 
 
@@ -462,7 +481,14 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk, rule.keep)
+        (
+            rule.role,
+            rule.layout or rule.role.facts.layout,
+            rule.scale,
+            rule.trunk,
+            rule.keep,
+            rule.parts,
+        )
         for rule in matching
     }
     if len(claimed) == 1:

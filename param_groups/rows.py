@@ -29,6 +29,8 @@ class Row:
         lr, eps: absolute, at the schedule's peak.
         weight_decay: AdamW's, decoupled: a step multiplies the tensor by 1 - lr * weight_decay.
         optimizer: the one whose rate it is.
+        parts: of a tensor whose matrices Muon trains one by one, (outputs, rate over `lr`) of each.
+        layout: how Muon reads the axes of such a tensor, and of a stack or a kernel; else "".
     """
 
     name: str
@@ -45,6 +47,8 @@ class Row:
     eps: float
     weight_decay: float
     optimizer: str
+    parts: tuple[tuple[int, float], ...] = ()
+    layout: str = ""
 
     @property
     def decay_per_step(self) -> float:
@@ -117,6 +121,13 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("init_std", "lr", "eps", "weight_decay"),
         ("a finite number of at least 0", lambda value: _number(value) and value >= 0),
+    ),
+    "parts": (
+        "pairs of outputs and a factor",
+        lambda value: all(
+            len(pair) == 2 and _whole(pair[0]) and _number(pair[1]) and pair[1] >= 0
+            for pair in value
+        ),
     ),
     "head_dim": ("a whole number or null", lambda value: value is None or _whole(value)),
     "prescription": ("a mapping", lambda value: isinstance(value, dict)),
@@ -207,6 +218,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         init = "kept as built"
     tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
     muon = " by Muon" if row.optimizer == "muon" else ""
+    rates = Counter((size, f"{row.lr * factor:.4g}") for size, factor in row.parts)
+    if rates:
+        each = (f"{count} x {rate} ({size} outputs)" for (size, rate), count in rates.items())
+        muon = f" by Muon: {', '.join(each)}"
     return (
         re.sub(r"\.\d+\.", ".*.", row.name) + tied,
         row.role,

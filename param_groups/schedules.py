@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.plan import Plan
-from param_groups.quantities import check_positive
 from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:
@@ -46,36 +45,6 @@ def factor(
     x = (step - warmup_steps) / (total_steps - warmup_steps)
     left = (1 + math.cos(math.pi * x)) / 2 if shape == "cosine" else 1 - x
     return floor + (1 - floor) * left
-
-
-def timescale(*, tokens_per_step: int, tokens: int, tau: float) -> float:
-    """The decay per step with which weights average over `tau` of a run's tokens.
-
-    AdamW keeps an exponential moving average of updates, over 1 / decay steps; Wang & Aitchison
-    2024 hold that time fixed as a share of the data while model and batch grow.
-
-    Args:
-        tokens_per_step: tokens of one optimiser step.
-        tokens: tokens of the whole run.
-        tau: length of the average over that of the run (their tau_epoch times epochs).
-
-    Returns:
-        tokens_per_step / (tau * tokens), for `plan(weight_decay=..., decay_mode="independent")`.
-
-    Raises:
-        PlanError: a number that is not positive, or an average shorter than a step.
-
-    Source: Wang & Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset
-    size", tau = 1 / (lr lambda).
-
-    >>> timescale(tokens_per_step=1000, tokens=1_000_000, tau=0.2)
-    0.005
-    """
-    check_positive("timescale", tokens_per_step=tokens_per_step, tokens=tokens, tau=tau)
-    decay = tokens_per_step / (tau * tokens)
-    if decay >= 1:
-        raise PlanError(f"timescale: tau {tau:g} of {tokens:,} tokens is less than one step")
-    return decay
 
 
 def schedule(
@@ -240,10 +209,11 @@ def _check_keywords(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     """Refuses a number that was given to the optimiser and that every group overrides, unless it
     is the plan's global number."""
     usual = inspect.signature(type(optimizer).__init__).parameters
+    said = {"lr": plan.lr, "eps": plan.eps, "weight_decay": plan.weight_decay}
     for key, value in optimizer.defaults.items():
         held = [group.get("initial_lr" if key == "lr" else key) for group in optimizer.param_groups]
         taken = key in usual and value != usual[key].default
-        if taken and value not in (*held, getattr(plan, key, None)):
+        if taken and value not in (*held, said.get(key)):
             raise PlanError(
                 f"{key}={value} of {type(optimizer).__name__} acts on no group, as the plan gives "
                 f"each its own: leave it out, and give it to plan({key}=...) if it is meant"

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.model.attention import Attention, Ranges, places
+from param_groups.model.attention import Attention, Ranges, cuts, places
 from param_groups.model.judging import (
     Reading,
     biases_of_readouts,
@@ -159,7 +159,7 @@ def traced(
     blind = ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
-    at = places(large.attentions)
+    at, at_small = places(large.attentions), places(small.attentions)
     readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
     biases_of_readouts(readings)
     inputs_of_branches(readings, large)
@@ -171,6 +171,12 @@ def traced(
     read_starts(readings, small, large, again, draw)
     for reading in readings:
         reading.axes = _axes(reading, small, sorted(widths))
+        if reading.role and reading.role.facts.kind == "hidden":
+            halves = [
+                cuts(where.get(reading.name, {}), notes.splits.get(reading.name, ()))
+                for where, notes in ((at_small, small), (at, large))
+            ]
+            reading.parts = halves[1] if halves[0] == halves[1] else ()
         if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
             doubts.append(f"which outputs of {reading.name} make which place was not read")
     by_hand = _by_hand(known, readings, measured)
@@ -337,7 +343,7 @@ def _rules(
         layout = r.layout if r.layout is not r.role.facts.layout or _is_stack(r) else None
         trunk = not r.inside if r.role.facts.branch else None
         factors = tuple(measured.get(r.name, ()))
-        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors)
+        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors, r.parts)
         kinds.setdefault(rule, []).append(r.name)
     rules: list[Rule] = []
     for rule, names in kinds.items():

@@ -10,7 +10,8 @@
 Each takes any prescription, and one of these. Depth, EpsFollows, Decay and Tuned give the same
 numbers in every order; so does Muon with all but Tuned. Tuned(Muon(rule)) divides Muon's rate by
 that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(rule)) has Muon's own.
-Two of a kind are refused, and so is a Depth around a rule with a depth of its own.
+Horizon(rule, ...), batch and tokens, goes around all others (`rules.horizon`). Two of a kind are
+refused, and so is a Depth around a rule with a depth of its own.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Around(Prescription):
 
     rule: Prescription
     described: ClassVar[Mapping[str, str]] = {}
+    outermost: ClassVar[bool] = False  # whether others would undo what it does
 
     @abstractmethod
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
@@ -59,6 +61,9 @@ class Around(Prescription):
             raise PlanError(f"{name} goes around a prescription, got {self.rule!r}")
         if name in self.rule.form.replace("(", " ").replace(")", " ").split():
             raise PlanError(f"{name} stands around {self.rule.form} already; leave one out")
+        if getattr(self.rule, "outermost", False):
+            inner = type(self.rule).__name__
+            raise PlanError(f"{name} would undo what {inner} does; put {inner} around {name}")
         for key in fields(self):
             object.__setattr__(self, key.name, python_number(vars(self)[key.name]))
 

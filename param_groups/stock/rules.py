@@ -75,7 +75,7 @@ TIMM_VIT_RULES = (
     *_each(Role.NORM_SCALE, "blocks.*norm*.weight"),
     *_each(Role.NORM_BIAS, "blocks.*norm*.bias"),
     *_outside(Role.QUERY, "attn_pool.q.weight"),
-    *_outside(Role.HIDDEN, "attn_pool.kv.weight"),
+    Rule("attn_pool.kv.weight", Role.HIDDEN, trunk=True, parts=(1, 1)),
     *_outside(Role.ATTENTION_OUTPUT, "attn_pool.proj.weight"),
     *_outside(Role.MLP_IN, "attn_pool.mlp.fc1.weight"),
     *_outside(Role.MLP_OUT, "attn_pool.mlp.fc2.weight"),
@@ -205,6 +205,8 @@ def rules_for(model: nn.Module) -> list[Rule]:
     >>> [str(rule.role) for rule in rules_for(nn.MultiheadAttention(16, 2, bias=False))]
     ['qkv', 'attention_output']
     """
+    from param_groups.model.read import gates
+
     check_model(model)
     if hugging_face.is_hugging_faces(model):
         rules = present(hugging_face.traced_rules(model), model)
@@ -213,8 +215,12 @@ def rules_for(model: nn.Module) -> list[Rule]:
     found = fitting(model)
     if len(found) == 1:
         ((name, rules),) = found.items()
+        gated = gates(assign(model, rules)) if name == "TIMM_VIT_RULES" else ()
+        halved = [  # a gate and what it gates in one matrix, one after the other
+            replace(rule, parts=(1, 1)) if any(map(rule.matches, gated)) else rule for rule in rules
+        ]
         scales = Role.LAYER_SCALE
-        return [_started(rule, model, name) if rule.role is scales else rule for rule in rules]
+        return [_started(rule, model, name) if rule.role is scales else rule for rule in halved]
     fit = " and ".join(found) if found else "none"
     raise PlanError(
         f"of the shipped rules {fit} fit {type(model).__name__}; traced(build, run).rules has "
