@@ -23,6 +23,7 @@ from param_groups.prescription import Momenta, Prescription, Tensor, checked, nu
 from param_groups.quantities import (
     CONSTANT,
     DECAY_MODES,
+    KEPT,
     NORMAL,
     UNIFORM,
     Asked,
@@ -112,6 +113,7 @@ class Plan:
 
         parameters = self._parameters(model)
         kept = named_by(self.rows, keep)
+        kept |= {row.name for row in self.rows if row.init_distribution == KEPT}
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         check_flag("overwrite", overwrite)
@@ -273,7 +275,7 @@ class Plan:
             found = cls(**{**data, "rows": rows, "forward": factors})
             check_saved(found, decay_mode=DECAY_MODES)
             for part in (*rows, *factors):
-                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT))
+                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT, KEPT))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
@@ -430,6 +432,8 @@ def _row(
     """One tensor's numbers times the global ones; with multipliers absorbed, if that is asked."""
     numbers = numbers_of(prescription, tensor, asked)
     numbers = numbers.starting_at(tensor.scale * starts.get(tensor.name, 1.0))
+    if tensor.keep:
+        numbers = replace(numbers, init_mean=0.0, init_std=0.0, init_distribution=KEPT)
     optimizer = numbers.optimizer or prescription.optimizer
     final = numbers.absorbed(optimizer) if asked.absorb else numbers
     flat = len(tensor.shape) == 2

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from param_groups.families import ALIASES, exponent_optimizer
 from param_groups.quantities import Asked, Numbers, check_positive, python_number
-from param_groups.roles import IN, OUT, UNTIE, Layout, PlanError, Role, choose
+from param_groups.roles import IN, OUT, UNTIE, Layout, Measured, PlanError, Role, choose
 
 
 class Size(NamedTuple):
@@ -54,6 +54,7 @@ class Tensor:
         part_of: the role of the fused tensor that holds it at places that nobody knows.
         layout: of its axes.
         cuts: its rule's `parts`.
+        keep, measured: as in its rule.
 
     Raises:
         PlanError: a name that is no role.
@@ -77,6 +78,8 @@ class Tensor:
     part_of: Role | None = None
     layout: Layout = Layout.LINEAR
     cuts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(choose("role", self.role, Role)))

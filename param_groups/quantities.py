@@ -18,7 +18,7 @@ from param_groups.families import (
 )
 from param_groups.roles import PlanError, choose
 
-NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
+NORMAL, UNIFORM, CONSTANT, KEPT = "normal", "uniform", "constant", "kept"
 
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
@@ -36,7 +36,7 @@ class Numbers:
 
     Args:
         init_std: standard deviation of the initial values; `uniform` ones lie within sqrt(3) of it.
-        init_distribution: "normal", "uniform" or "constant".
+        init_distribution: "normal", "uniform", "constant", or "kept": the model's own stay.
         init_mean: their mean; `constant` tensors are filled with it.
         multiplier: what the layer multiplies by in the forward pass.
         lr: factor on the global learning rate.

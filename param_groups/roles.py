@@ -147,6 +147,8 @@ class Role(StrEnum):
     VALUE = "value", _matrix(IN, shared=True)
     # One matrix holding query, key and value, as in timm and GPT-2.
     QKV = "qkv", _matrix(IN, shared=True, parts=("query", "key", "value"))
+    # One matrix holding key and value, as in CaiT.
+    KEY_VALUE = "key_value", _matrix(IN, shared=True, parts=("key", "value"))
     ATTENTION_OUTPUT = "attention_output", _matrix(OUT)
     MLP_IN = "mlp_in", _matrix(IN)
     MLP_OUT = "mlp_out", _matrix(OUT)
@@ -166,6 +168,10 @@ class Role(StrEnum):
     )
     # The matrix that chooses among experts: its outputs are as few at every width.
     ROUTER = "router", Facts("readout", (IN,), gradient=False)
+    # (r, n) for an r that does not grow, and no readout: latents, gates, adapters.
+    NARROWING = "narrowing", Facts("hidden", (IN,), gradient=False)
+    # (n, r), back again; and whatever else sums over what does not grow.
+    WIDENING = "widening", Facts("embedding", spread="fan_in", gradient=False)
     # (rank, n) starts at random, (n, rank) at zero.
     LORA_A = "lora_a", Facts("hidden", (IN,), gradient=False)
     LORA_B = "lora_b", Facts("embedding", start="zero", gradient=False)
@@ -183,12 +189,27 @@ UNTIE = (
 )
 
 
+class Measured(NamedTuple):
+    """A factor of the forward pass as a trace measured it, for `plan` to compare.
+
+    `factor` is "attention_scale" (on the products of the queries that a rule names), "embed_scale",
+    "residual_multiplier" or "logit_multiplier"; `value` is None where it could not be read.
+    `grows` says that the head dimension is another at another width.
+    """
+
+    factor: str
+    value: float | None
+    head_dim: int | None = None
+    grows: bool = False
+
+
 @dataclass(frozen=True)
 class Rule:
-    """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
+    """Gives the tensors whose full name matches a shell pattern (`*`, `?`, `#`) one role.
 
     Args:
-        pattern: of the whole name, as `named_parameters` has it.
+        pattern: of the whole name, as `named_parameters` has it; # stands for a number, * for any
+            text, dots included.
         role: a `Role` or its name.
         layout: how to read the axes; by default embeddings are tables, scales and biases are
             vectors and everything else is a linear or convolution weight.
@@ -200,6 +221,8 @@ class Rule:
             by head. By default a qkv with three times as many outputs as inputs has three, and all
             else but groups of a convolution one. () says that no cut separates them (keys between
             queries, head by head).
+        keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
+        measured: factors of the forward pass that go with these tensors, as `traced` writes them.
 
     Raises:
         PlanError: a name that is neither role nor layout, a scale that is negative or not finite,
@@ -215,6 +238,8 @@ class Rule:
     scale: float = 1.0
     trunk: bool | None = None
     parts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     if TYPE_CHECKING:  # the fields hold members; names are taken, too
 
@@ -226,6 +251,8 @@ class Rule:
             scale: float = 1.0,
             trunk: bool | None = None,
             parts: Sequence[int] | None = None,
+            keep: bool = False,
+            measured: tuple[Measured, ...] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -259,7 +286,7 @@ class Rule:
 
 @functools.cache
 def _expression(pattern: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(pattern))
+    return re.compile(fnmatch.translate(pattern.replace("#", "\0")).replace("\0", "[0-9]+"))
 
 
 @dataclass(frozen=True)
@@ -274,6 +301,8 @@ class Assignment:
     scale: float = 1.0
     trunk: bool | None = None
     parts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -353,7 +382,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         got = f"got {reprlib.repr(rules)}"
         if isinstance(getattr(rules, "rules", None), Sequence):
-            got = "and a suggestion is to be looked over: paste its text, or pass its `.rules`"
+            got = "pass the `.rules` of what was given"
         raise PlanError(f"rules are a list of Rule(pattern, role), {got}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -365,7 +394,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     matching: dict[nn.Parameter, list[Rule]] = {parameter: [] for parameter in tensors}
     for rule in rules:
         # A pattern without wildcards is looked up: models of thousands of names take no square.
-        plain = not any(wild in rule.pattern for wild in "*?[")
+        plain = not any(wild in rule.pattern for wild in "*?[#")
         hits = [n for n in ([rule.pattern] if plain else every) if n in owner and rule.matches(n)]
         for parameter in dict.fromkeys(owner[name] for name in hits):
             matching[parameter].append(rule)
@@ -402,6 +431,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
         own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk, rule.parts)
+        own = (*own, rule.keep, rule.measured)
         assignments.append(Assignment(first, parameter, *own))
     return assignments
 
@@ -452,7 +482,10 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk, rule.parts)
+        (
+            *(rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk),
+            *(rule.parts, rule.keep),
+        )
         for rule in matching
     }
     if len(claimed) == 1:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from param_groups.quantities import CONSTANT, finite
+from param_groups.quantities import CONSTANT, KEPT, finite
 from param_groups.roles import Layout, PlanError, choose
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Held:
 
     `name` is the attribute ("" if there is none), `factor` what it is, `value` None if it cannot be
     read. `queries` are tensors whose initial values carry the factor in its place. `assumed` values
-    are a convention and not a reading.
+    are a convention and not a reading. `grows`: of an attention whose head dimension grows with the
+    width, at a size that need not be this model's.
     """
 
     path: str
@@ -96,6 +97,7 @@ class Held:
     hint: str = ""
     queries: tuple[str, ...] = ()
     assumed: bool = False
+    grows: bool = False
 
 
 def _whole(value: object) -> bool:
@@ -213,6 +215,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     init = f"{row.init_distribution} {row.init_std:.4g}"
     if row.init_distribution == CONSTANT:
         init = f"constant {row.init_mean:.4g}"
+    if row.init_distribution == KEPT:
+        init = "kept as built"
     tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
     muon = " by Muon" if row.optimizer == "muon" else ""
     rates = Counter((size, f"{row.lr * factor:.4g}") for size, factor in row.parts)

@@ -52,7 +52,8 @@ class Check:
 
     Args:
         model: unwrapped and uncompiled.
-        plan: its plan, which the check initialises it with.
+        plan: its plan, which the check initialises it with. In a file it may be a function of the
+            rules that a trace of the models at the two smallest widths reads: plan(rules).
         batches: step t trains on batches[t], again from the first when they run out; all outputs
             are compared on batches[0].
         loss: loss(model, batch), the mean loss of a batch, a scalar.

@@ -77,6 +77,8 @@ def read(
                 summed=summed[one.name],
                 layout=one.layout,
                 cuts=_cuts(model, one, gated),
+                keep=one.keep,
+                measured=one.measured,
             )
         )
     return tensors
