@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from param_groups.quantities import CONSTANT, KEPT, finite
-from param_groups.roles import PlanError, choose
+from param_groups.roles import Layout, PlanError, choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,6 +122,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("init_std", "lr", "eps", "weight_decay"),
         ("a finite number of at least 0", lambda value: _number(value) and value >= 0),
     ),
+    "layout": ("a layout, or nothing", lambda value: value in ("", *Layout)),
     "parts": (
         "pairs of outputs and a factor",
         lambda value: all(
