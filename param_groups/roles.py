@@ -430,9 +430,8 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                     "no convolution of torch: give its rule Layout.EXPERTS if it is a stack of "
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
-        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk, rule.parts)
-        own = (*own, rule.keep, rule.measured)
-        assignments.append(Assignment(first, parameter, *own))
+        own = (rule.scale, rule.trunk, rule.parts, rule.keep, rule.measured)
+        assignments.append(Assignment(first, parameter, rule.role, layout, tuple(tied), *own))
     return assignments
 
 

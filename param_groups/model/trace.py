@@ -340,8 +340,8 @@ def _rules(
         layout = r.layout if r.layout is not r.role.facts.layout or _is_stack(r) else None
         trunk = not r.inside if r.role.facts.branch else None
         parts = _parts(r, small, large)
-        options = {"keep": r.keep, "measured": tuple(measured.get(r.name, ()))}
-        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, parts, **options)
+        own = (r.scale, trunk, parts, r.keep, tuple(measured.get(r.name, ())))
+        rule = Rule(_starred(r.name), r.role, layout, *own)
         kinds.setdefault(rule, []).append(r.name)
     rules: list[Rule] = []
     for rule, names in kinds.items():
@@ -363,8 +363,10 @@ def _rules(
 
 
 def _parts(r: Reading, small: Notes, large: Notes) -> tuple[int, ...] | None:
-    """What a rule says of the matrices in one tensor: their outputs in lowest terms, one after the
-    other; () where no cut separates them at both widths; None where there is one, or a plain qkv."""
+    """What a rule says of the matrices in one tensor: their outputs in lowest terms, in order.
+
+    () where no cut separates them at both widths; None for one matrix, or a plain qkv.
+    """
     if len(r.places) > 1:
         spans = [ranges[0] for ranges in r.places.values() if ranges and len(ranges) == 1]
         ends = [0, *(end for _, end in sorted(spans))]
