@@ -51,10 +51,10 @@ class Tensor:
         scale: what its rule multiplies its initial values by.
         unplaced: why nobody knows whether a branch holds it; "" where that is known.
         summed: why its gradient has no power of the width; "" where it has.
+        keep, measured: as in its rule.
         part_of: the role of the fused tensor that holds it at places that nobody knows.
         layout: of its axes.
         cuts: its rule's `parts`.
-        keep, measured: as in its rule.
 
     Raises:
         PlanError: a name that is no role.
@@ -76,10 +76,10 @@ class Tensor:
     unplaced: str = ""
     summed: str = ""
     part_of: Role | None = None
-    layout: Layout = Layout.LINEAR
-    cuts: tuple[int, ...] | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    layout: Layout = Layout.LINEAR
+    cuts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(choose("role", self.role, Role)))

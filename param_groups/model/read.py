@@ -75,10 +75,10 @@ def read(
                 scale=one.scale,
                 unplaced=unplaced,
                 summed=summed[one.name],
-                layout=one.layout,
-                cuts=_cuts(model, one, gated),
                 keep=one.keep,
                 measured=one.measured,
+                layout=one.layout,
+                cuts=_cuts(model, one, gated),
             )
         )
     return tensors
