@@ -16,6 +16,7 @@ from param_groups.rules.bordelon import Bordelon
 from param_groups.rules.dinan import Dinan
 from param_groups.rules.everett import Everett
 from param_groups.rules.muon import Muon
+from param_groups.rules.tied import Tied
 from param_groups.rules.tuned import Tuned, initial_stds
 from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
 from param_groups.schedules import guard, schedule, timescale
@@ -47,6 +48,7 @@ __all__ = [
     "Rule",
     "Size",
     "Tensor",
+    "Tied",
     "Tuned",
     "assign",
     "fans_of",
