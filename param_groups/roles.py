@@ -183,9 +183,9 @@ class Role(StrEnum):
 
 
 UNTIE = (
-    "; to train from scratch, untie word embedding and readout (tie_word_embeddings=False in "
-    "Hugging Face's configs); a checkpoint would lose its head by that: take one rate for all "
-    "tensors, Everett('standard', n, n, alignment='global')"
+    "; to train from scratch, put Tied(...) around the rule, or untie word embedding and readout "
+    "(tie_word_embeddings=False in Hugging Face's configs); a checkpoint would lose its head by "
+    "that: take one rate for all tensors, Everett('standard', n, n, alignment='global')"
 )
 
 
