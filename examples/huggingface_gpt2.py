@@ -11,9 +11,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from param_groups import Everett, plan
+from param_groups import Everett, plan, rules_for
 from param_groups.check import Check
-from param_groups.stock.rules import GPT2_RULES
 
 HEAD_DIM, CONTEXT, STEPS = 16, 64, 75
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)
@@ -40,7 +39,8 @@ def planned(width):
     for block in model.transformer.h:
         block.attn.scaling = rule.forward().attention_scale(HEAD_DIM)  # 1/h, not 1/sqrt(h)
     applied = {"attention_scale": block.attn.scaling}
-    return model, plan(model, GPT2_RULES, rule, lr=2**-7, absorb_multipliers=True, applied=applied)
+    options = {"absorb_multipliers": True, "applied": applied}
+    return model, plan(model, rules_for(model), rule, lr=2**-7, **options)
 
 
 def loss_of(model, ids):

@@ -5,7 +5,7 @@ papers and those around others, `model` reads a model, `plan` is the result. Not
 experiment.
 """
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any
 
 from param_groups.plan import Plan, plan
 from param_groups.prescription import Forward, Prescription, Size, Tensor
@@ -22,7 +22,9 @@ from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
 from param_groups.schedules import guard, schedule
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
-from param_groups.stock.suggest import suggest
+
+if TYPE_CHECKING:
+    from param_groups.model.trace import traced
 
 __version__ = "0.1.0"
 READERS.append(held)  # what modules of libraries multiply by
@@ -58,8 +60,8 @@ __all__ = [
     "present",
     "rules_for",
     "schedule",
-    "suggest",
     "timescale",
+    "traced",
 ]
 
 _GONE = {
@@ -68,7 +70,11 @@ _GONE = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> Any:
+    if name == "traced":  # with which torch is imported: exact tables answer without it
+        from param_groups.model.trace import traced
+
+        return traced
     if name in _GONE:
         raise ImportError(f"param_groups has no {name}: it is {_GONE[name]}")
     raise AttributeError(f"module 'param_groups' has no attribute {name!r}")

@@ -12,6 +12,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
+from pathlib import Path
 from typing import Any
 
 from param_groups import __version__
@@ -35,6 +36,7 @@ from param_groups.rules.exponents import (
 from param_groups.rules.wrappers import Depth, EpsFollows
 
 Rows = list[tuple[str, ...]]
+WIDTHS = (64, 128)  # of a trace
 
 SYMBOLS = """n is the width. A layer multiplies its input z by n^-a W, W starts with entries of size
 n^-b and learns with rate n^-c. alpha, omega and u say how the terms of the change of its output add
@@ -302,15 +304,17 @@ def _setting(text: str) -> tuple[str, object]:
         return key, value
 
 
-def suggestion(args: argparse.Namespace) -> str:
-    """Rules guessed for a stock model of the library's own size, as code."""
-    import torch
+def tracing(args: argparse.Namespace) -> str:
+    """What every tensor of a stock model, or of a file's, is for: a pass at each of two widths."""
+    from param_groups.check import command, stock
+    from param_groups.model.trace import traced
 
-    from param_groups.stock.rules import stock
-    from param_groups.stock.suggest import suggest
-
-    with torch.device("meta"):
-        return str(suggest(stock(args.model)))
+    if args.target.partition(":")[0] not in ("hf", "timm"):
+        task = command.load_function(Path(args.target), "task(width, seed)", "a Check")
+        return str(command.trace_of(task, WIDTHS))
+    batch = stock.batch_of(args.target, seed=0)
+    build = lambda width: stock.build(args.target, width)
+    return str(traced(build, lambda model: stock.loss_of(model, batch), WIDTHS))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -354,8 +358,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
     commands.add_parser("audit", help="which rule does an optimiser of anybody's follow?")
     commands.add_parser("transfer", help="train several widths: does the best rate stay?")
-    of_suggest = command("suggest", suggestion, help="rules to look over for a stock model")
-    of_suggest("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
+    of_trace = command("trace", tracing, help="what every tensor of a model is for")
+    of_trace("target", help="FILE.py with task(width, seed), hf:gpt2 or timm:vit_tiny_patch16_224")
     return parser
 
 

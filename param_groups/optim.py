@@ -6,8 +6,10 @@ For a matrix W with gradient G, momentum mu and the group's rate and decay:
     W <- (1 - lr weight_decay) W - lr U
 
 The group's rate holds all factors of the matrix's shape, and U sees no common factor of the
-gradients. Every other tensor takes torch's AdamW step. A sharded matrix is put together, as U is of
-the whole: every process computes it and keeps its part.
+gradients. A tensor that holds several matrices says so by its group's `parts`, (outputs, rate over
+lr) of each, and `layout`, the name of its axes: each matrix is then orthogonalised for itself, the
+kernels of a convolution as (out, in * kernel). Every other tensor takes torch's AdamW step. A
+sharded matrix is put together, as U is of the whole: every process computes it and keeps its part.
 
 Matrices of one shape are one stack: on a GPU launches decide, 1,344 for those of 8 blocks one by
 one. torch.optim.Muon takes them one by one, in bfloat16 on a CPU too, has no batched form up to
@@ -27,6 +29,7 @@ from torch.optim.adamw import adamw
 # 0.68 and 1.13; exact values are not the aim.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+LAYOUTS = ("linear", "transposed", "experts", "experts_transposed")  # of param_groups.roles.Layout
 
 
 # Entries of a matrix that a CPU still computes faster in a stack (3.7 times at 32 x 32, 1.2 at
@@ -99,9 +102,15 @@ class MuonAdamW(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's; ValueError for the state of another optimiser, which has other numbers."""
+        """torch's; ValueError for the state of another optimiser: other numbers or parts."""
         for group in state_dict["param_groups"]:
             _check({**group, "params": []})
+        for one, other in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if _parts(one) != _parts(other):
+                raise ValueError(
+                    f"a group's parts are {_parts(other)} in the state, {_parts(one)} here: it is "
+                    "of another plan"
+                )
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
@@ -114,7 +123,7 @@ class MuonAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             graded = [param for param in group["params"] if param.grad is not None]
             if group["optimizer"] == "muon":
-                for stack in _stacks(graded):
+                for stack in _stacks(graded, group):
                     self._muon(stack, group)
             elif graded:
                 self._adamw(graded, group)
@@ -132,16 +141,25 @@ class MuonAdamW(torch.optim.Optimizer):
             gradients = [torch.where(skip, m, g) for m, g in zip(momenta, gradients, strict=True)]
             rate = rate * (1 - self.found_inf)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        parts, layout = _parts(group)
         if len(matrices) == 1:
-            updates = [_whole_update(gradients[0].lerp(momenta[0], group["momentum"]))]
+            ahead = [gradients[0].lerp(momenta[0], group["momentum"])]
+            updates = [_whole_update(ahead[0], parts, layout)]
         else:
-            ahead = torch._foreach_lerp(gradients, momenta, group["momentum"])
-            updates = list(orthogonalised(torch.stack(ahead)).contiguous().unbind())
+            ahead = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+            updates = list(_updates(torch.stack(ahead), parts, layout).contiguous().unbind())
         torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])
         if isinstance(rate, Tensor):
             torch._foreach_mul_(updates, rate)
             rate = 1.0
-        torch._foreach_add_(matrices, updates, alpha=-rate)
+        if len({factor for _, factor in parts}) < 2 or hasattr(matrices[0], "full_tensor"):
+            torch._foreach_add_(matrices, updates, alpha=-rate)
+            return
+        axis, sizes = _axis(layout), [size for size, _ in parts]
+        pieces = zip(*(tensor.split(sizes, axis) for tensor in (*matrices, *updates)), strict=True)
+        for (_, factor), piece in zip(parts, pieces, strict=True):
+            ours, theirs = piece[: len(matrices)], piece[len(matrices) :]
+            torch._foreach_add_(ours, theirs, alpha=-rate * factor)
 
     def _adamw(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:
@@ -184,12 +202,51 @@ def _check(group: dict[str, Any]) -> None:
     for key, value in (("momentum", momentum), *(("betas", beta) for beta in betas or (None,))):
         if value is None or not 0 <= value < 1:
             raise ValueError(f"a group's {key} is {group.get(key)}; expected 0 <= {key} < 1")
+    parts, layout = _parts(group)
+    if layout not in LAYOUTS:
+        raise ValueError(f"a group's layout is {layout!r}; expected one of {', '.join(LAYOUTS)}")
     for param in group["params"] if kind == "muon" else ():
-        if param.ndim != 2:
+        outputs = sum(size for size, _ in parts)
+        matrix = layout == "transposed" or "layout" not in group  # else a kernel or a stack
+        if param.ndim < 2 + layout.startswith("experts") or (matrix and param.ndim > 2):
             raise ValueError(f"a group of muon has a tensor of shape {tuple(param.shape)}")
+        if parts and param.shape[_axis(layout)] != outputs:
+            shape = tuple(param.shape)
+            raise ValueError(
+                f"a group has parts of {outputs} outputs, and a tensor of shape {shape}"
+            )
 
 
-def _stacks(matrices: list[Tensor]) -> Iterator[list[Tensor]]:
+def _parts(group: dict[str, Any]) -> tuple[tuple[tuple[int, float], ...], str]:
+    """What a group says of the matrices in its tensors; JSON has lists for pairs."""
+    return tuple((n, rate) for n, rate in group.get("parts", ())), group.get("layout", "linear")
+
+
+def _axis(layout: str) -> int:
+    """That of the outputs."""
+    return {"linear": 0, "transposed": 1, "experts": -2, "experts_transposed": -1}[layout]
+
+
+def _updates(ahead: Tensor, parts: tuple[tuple[int, float], ...], layout: str) -> Tensor:
+    """Each matrix in a stack of tensors (n, *shape) orthogonalised, those of one size together."""
+    if not parts and ahead.ndim == 3:
+        return orthogonalised(ahead)
+    # As (n, out, in) or, of tensors that are stacks themselves, (n * experts, out, in).
+    turned = layout.endswith("transposed")
+    stack = ahead.flatten(2) if layout == "linear" else ahead.flatten(0, -3)
+    stack = stack.mT if turned else stack
+    sizes = [size for size, _ in parts] or [stack.shape[1]]
+    pieces: list[Tensor] = list(torch.split(stack, sizes, 1))
+    for size in dict.fromkeys(sizes):
+        places = [place for place, other in enumerate(sizes) if other == size]
+        done = orthogonalised(torch.cat([pieces[place] for place in places]).contiguous())
+        for place, update in zip(places, torch.split(done, len(stack)), strict=True):
+            pieces[place] = update
+    updates = torch.cat(pieces, 1)
+    return (updates.mT if turned else updates).reshape(ahead.shape)
+
+
+def _stacks(matrices: list[Tensor], group: dict[str, Any]) -> Iterator[list[Tensor]]:
     """Matrices that one stack may hold: alike in shape, type and device, whole, not too many."""
     alike: dict[Any, list[Tensor]] = {}
     for matrix in matrices:
@@ -197,17 +254,24 @@ def _stacks(matrices: list[Tensor]) -> Iterator[list[Tensor]]:
         alike.setdefault(kind, []).append(matrix)
     for (shape, _, device, sharded), found in alike.items():
         size = shape.numel()
-        single = sharded or not size or (device.type == "cpu" and size > SMALL)
+        whole = not group.get("parts") and "layout" not in group
+        single = sharded or not size or (whole and device.type == "cpu" and size > SMALL)
         most = 1 if single else max(1, STACK // size)
         for first in range(0, len(found), most):
             yield found[first : first + most]
 
 
-def _whole_update(ahead: Any) -> Any:
-    """A matrix orthogonalised; of a sharded one this process's part."""
+def _whole_update(ahead: Any, parts: tuple[tuple[int, float], ...], layout: str) -> Any:
+    """A tensor's matrices orthogonalised; of a sharded one this process's, times the factors."""
     if not hasattr(ahead, "full_tensor"):
-        return orthogonalised(ahead)
+        plain = not parts and ahead.ndim == 2
+        return orthogonalised(ahead) if plain else _updates(ahead[None], parts, layout)[0]
     from torch.distributed.tensor import distribute_tensor
 
-    whole = orthogonalised(ahead.full_tensor())
+    whole = _whole_update(ahead.full_tensor(), parts, layout)
+    if len({factor for _, factor in parts}) > 1:
+        axis, factors = _axis(layout), [torch.full((n,), rate) for n, rate in parts]
+        shape = [1] * whole.ndim
+        shape[axis] = -1
+        whole = whole * torch.cat(factors).to(whole).view(shape)
     return distribute_tensor(whole, ahead.device_mesh, ahead.placements)

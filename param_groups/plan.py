@@ -23,6 +23,7 @@ from param_groups.prescription import Momenta, Prescription, Tensor, checked, nu
 from param_groups.quantities import (
     CONSTANT,
     DECAY_MODES,
+    KEPT,
     NORMAL,
     UNIFORM,
     Asked,
@@ -112,6 +113,7 @@ class Plan:
 
         parameters = self._parameters(model)
         kept = named_by(self.rows, keep)
+        kept |= {row.name for row in self.rows if row.init_distribution == KEPT}
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         check_flag("overwrite", overwrite)
@@ -162,12 +164,13 @@ class Plan:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
         Each group also carries `initial_lr` (the schedule's reference), `name`, `param_names` and
-        `optimizer`, and `betas` or `momentum` where the prescription sets them. Tensors that do not
-        require gradients are left out. Raises PlanError for Muon's plan, whose groups are for two
-        optimisers, unless `several` says that yours tells them apart (`optimizers`); and unless
-        `check` is false, for a model that this plan has neither initialised nor given its
-        multipliers, and for a tensor that was frozen when it was initialised and no longer is. Not
-        for torch.optim.Adafactor, which takes a pair as epsilon.
+        `optimizer`; `betas` or `momentum` where the prescription sets them; `parts` and `layout`
+        where Muon trains matrices of a tensor one by one. Tensors that do not require gradients are
+        left out. Raises PlanError for Muon's plan, whose groups are for two optimisers, unless
+        `several` says that yours tells them apart (`optimizers`); and unless `check` is false, for
+        a model that this plan has neither initialised nor given its multipliers, and for a tensor
+        that was frozen when it was initialised and no longer is. Not for torch.optim.Adafactor,
+        which takes a pair as epsilon.
         """
         from param_groups.model import values
 
@@ -181,9 +184,9 @@ class Plan:
         if check:
             values.check_given(model, self.rows, self.forward)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
-        groups: dict[tuple[float, float, float, str], list[Row]] = {}
+        groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in trained:
-            key = (row.lr, row.eps, row.weight_decay, row.optimizer)
+            key = (row.lr, row.eps, row.weight_decay, row.optimizer, row.parts, row.layout)
             groups.setdefault(key, []).append(row)
         return [
             {
@@ -195,11 +198,13 @@ class Plan:
                 "eps": eps,
                 "weight_decay": weight_decay,
                 "optimizer": optimizer,
+                **({"parts": parts} if parts else {}),
+                **({"layout": layout} if layout else {}),
                 **{
                     key: self._set[key] for key in self._set.keys() & {*AVERAGES.get(optimizer, ())}
                 },
             }
-            for (lr, eps, weight_decay, optimizer), rows in groups.items()
+            for (lr, eps, weight_decay, optimizer, parts, layout), rows in groups.items()
         ]
 
     def optimizers(
@@ -257,15 +262,21 @@ class Plan:
         and when a tensor has two rows."""
         try:
             rows = tuple(
-                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
+                Row(
+                    **{
+                        **row,
+                        **{key: tuple(row[key]) for key in ("shape", "tied_to")},
+                        "parts": tuple(map(tuple, row.get("parts", ()))),
+                    }
+                )
                 for row in data["rows"]
             )
             factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
             check_saved(found, decay_mode=DECAY_MODES)
             for part in (*rows, *factors):
-                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT))
-        except (AttributeError, KeyError, TypeError) as error:
+                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT, KEPT))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
             raise PlanError("not a saved plan: it has no rows")
@@ -421,8 +432,11 @@ def _row(
     """One tensor's numbers times the global ones; with multipliers absorbed, if that is asked."""
     numbers = numbers_of(prescription, tensor, asked)
     numbers = numbers.starting_at(tensor.scale * starts.get(tensor.name, 1.0))
+    if tensor.keep:
+        numbers = replace(numbers, init_mean=0.0, init_std=0.0, init_distribution=KEPT)
     optimizer = numbers.optimizer or prescription.optimizer
     final = numbers.absorbed(optimizer) if asked.absorb else numbers
+    flat = len(tensor.shape) == 2
     own, before = asked.lr * final.lr, numbers.lr / final.lr if final.lr else 1.0
     return Row(
         name=tensor.name,
@@ -439,6 +453,8 @@ def _row(
         eps=asked.eps * final.eps,
         weight_decay=asked.torch_decay(final.decay, own, before),
         optimizer=optimizer,
+        parts=final.parts,
+        layout=str(tensor.layout) if final.parts or (optimizer == "muon" and not flat) else "",
     )
 
 

@@ -13,11 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
+from itertools import product
 from typing import Any, NamedTuple
 
 from param_groups.families import ALIASES, exponent_optimizer
 from param_groups.quantities import Asked, Numbers, check_positive, python_number
-from param_groups.roles import IN, OUT, UNTIE, PlanError, Role, choose
+from param_groups.roles import IN, OUT, UNTIE, Layout, Measured, PlanError, Role, choose
 
 
 class Size(NamedTuple):
@@ -50,7 +51,10 @@ class Tensor:
         scale: what its rule multiplies its initial values by.
         unplaced: why nobody knows whether a branch holds it; "" where that is known.
         summed: why its gradient has no power of the width; "" where it has.
-        part_of: the role of the fused tensor that holds it.
+        part_of: the role of the fused tensor that holds it at places that nobody knows.
+        layout: of its axes.
+        cuts: its rule's `parts`.
+        keep, measured: as in its rule.
 
     Raises:
         PlanError: a name that is no role.
@@ -72,6 +76,10 @@ class Tensor:
     unplaced: str = ""
     summed: str = ""
     part_of: Role | None = None
+    layout: Layout = Layout.LINEAR
+    cuts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(choose("role", self.role, Role)))
@@ -96,11 +104,31 @@ class Tensor:
         return PlanError(f"{owner}: {self} {why}: use adam or adafactor, without EpsFollows")
 
     @property
+    def outputs(self) -> tuple[int, ...]:
+        """Those of each matrix that it holds, empty where nobody knows; PlanError for odd cuts."""
+        roles = len(self.role.parts)
+        if self.cuts is None:
+            even = self.fan_out == roles * self.fan_in
+            return (self.fan_out // roles,) * roles if roles == 1 or even else ()
+        unit, rest = divmod(self.fan_out, sum(self.cuts) or 1)
+        if rest:
+            raise PlanError(
+                f"{self} has {self.fan_out} outputs, which parts={self.cuts} do not divide: "
+                "give their sizes along the outputs, or the ratios of these"
+            )
+        return tuple(unit * size for size in self.cuts)
+
+    @property
     def parts(self) -> tuple[Tensor, ...]:
         """The tensors that a fused one holds; of any other the tensor itself."""
-        if self.role.parts == (self.role,):
+        roles, outputs = self.role.parts, self.outputs
+        if len(outputs) == len(roles) == 1:
             return (self,)
-        return tuple(replace(self, role=role, part_of=self.role) for role in self.role.parts)
+        if not outputs:
+            return tuple(replace(self, role=role, cuts=None, part_of=self.role) for role in roles)
+        alike = len(outputs) == len(roles)  # else heads, whose order among roles does not count
+        pairs = zip(roles, outputs, strict=True) if alike else product(roles, outputs)
+        return tuple(replace(self, role=role, fan_out=n, cuts=None) for role, n in pairs)
 
     def at(self, size: Size, ratio: float) -> Tensor:
         """The same tensor of a model `ratio` times as wide."""
@@ -310,18 +338,34 @@ def numbers_of(prescription: Prescription, tensor: Tensor, asked: Asked) -> Numb
     """What a prescription gives a tensor of a model, which may be fused.
 
     Raises PlanError for a tensor that it refuses, and for a fused one whose parts would need
-    different numbers.
+    different numbers, rates by Muon excepted.
     """
-    numbers = []
-    for part in tensor.parts:
+    numbers: list[Numbers] = []
+    rates: dict[int, float] = {}
+    parts = dict.fromkeys(tensor.parts)
+    for part in parts:
         prescription.refuse(part, asked)
-        numbers.append(prescription(part))
+        one = prescription(part)
+        if (one.optimizer or prescription.optimizer) == "muon":
+            one = replace(one, lr=one.lr / rates.setdefault(part.fan_out, one.lr))
+        numbers.append(one)
     if len(set(numbers)) > 1:
+        held = ", ".join(dict.fromkeys(part.role for part in parts))
         raise PlanError(
-            f"{prescription.form} gives {', '.join(tensor.role.parts)} different numbers, so a "
+            f"{prescription.form} gives {held} different numbers, so a "
             f"fused {tensor.role} tensor cannot follow it; use separate matrices"
         )
-    return numbers[0]
+    if not rates:
+        return numbers[0]
+    first, *more = tensor.outputs
+    each = tuple((size, rates[size] / rates[first]) for size in (first, *more) if more)
+    if asked.weight_decay and asked.decay_mode == "per_group" and len({*rates.values()}) > 1:
+        raise PlanError(
+            f"{tensor} holds matrices of {', '.join(map(str, rates))} outputs, whose rates by Muon "
+            "differ, and decay_mode 'per_group' would have another decay for each; use "
+            "'independent' or 'global'"
+        )
+    return replace(numbers[0], lr=rates[first], parts=each)
 
 
 # For people and for JSON

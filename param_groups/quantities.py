@@ -18,7 +18,7 @@ from param_groups.families import (
 )
 from param_groups.roles import PlanError, choose
 
-NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
+NORMAL, UNIFORM, CONSTANT, KEPT = "normal", "uniform", "constant", "kept"
 
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
@@ -36,7 +36,7 @@ class Numbers:
 
     Args:
         init_std: standard deviation of the initial values; `uniform` ones lie within sqrt(3) of it.
-        init_distribution: "normal", "uniform" or "constant".
+        init_distribution: "normal", "uniform", "constant", or "kept": the model's own stay.
         init_mean: their mean; `constant` tensors are filled with it.
         multiplier: what the layer multiplies by in the forward pass.
         lr: factor on the global learning rate.
@@ -46,6 +46,7 @@ class Numbers:
         gradient: its size up to a constant, None where no power of it is known. Epsilon speaks of
             it, SGD's rate, and whatever multiplies a branch.
         eps_power: the power of the gradient that `eps` has, 0 for an epsilon of its own.
+        parts: of a tensor whose matrices Muon trains one by one, (outputs, rate over `lr`) of each.
 
     >>> Numbers(init_std=0.5, multiplier=4.0).absorbed("adam")  # doctest: +ELLIPSIS
     Numbers(init_std=2.0, ..., multiplier=1.0, lr=4.0, eps=0.25, ...)
@@ -61,6 +62,7 @@ class Numbers:
     optimizer: str | None = None
     gradient: float | None = None
     eps_power: int = 0
+    parts: tuple[tuple[int, float], ...] = ()
 
     def starting_at(self, scale: float) -> Numbers:
         """The same with initial values `scale` times as large."""

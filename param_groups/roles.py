@@ -147,6 +147,8 @@ class Role(StrEnum):
     VALUE = "value", _matrix(IN, shared=True)
     # One matrix holding query, key and value, as in timm and GPT-2.
     QKV = "qkv", _matrix(IN, shared=True, parts=("query", "key", "value"))
+    # One matrix holding key and value, as in CaiT.
+    KEY_VALUE = "key_value", _matrix(IN, shared=True, parts=("key", "value"))
     ATTENTION_OUTPUT = "attention_output", _matrix(OUT)
     MLP_IN = "mlp_in", _matrix(IN)
     MLP_OUT = "mlp_out", _matrix(OUT)
@@ -166,6 +168,10 @@ class Role(StrEnum):
     )
     # The matrix that chooses among experts: its outputs are as few at every width.
     ROUTER = "router", Facts("readout", (IN,), gradient=False)
+    # (r, n) for an r that does not grow, and no readout: latents, gates, adapters.
+    NARROWING = "narrowing", Facts("hidden", (IN,), gradient=False)
+    # (n, r), back again; and whatever else sums over what does not grow.
+    WIDENING = "widening", Facts("embedding", spread="fan_in", gradient=False)
     # (rank, n) starts at random, (n, rank) at zero.
     LORA_A = "lora_a", Facts("hidden", (IN,), gradient=False)
     LORA_B = "lora_b", Facts("embedding", start="zero", gradient=False)
@@ -183,21 +189,44 @@ UNTIE = (
 )
 
 
+class Measured(NamedTuple):
+    """A factor of the forward pass as a trace measured it, for `plan` to compare.
+
+    `factor` is "attention_scale" (on the products of the queries that a rule names), "embed_scale",
+    "residual_multiplier" or "logit_multiplier"; `value` is None where it could not be read.
+    `grows` says that the head dimension is another at another width.
+    """
+
+    factor: str
+    value: float | None
+    head_dim: int | None = None
+    grows: bool = False
+
+
 @dataclass(frozen=True)
 class Rule:
-    """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
+    """Gives the tensors whose full name matches a shell pattern (`*`, `?`, `#`) one role.
 
     Args:
-        pattern: of the whole name, as `named_parameters` has it.
+        pattern: of the whole name, as `named_parameters` has it; # stands for a number, * for any
+            text, dots included.
         role: a `Role` or its name.
         layout: how to read the axes; by default embeddings are tables, scales and biases are
             vectors and everything else is a linear or convolution weight.
         scale: multiplies the initial values (1e-6 for a LayerScale, 0 for a closed branch).
         trunk: True for tensors outside of all residual branches, False for those inside, where a
             rule for the depth cannot know.
+        parts: of a tensor that holds several matrices, their sizes along the outputs or the ratios
+            of these: (n, n, n), (4, 1, 1) for grouped keys, (1, 1) for gate and up, (1,) * 36 head
+            by head. By default a qkv with three times as many outputs as inputs has three, and all
+            else but groups of a convolution one. () says that no cut separates them (keys between
+            queries, head by head).
+        keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
+        measured: factors of the forward pass that go with these tensors, as `traced` writes them.
 
     Raises:
-        PlanError: a name that is neither role nor layout, a scale that is negative or not finite.
+        PlanError: a name that is neither role nor layout, a scale that is negative or not finite,
+            parts that are no positive integers.
 
     >>> Rule("blocks.*.attn.q.weight", "query").matches("blocks.11.attn.q.weight")
     True
@@ -208,6 +237,9 @@ class Rule:
     layout: Layout | None = None
     scale: float = 1.0
     trunk: bool | None = None
+    parts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     if TYPE_CHECKING:  # the fields hold members; names are taken, too
 
@@ -218,6 +250,9 @@ class Rule:
             layout: Layout | str | None = None,
             scale: float = 1.0,
             trunk: bool | None = None,
+            parts: Sequence[int] | None = None,
+            keep: bool = False,
+            measured: tuple[Measured, ...] = (),
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -233,6 +268,16 @@ class Rule:
             )
         if self.trunk not in (None, True, False):
             raise PlanError(f"rule {self.pattern!r}: trunk is True or False, got {self.trunk!r}")
+        if self.parts is not None:
+            if not (
+                isinstance(self.parts, Sequence)
+                and all(type(size) is int and size > 0 for size in self.parts)
+            ):
+                raise PlanError(
+                    f"rule {self.pattern!r}: parts are sizes along the outputs such as (64, 64, "
+                    f"64), got {self.parts!r}"
+                )
+            object.__setattr__(self, "parts", tuple(self.parts))
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -241,7 +286,7 @@ class Rule:
 
 @functools.cache
 def _expression(pattern: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(pattern))
+    return re.compile(fnmatch.translate(pattern.replace("#", "\0")).replace("\0", "[0-9]+"))
 
 
 @dataclass(frozen=True)
@@ -255,6 +300,9 @@ class Assignment:
     tied_to: tuple[str, ...]
     scale: float = 1.0
     trunk: bool | None = None
+    parts: tuple[int, ...] | None = None
+    keep: bool = False
+    measured: tuple[Measured, ...] = ()
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -334,7 +382,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         got = f"got {reprlib.repr(rules)}"
         if isinstance(getattr(rules, "rules", None), Sequence):
-            got = "and a suggestion is to be looked over: paste its text, or pass its `.rules`"
+            got = "pass the `.rules` of what was given"
         raise PlanError(f"rules are a list of Rule(pattern, role), {got}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -346,7 +394,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     matching: dict[nn.Parameter, list[Rule]] = {parameter: [] for parameter in tensors}
     for rule in rules:
         # A pattern without wildcards is looked up: models of thousands of names take no square.
-        plain = not any(wild in rule.pattern for wild in "*?[")
+        plain = not any(wild in rule.pattern for wild in "*?[#")
         hits = [n for n in ([rule.pattern] if plain else every) if n in owner and rule.matches(n)]
         for parameter in dict.fromkeys(owner[name] for name in hits):
             matching[parameter].append(rule)
@@ -382,8 +430,8 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                     "no convolution of torch: give its rule Layout.EXPERTS if it is a stack of "
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
-        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
-        assignments.append(Assignment(first, parameter, *own))
+        own = (rule.scale, rule.trunk, rule.parts, rule.keep, rule.measured)
+        assignments.append(Assignment(first, parameter, rule.role, layout, tuple(tied), *own))
     return assignments
 
 
@@ -433,7 +481,10 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk)
+        (
+            *(rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk),
+            *(rule.parts, rule.keep),
+        )
         for rule in matching
     }
     if len(claimed) == 1:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from param_groups.quantities import CONSTANT, finite
-from param_groups.roles import PlanError, choose
+from param_groups.quantities import CONSTANT, KEPT, finite
+from param_groups.roles import Layout, PlanError, choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +29,8 @@ class Row:
         lr, eps: absolute, at the schedule's peak.
         weight_decay: AdamW's, decoupled: a step multiplies the tensor by 1 - lr * weight_decay.
         optimizer: the one whose rate it is.
+        parts: of a tensor whose matrices Muon trains one by one, (outputs, rate over `lr`) of each.
+        layout: how Muon reads the axes of such a tensor, and of a stack or a kernel; else "".
     """
 
     name: str
@@ -45,6 +47,8 @@ class Row:
     eps: float
     weight_decay: float
     optimizer: str
+    parts: tuple[tuple[int, float], ...] = ()
+    layout: str = ""
 
     @property
     def decay_per_step(self) -> float:
@@ -80,7 +84,8 @@ class Held:
 
     `name` is the attribute ("" if there is none), `factor` what it is, `value` None if it cannot be
     read. `queries` are tensors whose initial values carry the factor in its place. `assumed` values
-    are a convention and not a reading.
+    are a convention and not a reading. `grows`: of an attention whose head dimension grows with the
+    width, at a size that need not be this model's.
     """
 
     path: str
@@ -92,6 +97,7 @@ class Held:
     hint: str = ""
     queries: tuple[str, ...] = ()
     assumed: bool = False
+    grows: bool = False
 
 
 def _whole(value: object) -> bool:
@@ -115,6 +121,14 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("init_std", "lr", "eps", "weight_decay"),
         ("a finite number of at least 0", lambda value: _number(value) and value >= 0),
+    ),
+    "layout": ("a layout, or nothing", lambda value: value in ("", *Layout)),
+    "parts": (
+        "pairs of outputs and a factor",
+        lambda value: all(
+            len(pair) == 2 and _whole(pair[0]) and _number(pair[1]) and pair[1] >= 0
+            for pair in value
+        ),
     ),
     "head_dim": ("a whole number or null", lambda value: value is None or _whole(value)),
     "prescription": ("a mapping", lambda value: isinstance(value, dict)),
@@ -201,8 +215,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     init = f"{row.init_distribution} {row.init_std:.4g}"
     if row.init_distribution == CONSTANT:
         init = f"constant {row.init_mean:.4g}"
+    if row.init_distribution == KEPT:
+        init = "kept as built"
     tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
     muon = " by Muon" if row.optimizer == "muon" else ""
+    rates = Counter((size, f"{row.lr * factor:.4g}") for size, factor in row.parts)
+    if rates:
+        each = (f"{count} x {rate} ({size} outputs)" for (size, rate), count in rates.items())
+        muon = f" by Muon: {', '.join(each)}"
     return (
         re.sub(r"\.\d+\.", ".*.", row.name) + tied,
         row.role,

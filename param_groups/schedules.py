@@ -209,10 +209,11 @@ def _check_keywords(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     """Refuses a number that was given to the optimiser and that every group overrides, unless it
     is the plan's global number."""
     usual = inspect.signature(type(optimizer).__init__).parameters
+    said = {"lr": plan.lr, "eps": plan.eps, "weight_decay": plan.weight_decay}
     for key, value in optimizer.defaults.items():
         held = [group.get("initial_lr" if key == "lr" else key) for group in optimizer.param_groups]
         taken = key in usual and value != usual[key].default
-        if taken and value not in (*held, getattr(plan, key, None)):
+        if taken and value not in (*held, said.get(key)):
             raise PlanError(
                 f"{key}={value} of {type(optimizer).__name__} acts on no group, as the plan gives "
                 f"each its own: leave it out, and give it to plan({key}=...) if it is meant"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -40,6 +41,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
+from training.files import read_text
 from training.settings import RunConfig
 
 FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
@@ -79,8 +81,10 @@ read_file = cached(read_yaml)
 @cached
 def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV table, all of them text; OSError or ValueError where there is none."""
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    if rows and "curve" not in rows[0]:
+        raise UserError(f"{path}: no column curve; delete it, and the sweep writes it again")
+    return rows
 
 
 def plain(value: Any) -> float | str:
@@ -96,8 +100,9 @@ def plain(value: Any) -> float | str:
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """The runs that a sweep has asked for so far; none if the manifest is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        entries = json.loads(read_text(path))
+        return [{**entry, "run": entry["run"], "curve": entry["curve"]} for entry in entries]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
 
 

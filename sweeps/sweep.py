@@ -14,7 +14,6 @@ from typing import Any
 
 from sweeps import tables
 from sweeps.pool import Needs
-from sweeps.progress import say
 from sweeps.request import LoadedFile, read_table
 from sweeps.rules import DONE, FAILED, Cell
 from sweeps.sweep_file import CellKey, Point, Sweep
@@ -40,7 +39,8 @@ def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
             aside = path.with_name(f"damaged-{run}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-            say(f"{damage}; the run is trained again, and what it was is in {aside}")
+            line = f"{damage}; the run is trained again, and what it was is in {aside}"
+            print(line, file=sys.stderr, flush=True)
         return None
     return kept(summary) if summary else None
 
@@ -228,9 +228,9 @@ class SweepWork(Work):
     def failed_before(self) -> set[str]:
         try:
             rows = read_table(self.table)
-        except (OSError, ValueError):
+            failed = {row["run"] for row in rows if row["status"] == "failed"}
+        except (OSError, ValueError, KeyError):
             return set()
-        failed = {row["run"] for row in rows if row["status"] == "failed"}
         return failed & {point.run for point in self.left}
 
     def may_add(self) -> tuple[int, float]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sweeps.request import FRESH, plain, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
-from training.files import reading, write_json, write_text
+from training.files import read_text, reading, write_json, write_text
 from training.runs import Summary
 
 if TYPE_CHECKING:
@@ -166,11 +166,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's log, none where it diverged before the first; RunError if damaged."""
     if not path.exists():
         return []
-    with (
-        reading(path, f"; delete {path.parent} to run again"),
-        open(path, encoding="utf-8") as file,
-    ):
-        return [json.loads(line) for line in file]
+    with reading(path, f"; delete {path.parent} to run again"):
+        lines = [json.loads(line) for line in read_text(path).splitlines()]
+        return [{**line, "step": line["step"]} for line in lines]
 
 
 def _logged(run_dir: Path, summary: Summary) -> list[Cells]:

@@ -18,7 +18,7 @@ AMSGRAD = (
         '    "amsgrad": Kind(lambda groups, fused, **numbers: torch.optim.AdamW('
         'groups, amsgrad=True, **numbers), ("betas",)),',
     ),
-    ("param_groups/contract.py", "OPTIMIZER_FAMILY = {", '    "amsgrad": "adam",'),
+    ("param_groups/families.py", "OPTIMIZER_FAMILY = {", '    "amsgrad": "adam",'),
     ("tests/training/test_optimizers.py", "CASES = [", '    ("amsgrad", None),'),
     (
         "tests/training/test_optimizers.py",

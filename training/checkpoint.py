@@ -15,6 +15,7 @@ and renamed; training waits for that. Only the files that checksums.json lists a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -39,6 +40,7 @@ _SHARD = "shard-{:05d}-model-00001-of-00001" + _SUFFIX  # torch's name of a proc
 _OFFSETS = "DCP_SHARDING_INFO"  # torch's name of the offsets in it
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"[\w-]+(\.json|\.safetensors)")
+_OF_ANOTHER_KIND = (errno.EISDIR, errno.ENOTDIR)
 _TEMPORARY, _REMOVED, _ASIDE = ".writing-", ".removing-", "damaged-"
 
 
@@ -194,10 +196,19 @@ def load(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns what is wrong with a checkpoint's files into Damaged."""
+    """Turns what is wrong with a checkpoint's files into Damaged; UserError where they may be whole
+    and cannot be read now."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+    except OSError as error:
+        # Absent, a link, a pipe, a folder or a file in its place: not what was written.
+        if error.errno in (None, errno.ENOENT, errno.ELOOP, errno.ENXIO, *_OF_ANOTHER_KIND):
+            raise Damaged(f"{path}: not a whole checkpoint ({reason(error)})") from None
+        raise UserError(
+            f"{path}: cannot read it ({reason(error)}), nothing is changed; give the same command "
+            "again once that works"
+        ) from None
+    except (ValueError, LookupError, TypeError, SafetensorError) as error:
         raise Damaged(f"{path}: not a whole checkpoint ({reason(error)})") from None
 
 

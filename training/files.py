@@ -42,7 +42,7 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
 
 

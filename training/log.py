@@ -65,7 +65,7 @@ class Log:
         arrays of that time are as they were written."""
         if position["bytes"] and self._read(position["bytes"]).hexdigest() != position["sha256"]:
             raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
-        if other := changed(self.path.parent, position["arrays"]):
+        if other := changed(self.path.parent, position.get("arrays", {})):
             raise Damaged(f"{self.path.parent / other}: not what the checkpoint's run had written")
 
     def cut(self, length: int) -> None:

@@ -18,7 +18,7 @@ from torch import distributed
 from param_groups import Plan
 from training import checkpoint, environment, processes, runs, signals, state
 from training.checkpoint import Checkpoint
-from training.errors import Damaged, RunError
+from training.errors import Damaged, RunError, UserError
 from training.log import History, Log
 from training.task import Losses, Stopped, Task
 
@@ -149,16 +149,19 @@ class Checkpoints:
         damaged: list[Path] = []
         first = ""
         for path in processes.on_main(lambda: checkpoint.paths(self.folder))[::-1]:
-            problem = None
+            problem: Exception | str | None = None
             try:
                 checkpoint.check(path, rank, world)
-            except Damaged as error:
-                problem = str(error)
+            except (Damaged, UserError) as error:
+                problem = error
             problems = [one for one in gather_object([problem]) if one is not None]
             problem = processes.on_main(functools.partial(self._problem, path, problems))
             if problem is None:
                 processes.on_main(functools.partial(checkpoint.set_aside, damaged))
-                return checkpoint.load(path)
+                try:
+                    return checkpoint.load(path)
+                except Damaged as error:  # its files were whole a moment ago
+                    raise RunError(f"{error}; give the same command again") from None
             damaged, first = [*damaged, path], first or problem
         if damaged:
             processes.on_main(functools.partial(self._refuse, first))
@@ -170,15 +173,16 @@ class Checkpoints:
             "step 0 with checkpoint.resume=never, which deletes them"
         )
 
-    def _problem(self, path: Path, problems: list[str]) -> str | None:
+    def _problem(self, path: Path, problems: list[Exception]) -> str | None:
         """Why a checkpoint is not whole, the first of `problems` if any; None if it can be used.
 
-        RunError if it is of another config, plan, data or precision.
+        RunError if it is of another config, plan, data or precision; UserError of `problems` if it
+        could not be read.
         """
         task = self.task
         try:
             if problems:
-                raise Damaged(problems[0])
+                raise next((one for one in problems if isinstance(one, UserError)), problems[0])
             meta = checkpoint.load(path).meta
             plan = Plan.from_dict(meta["plan"])
             runs.refuse_differences(path, meta["config"], plan, task.config, task.plan)

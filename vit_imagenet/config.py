@@ -106,8 +106,8 @@ class PrescriptionConfig(StrategyConfig):
     """Which scaling strategy gives every tensor its numbers, and factors on two rates of it."""
 
     position_lr: PositiveFloat = 1.0
-    """A factor on the positional embedding's rate; standard with n is what neural-tangent comes
-    down to (II 1E)."""
+    """A factor on the positional embedding's rate; n with standard is II 1E's reading of
+    neural-tangent."""
     head_bias_lr: PositiveFloat = 1.0
     """A factor on the rate of the head's bias, which neural-tangent raises, too (footnote 44)."""
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import importlib.util
 import inspect
 import json
@@ -29,7 +30,7 @@ import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,14 @@ from param_groups.check.measuring import (
     STEPS,
     WIDTHS,
     Build,
+    Check,
     CheckError,
     Coordinate,
     Measurement,
     check_numbers,
     measure,
 )
+from param_groups.model.trace import Trace, traced
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     elif args.rule:
         raise CheckError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
     else:
-        targets = [file_target(Path(args.target))]
+        targets = [file_target(Path(args.target), args.widths)]
     outcomes = [run(target, args) for target in targets]
     if any(outcomes):
         raise SystemExit(1)
@@ -111,11 +114,31 @@ def stock_target(name: str, rule: str) -> Target:
     return Target(stock.check(name, rule), name.replace(":", "-"), rule, settings)
 
 
-def file_target(path: Path) -> Target:
+def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
     returns = "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
     task = load_function(path, "task(width, seed)", returns)
-    return Target(task, path.stem)
+    return Target(with_rules(task, widths), path.stem)
+
+
+def with_rules(task: Build, widths: Sequence[int]) -> Build:
+    """A task whose plans may be functions of rules: those of a trace, made once if it is needed."""
+    rules = functools.cache(lambda: trace_of(task, widths).rules)
+
+    def build(width: int, seed: int) -> Check:
+        check = task(width, seed)
+        if isinstance(check, Check) and callable(check.plan):
+            check = replace(check, plan=check.plan([*rules()]))
+        return check
+
+    return build
+
+
+def trace_of(task: Build, widths: Sequence[int]) -> Trace:
+    """What a trace reads of a task's models at the two smallest widths, in one pass to the loss."""
+    first = task(min(widths), 0)
+    run = lambda model: first.loss(model, first.batches[0])
+    return traced(lambda width: task(width, 0).model, run, sorted(widths)[:2])
 
 
 def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any]:

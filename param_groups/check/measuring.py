@@ -52,7 +52,8 @@ class Check:
 
     Args:
         model: unwrapped and uncompiled.
-        plan: its plan, which the check initialises it with.
+        plan: its plan, which the check initialises it with. In a file it may be a function of the
+            rules that a trace of the models at the two smallest widths reads: plan(rules).
         batches: step t trains on batches[t], again from the first when they run out; all outputs
             are compared on batches[0].
         loss: loss(model, batch), the mean loss of a batch, a scalar.
@@ -287,7 +288,7 @@ def _measure_one(
     first, inputs, gradients = _first_outputs(check, parts, batches[0])
     along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    by_muon = {row.name for row in check.plan.rows if row.optimizer == "muon"}
+    by_muon = {row.name: row.layout for row in check.plan.rows if row.optimizer == "muon"}
     points: list[Coordinate] = []
 
     def keep(quantity: str, name: str, part: str, step: int, rms: float) -> None:
@@ -325,6 +326,9 @@ def _measure_one(
             )
         for name, parameter in model.named_parameters():
             moved = parameter.detach() - start[name]
+            if moved.ndim > 2 and name in by_muon:  # experts above one another, or one kernel
+                stacked = by_muon[name].startswith("experts")
+                moved = moved.flatten(0, -2) if stacked else moved.flatten(1)
             by = spectral_norm(moved) if name in by_muon else rms_of(moved)
             keep("update", name, "tensor", step, by)
         if late and step == 1:

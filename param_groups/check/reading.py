@@ -34,6 +34,7 @@ _READ = {
     *("params", "lr", "initial_lr", "eps", "weight_decay", *FACTORS["lr"]),
     *(*FACTORS["weight_decay"], "optimizer", "algorithm", "kind", "use_muon", "use_fallback"),
     *("adjust_lr_fn", "algo", "fallback_lr_scale", "decoupled_weight_decay", "nesterov"),
+    *("parts", "layout"),  # of a plan's groups for Muon
 }
 _IDLE = {
     *("name", "names", "param_names", "betas", "momentum", "dampening", "amsgrad", "maximize"),
@@ -405,6 +406,8 @@ def _says(
     """The norm of a first step over the group's rate."""
     family = OPTIMIZER_FAMILY[kind]
     if family == "spectral":
+        if {"parts", "layout"} & {*group}:
+            return _of_matrices(group, param)
         return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(min(_flat(param.shape)))
     if family == "sgd":
         twice = float(group.get("momentum", 0.0)) * bool(group.get("nesterov", False))
@@ -413,3 +416,12 @@ def _says(
         return math.sqrt(param.numel())
     scaled = gradient / (gradient.abs() + _epsilon(group, param))
     return float(scaled.norm()) * float(group.get("fallback_lr_scale", 1.0))
+
+
+def _of_matrices(group: Mapping[str, Any], param: torch.Tensor) -> float:
+    """The same of a plan's tensor of several matrices, each of singular values near its factor."""
+    layout = group.get("layout", "linear")
+    whole = param.flatten(1)[None] if layout == "linear" else param.reshape(-1, *param.shape[-2:])
+    outputs, inputs = whole.shape[1:] if not layout.endswith("transposed") else whole.mT.shape[1:]
+    parts = group.get("parts") or ((outputs, 1.0),)
+    return math.sqrt(len(whole) * sum(rate**2 * min(size, inputs) for size, rate in parts))

@@ -140,7 +140,7 @@ def kind_of(small: Row, large: Row, size: str) -> str:
     if role.facts.layout is Layout.VECTOR or role is Role.LORA_B:
         return "embedding"
     axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
-    if axes > 1 or role is Role.LORA_A:
+    if axes > 1 or role in (Role.LORA_A, Role.NARROWING):
         return "hidden"
     if axes == 0:
         return "constant"

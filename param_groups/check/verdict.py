@@ -26,7 +26,7 @@ def run(name: str, words: Sequence[str]) -> None:
 
 
 def main(name: str, words: Sequence[str]) -> None:
-    """`check ...`, `audit ...` or `transfer ...` in another process; ends this one with the exit code."""
+    """A command in another process; ends this one with its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict"
         start = "from param_groups.check.verdict import judge; judge()"

@@ -1,1 +1,1 @@
-"""What a plan does to a torch model: looks at it, fills it, trains its matrices."""
+"""Reading a torch model: what its tensors are for, what a plan does to it."""

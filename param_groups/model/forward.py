@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import NoneType
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]
 
 
 FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
+_MEASURED = "take it out of the forward pass or, if it is meant, out of its rule's `measured`"
 _STOCK_EXPONENT = -0.5  # libraries divide attention logits by the root of the head dimension
 
 
@@ -59,6 +60,7 @@ def forward_pass(
         check_sizes("plan", head_dim=head_dim)
     applied, wanted, rule = applied or {}, prescription.forward(), prescription.form
     held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
+    held += _traced(tensors, {name for one in held for name in one.queries})
     factors: dict[tuple[str, int | None], Factor] = {}
     for _, name, size in applied_factors(model):
         value = wanted.factors(size).get(choose("forward factor", name, FACTORS), 1.0)
@@ -71,7 +73,7 @@ def forward_pass(
         factor = _of_module(one, wanted, applied, one.head_dim or head_dim or wanted.head_dim, rule)
         if factor is not None:
             factors.setdefault((factor.name, factor.head_dim), factor)
-    present = {name for name, _ in factors}
+    present = {name for name, _ in factors} | {one.factor for one in held if one.grows}
     roles = {part.role for tensor in tensors for part in tensor.parts}
     if {Role.QUERY, Role.KEY} <= roles and "attention_scale" not in present:
         if wanted.attention != _STOCK_EXPONENT:
@@ -87,6 +89,15 @@ def forward_pass(
                 f"with applied={{{name!r}: {value:g}}}"
             )
     return Settled(tuple(factors.values()), _starts(tensors, held, wanted, applied))
+
+
+def _traced(tensors: Sequence[Tensor], carriers: Set[str]) -> Iterator[Held]:
+    """What a trace measured; not of queries that carry the factor which their attention lacks."""
+    for tensor in tensors:
+        for one in tensor.measured if tensor.name not in carriers else ():
+            name, hint = ("", "") if one.factor == "attention_scale" else ("a factor", _MEASURED)
+            sizes = (one.factor, one.value, one.head_dim)
+            yield Held(tensor.name, "as traced", name, *sizes, hint, grows=one.grows)
 
 
 def _starts(
@@ -115,7 +126,7 @@ def _of_module(
 ) -> Factor | None:
     """The factor that a library module applies; PlanError if it is not the prescription's."""
     attention = one.factor == "attention_scale"
-    if one.factor in applied:
+    if one.factor in applied and not one.grows:
         value, source = applied[one.factor], "applied says"
     elif attention and (size is None or one.queries):
         return None
@@ -124,6 +135,8 @@ def _of_module(
         source = f"{rule} {'asks for' if attention else 'has'}"
     if problem := _other_value(one, value, source, size):
         raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
+    if one.grows:  # at a size that need not be this model's
+        return None
     if attention:
         return None if size is None else Factor(one.factor, value, size)
     return Factor(one.factor, value) if one.factor in FACTORS and value != 1.0 else None

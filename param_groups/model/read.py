@@ -56,6 +56,7 @@ def read(
     _check_depth(assignments, prescription)
     lists = {_list_of(one) for one in assignments if one.role.facts.block}
     last_norm = any(one.role is Role.FINAL_NORM_SCALE for one in assignments)
+    gated = gates(assignments)
     tensors = []
     for one in assignments:
         inside, unplaced = _place(one, lists, last_norm)
@@ -74,6 +75,10 @@ def read(
                 scale=one.scale,
                 unplaced=unplaced,
                 summed=summed[one.name],
+                layout=one.layout,
+                cuts=_cuts(model, one, gated),
+                keep=one.keep,
+                measured=one.measured,
             )
         )
     return tensors
@@ -319,6 +324,28 @@ def _check_depth(assignments: Sequence[Assignment], prescription: Prescription) 
             f"{names[0]!r} and its likes are in {blocks.pop()} blocks, but the prescription is for "
             f"depth {depth:g}; give the prescription the model's depth"
         )
+
+
+def gates(assignments: Sequence[Assignment]) -> set[str]:
+    """Tensors that hold gate and up: twice the outputs that the mlp_out beside them reads."""
+    read = {_above(one.name): one.fans[0] for one in assignments if one.role is Role.MLP_OUT}
+    inner = [one for one in assignments if one.role is Role.MLP_IN]
+    return {one.name for one in inner if one.fans[1] == 2 * read.get(_above(one.name), 0)}
+
+
+def _above(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[0]
+
+
+def _cuts(model: nn.Module, assignment: Assignment, gated: Set[str]) -> tuple[int, ...] | None:
+    """The parts that a rule names; by default the groups of a convolution, and none that anybody
+    knows for gate and up, which some models interleave."""
+    if assignment.parts is not None or assignment.name in gated:
+        return assignment.parts or ()
+    layer = model.get_submodule(assignment.name.rpartition(".")[0])
+    groups = getattr(layer, "groups", 1) if len(assignment.parameter.shape) > 2 else 1
+    several = assignment.role is Role.HIDDEN and isinstance(groups, int) and groups > 1
+    return (1,) * groups if several else None
 
 
 def _reads_out(model: nn.Module, assignment: Assignment) -> bool:

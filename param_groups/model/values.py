@@ -91,7 +91,7 @@ def note_versions(model: nn.Module) -> None:
     _VERSIONS[model] = {name: (id(p), p._version) for name, p in model.named_parameters()}
 
 
-def check_fresh(model: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
+def check_fresh(module: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
     """Raises PlanError where a draw would erase a checkpoint's values or those of training.
 
     Known by a Hugging Face model's name, in the evaluation mode that from_pretrained leaves it in
@@ -101,12 +101,12 @@ def check_fresh(model: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
         "; plan.apply_multipliers(model) keeps the weights of a checkpoint, keep= those of a part, "
         "and initialise(..., overwrite=True) draws all anew"
     )
-    source = getattr(model, "name_or_path", "")
-    if whole and source and isinstance(source, str) and not model.training:
+    source = getattr(module, "name_or_path", "")
+    if whole and source and isinstance(source, str) and not module.training:
         raise PlanError(f"the model was loaded from {source!r}, and its weights would go{way_out}")
     for row in drawn:
-        parameter = model.get_parameter(row.name)
-        identity, version = _VERSIONS.get(model, {}).get(row.name, (0, 0))
+        parameter = module.get_parameter(row.name)
+        identity, version = _VERSIONS.get(module, {}).get(row.name, (0, 0))
         if identity == id(parameter) and parameter._version > version:
             raise PlanError(
                 f"{row.name!r} was written to since the plan was made or drawn, by load_state_dict "

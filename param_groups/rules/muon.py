@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from param_groups.prescription import Tensor
 from param_groups.quantities import Numbers, check_finite, check_positive
-from param_groups.roles import IN, OUT, PlanError, choose
+from param_groups.roles import IN, OUT, Layout, PlanError, choose
 from param_groups.rules.wrappers import Compared
 
 # The rate of U, the orthogonalised momentum of a matrix (out, in), over the global one.
@@ -33,7 +33,8 @@ class Muon(Compared):
 
     Muon's rates go as (width / base width)^rate_exponent beside it, by default 0, and -1/2 for
     match_rms; 0 there is the rule as it is mostly used. Forward multipliers are divided out, and
-    a depth around which it stands is kept.
+    a depth around which it stands is kept. Each part of a fused tensor has the rate of its own
+    shape, each expert of a stack that of one, and a convolution that of (out, in * kernel).
 
     Args:
         rule: any prescription for Adam.
@@ -43,8 +44,7 @@ class Muon(Compared):
 
     Raises:
         PlanError: a number out of range, a rule for another optimiser than Adam; from a call, a
-            fused matrix of queries, keys and values, as its U is not that of its parts, a kernel of
-            a convolution, a stack of matrices, a tied matrix.
+            fused matrix whose parts nobody knows, a transposed convolution, a tied matrix.
 
     Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
 
@@ -81,13 +81,16 @@ class Muon(Compared):
         facts = tensor.role.facts
         if facts.grows != (IN, OUT):
             return replace(numbers, lr=numbers.lr * self.adam_factor, optimizer="adam")
-        if tensor.part_of:
+        if tensor.part_of or len(tensor.outputs) != 1:
             raise PlanError(
-                "Muon orthogonalises queries, keys and values one by one, which a fused tensor "
-                f"({tensor.part_of}) does not allow; use separate matrices"
+                f"{tensor}: Muon orthogonalises the matrices of a fused tensor one by one, and of "
+                f"its {tensor.fan_out} outputs nobody says which are whose: give its rule "
+                "parts=(queries, keys, values) or parts=(1, 1) for gate and up, sizes or ratios "
+                "along the outputs; parts=(1,) * (3 * heads) where heads have theirs in turn"
             )
-        if tensor.tied_to or len(tensor.shape) not in (0, 2):
-            why = f"tied to {tensor.tied_to[0]}" if tensor.tied_to else "no matrix"
+        kernel = tensor.layout is Layout.TRANSPOSED and len(tensor.shape) > 2
+        if tensor.tied_to or kernel:
+            why = f"tied to {tensor.tied_to[0]}" if tensor.tied_to else "a transposed convolution"
             raise PlanError(
                 f"{tensor} is {why}, and Muon's rate is that of a matrix with one place in the "
                 "model: train this model with a rule for Adam"

@@ -114,8 +114,12 @@ def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
     {'readout': 0.5}
     """
     first: dict[Role, tuple[str, float]] = {}
+    closed: set[str] = set()
     for one in assign(model, rules):
         if one.role.facts.layout is Layout.VECTOR:
+            continue
+        if one.keep or not one.scale:  # as built, and closed: no draw has a size
+            closed.add(str(one.role))
             continue
         std = float(one.parameter.detach().double().square().mean().sqrt())
         # Tensors are random: a thousand entries are within 10 % of their standard deviation.
@@ -125,5 +129,5 @@ def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
                 f"{name!r} starts with standard deviation {known:.3g}, {one.name!r} of the same "
                 f"role with {std:.3g}: give Tuned(init=...) by hand"
             )
-    stds = {str(role): std for role, (_, std) in first.items()}
+    stds = dict.fromkeys(closed, 0.0) | {str(role): std for role, (_, std) in first.items()}
     return stds | {str(part): std for role, (_, std) in first.items() for part in role.parts}

@@ -14,7 +14,7 @@ from param_groups.__main__ import everett_table, main
 ROOT = Path(__file__).parents[2]
 BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
 SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
-COMMANDS = {*"exponents constraints solve table suggest check audit".split()}
+COMMANDS = {*"exponents constraints solve table trace check audit".split()}
 NUMBERS = {
     "optimizer",
     "init_mean",

@@ -8,7 +8,9 @@ from torch import nn
 
 from param_groups import Dinan, EpsFollows, Everett, PlanError, Role, Rule, fans_of, plan, rules_for
 from param_groups.roles import assign, present
-from param_groups.stock.rules import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
+from param_groups.stock import hugging_face
+from param_groups.stock.rules import CATALOGUE, LORA_RULES, fitting
+from tests.param_groups.stock_lists import LISTS
 
 BERT = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 UNTIED = {"tie_word_embeddings": False}
@@ -103,8 +105,8 @@ def test_its_own_rules_fit_and_twice_the_base_models_width_halves_what_sums_over
     """Adam: matrices learn half as fast; at the base itself every rate is the global one."""
     name, build = MODELS[case]
     small, wide = on_meta(build, 32), on_meta(build, 64)
-    ((found, _),) = fitting(small).items()
-    assert found == f"{name}_RULES"
+    if "timm" in case or "nn." in case:
+        assert [*fitting(small)] == [f"{name}_RULES"]
     rules = rules_for(build(32) if case == "timm convnext" else small)  # it reads the LayerScale
     for parameterization in ("standard", "mup"):
         rule = Everett(parameterization, 32, 32, optimizer="adamw", qk_exponent=-0.5)
@@ -123,7 +125,7 @@ def test_its_own_rules_fit_and_twice_the_base_models_width_halves_what_sums_over
 def test_a_model_of_one_width_gets_the_same_plan_from_a_base_model():
     build = MODELS["gpt2"][1]
     small, wide = on_meta(build, 32), on_meta(build, 64)
-    rules = present(CATALOGUE["GPT2_RULES"], wide)
+    rules = rules_for(wide)
     settings = {"qk_exponent": -0.5}
     by_fans = plan(wide, rules, Everett("mup", 32, 32, **settings), lr=0.1, base=small)
     by_width = plan(wide, rules, Everett("mup", 64, 32, **settings), lr=0.1)
@@ -214,7 +216,8 @@ def test_gemma_is_known_by_its_norms_in_a_class_of_another_module():
 
     with torch.device("meta"):
         model = Wrapped(transformers.Gemma2Config(hidden_size=32, **LLAMA))
-    assert {rule.role for rule in rules_for(model) if "norm" in rule.pattern} == {Role.NORM_BIAS}
+    norms = {(rule.role, rule.scale) for rule in rules_for(model) if "norm" in rule.pattern}
+    assert norms == {(Role.NORM_SCALE, 0.0), (Role.FINAL_NORM_SCALE, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -289,11 +292,11 @@ class WithLora(nn.Linear):
 
 def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
     model = MODELS["llama"][1](64)
+    rules = [*rules_for(model), *LORA_RULES]
     model.requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj = WithLora(layer.self_attn.q_proj)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    rules = [*present(LLAMA_RULES, model), *LORA_RULES]
     numbers = plan(model, rules, Everett("standard", 64, 32), lr=1.0)
     numbers.initialise(model, seed=0)
     for name, value in model.state_dict().items():
@@ -313,8 +316,8 @@ def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
     tied = lambda n: hf("GPT2LMHeadModel", **GPT2 | {"n_embd": n, "tie_word_embeddings": True})
     model, base = on_meta(tied, 64), on_meta(tied, 16)
     with pytest.raises(PlanError, match="tied to lm_head.weight; name it once.*tie_word_emb"):
-        assign(model, CATALOGUE["GPT2_RULES"])
-    rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
+        assign(model, LISTS["GPT2"])
+    rules = rules_for(model)
     assert assign(model, rules)[0].tied_to == ("lm_head.weight",)
     with pytest.raises(PlanError, match="tie_word_embeddings=False"):
         plan(model, rules, Everett("mup", 64, 16, qk_exponent=-0.5), lr=0.1)
@@ -323,8 +326,55 @@ def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
 
 
 @pytest.mark.parametrize(
-    ("name", "fit"), [("odd", "none"), ("lm_head", "GPT2_RULES and NANOGPT_RULES and .*")]
+    ("name", "fit"), [("odd", "none"), ("norm", "TORCH_DECODER_RULES and TIMM_VIT_RULES and .*")]
 )
-def test_a_model_that_no_list_fits_or_several_do_is_sent_to_suggest(name, fit):
-    with pytest.raises(PlanError, match=f"rules {fit} fit ModuleDict; print.suggest"):
-        rules_for(nn.ModuleDict({name: nn.Linear(8, 8, bias=False)}))
+def test_a_model_that_no_list_fits_or_several_do_is_sent_to_a_trace(name, fit):
+    with pytest.raises(PlanError, match=f"rules {fit} fit ModuleDict; traced.build, run..rules"):
+        rules_for(nn.ModuleDict({name: nn.LayerNorm(8, bias=False)}))
+
+
+# Hugging Face's models by trace
+
+
+def test_a_small_models_sizes_say_nothing_of_the_model_and_options_do():
+    """Bias, gates and shared keys are the config's; one trace serves every width and depth."""
+    hugging_face._TRACED.clear()
+    sizes = {"num_hidden_layers": 3, "intermediate_size": 96, "attention_bias": True}
+    model = on_meta(lambda n: hf("LlamaForCausalLM", hidden_size=n, **LLAMA | sizes), 48)
+    roles = {one.name: str(one.role) for one in assign(model, rules_for(model))}
+    assert roles["model.layers.2.self_attn.q_proj.bias"] == "hidden_bias"
+    assert roles["model.layers.2.mlp.gate_proj.weight"] == "mlp_in"
+    rules_for(on_meta(lambda n: hf("LlamaForCausalLM", hidden_size=n, **LLAMA | sizes), 96))
+    assert len(hugging_face._TRACED) == 1
+    rules_for(on_meta(lambda n: llama("Llama", n), 48))
+    assert len(hugging_face._TRACED) == 2
+
+
+def test_a_model_with_other_tensors_than_its_config_says_is_an_error_that_names_one():
+    model = llama("Llama", 32)
+    model.model.layers[0].extra = nn.Linear(32, 32, bias=False)
+    with pytest.raises(PlanError, match="no rule names 'model.layers.0.extra.weight'"):
+        rules_for(model)
+
+
+def test_a_model_that_cannot_be_built_small_is_sent_to_a_trace():
+    class Odd(transformers.LlamaForCausalLM):
+        def __init__(self, config):
+            if config.hidden_size != 32:
+                raise ValueError("this class has one width")
+            super().__init__(config)
+
+    model = Odd(transformers.LlamaConfig(hidden_size=32, **LLAMA))
+    with pytest.raises(PlanError, match="small Odd cannot be traced: this class.*traced.build"):
+        rules_for(model)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "RobertaForMaskedLM"])
+def test_rules_of_two_small_blocks_hold_for_many(kind):
+    """Here one name of a block is the end of another's, which a * would take, too."""
+    model = on_meta(
+        lambda n: hf(kind, hidden_size=n, **BERT | UNTIED | {"num_hidden_layers": 12}), 48
+    )
+    rules = rules_for(model)
+    assert len(assign(model, rules)) == len([*model.parameters()]) > 4 * len(rules)
+    assert "#" in "".join(rule.pattern for rule in rules)

@@ -12,6 +12,7 @@ FILES = [path for path in sorted(ROOT.rglob("*.py")) if "stock" not in path.part
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 # Where a user hands something in, it is looked at once: (file, class). Layers are the user's.
 DOORS = {
+    ("check/command.py", "Check"),
     ("check/measuring.py", "Check"),
     ("model/forward.py", "Scaled"),
     ("model/read.py", "Multiplied"),
@@ -25,7 +26,7 @@ DOORS = {
     ("schedules.py", "Plan"),
 }
 # Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
-FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update"}
+FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update", "function", "out"}
 
 
 def calls(tree, *names):

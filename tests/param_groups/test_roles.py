@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,16 +10,16 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nanolm_c4.model import RULES
-from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, suggest
+from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, rules_for
 from param_groups.model.read import check_widths
 from param_groups.roles import fans
 from param_groups.stock.rules import (
-    GPT2_RULES,
-    LLAMA_RULES,
+    NANOGPT_RULES,
     TIMM_VIT_RULES,
     TORCH_DECODER_RULES,
     stock,
 )
+from tests.param_groups.stock_lists import LISTS
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
@@ -116,7 +117,7 @@ ERRORS = {
     "torch.compile": (lambda: torch.compile(Mlp()), MLP_RULES, ["torch.compile", "uncompiled"]),
     "no model": (lambda: "gpt2", MLP_RULES, ["nn.Module, got str"]),
     "rules that are a text": (Mlp, "up.weight", ["list of Rule", "'up.weight'"]),
-    "a suggestion itself": (Mlp, suggest(Mlp()), ["suggestion is to be looked over", "`.rules`"]),
+    "a trace itself": (Mlp, SimpleNamespace(rules=MLP_RULES), ["`.rules` of what was given"]),
     "a long list": (Mlp, ["up.weight"] * 99, ["list of Rule", "'up.weight', ...]"]),
     "a pair in place of a rule": (Mlp, [("up.weight", "mlp_in")], ["list of Rule"]),
     "no tensors": (lambda: nn.LayerNorm(4, elementwise_affine=False), (), ["no parameters"]),
@@ -299,8 +300,6 @@ def test_layers_stacked_in_one_tensor_are_no_kernel(shape):
         assign(model, [Rule("bank", Role.HIDDEN)])
     for layout, fan_in in (("experts", 8), ("linear", math.prod(shape[1:]))):
         assert assign(model, [Rule("bank", Role.HIDDEN, layout)])[0].fans[0] == fan_in
-    found = suggest(model)
-    assert "a stack of matrices" in found.doubts["bank"] and found.rules[0].layout == "experts"
 
 
 def test_vectors_may_have_any_size():
@@ -420,7 +419,7 @@ def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
     sizes = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
     with torch.device("meta"):
         model = stock("hf:gpt2", **sizes, bos_token_id=0, eos_token_id=0)
-    assignments = assign(model, GPT2_RULES)
+    assignments = assign(model, rules_for(model))
     block = "transformer.h.0."
     assert {a.name: (a.role, *a.fans) for a in assignments} == {
         "transformer.wte.weight": (Role.TOKEN_EMBEDDING, 1, 12),
@@ -451,7 +450,7 @@ def test_llama_and_its_likes_are_covered(kind):
     sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
     with torch.device("meta"):
         model = stock(f"hf:{kind}", **sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    assignments = {a.name: a for a in assign(model, present(LLAMA_RULES, model))}
+    assignments = {a.name: a for a in assign(model, rules_for(model))}
     layer = "model.layers.0."
     expected = {
         "model.embed_tokens.weight": (Role.TOKEN_EMBEDDING, 1, 12),
@@ -481,7 +480,7 @@ def test_llama_and_its_likes_are_covered(kind):
         check_width(assignment, 12, model)
 
 
-CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
+CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, NANOGPT_RULES, *LISTS.values()]
 
 
 @pytest.mark.parametrize("rules", CATALOGUES)

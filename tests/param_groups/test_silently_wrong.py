@@ -18,7 +18,6 @@ from param_groups import (
     Rule,
     plan,
     rules_for,
-    suggest,
 )
 from param_groups.stock.rules import stock
 
@@ -103,16 +102,13 @@ def neo(**options):
 
 def planned(model, **options):
     rule = Everett("mup", 32, 32, qk_exponent=options.pop("qk_exponent", -0.5))
-    rules = suggest(model).rules
-    return plan(model, rules, rule, lr=0.1, absorb_multipliers=True, **options)
+    return plan(model, rules_for(model), rule, lr=0.1, absorb_multipliers=True, **options)
 
 
 def test_gpt_neos_attention_multiplies_by_nothing():
     with pytest.raises(PlanError, match=r"GPTNeoSelf.* multiplies by 1 on query-key .*applied"):
         planned(neo())
     assert planned(neo(), qk_exponent=0.0).forward[0].value == 1.0
-    doubts = suggest(neo()).doubts
-    assert any("query-key products by 1" in doubt for doubt in doubts.values()), doubts
 
 
 def test_mpts_softmax_scale_is_read():
@@ -313,38 +309,3 @@ def test_arguments_that_once_counted_as_something_else(make, message):
     with pytest.raises(PlanError, match=message) as error:
         make()
     assert "\n" not in str(error.value)
-
-
-# suggest
-
-
-class Named(nn.Module):
-    """A model whose modules have names of the user's making."""
-
-    def __init__(self, *names):
-        super().__init__()
-        for name in names:
-            self._modules[name] = nn.Linear(8, 8, bias=False)
-
-
-@pytest.mark.parametrize("name", ['x", 0), exec("1/0"), ("', "a'b", "new\nline", "[x]", "*", "?"])
-def test_suggestions_survive_any_name_and_are_code(name):
-    model = Named(name, "down_proj")
-    found = suggest(model)
-    space = {}
-    exec(str(found), space)
-    assert space["RULES"] == found.rules
-    plan(model, found.rules, Everett("mup", 8, 8), lr=0.1)
-
-
-def test_suggestions_take_time_in_proportion_to_the_tensors(monkeypatch):
-    """Of 2,000 unrelated names each is looked at a fixed number of times, not 2,000."""
-    calls = []
-    matches = Rule.matches
-    monkeypatch.setattr(
-        Rule, "matches", lambda rule, name: calls.append(name) or matches(rule, name)
-    )
-    for count in (200, 2000):
-        calls.clear()
-        suggest(Named(*(f"n{i:x}z" for i in range(count))))
-        assert len(calls) <= 10 * count

@@ -313,7 +313,7 @@ def test_a_role_is_added_by_one_row(tmp_path):
     copy = tmp_path / "param_groups"
     shutil.copytree(Path(param_groups.__file__).parent, copy)
     source = (copy / "roles.py").read_text(encoding="utf-8")
-    row = '    NARROWING = "narrowing", Facts("hidden", (IN,))\n'
+    row = '    BOTTLENECK = "bottleneck", Facts("hidden", (IN,))\n'
     mark = '    LORA_A = "lora_a"'
     assert source.count(mark) == 1
     (copy / "roles.py").write_text(source.replace(mark, row + mark), encoding="utf-8")
@@ -323,7 +323,7 @@ from param_groups import *
 model = nn.Sequential(nn.Linear(64, 8, bias=False))
 stem = Muon(Decay(EpsFollows(Depth(Everett("mup", 64, 16), 2, 1, 0.5)), -1.0))
 options = {"lr": 1.0, "applied": stem.forward().factors()}
-row = plan(model, [Rule("0.weight", "narrowing", trunk=False)], stem, **options,
+row = plan(model, [Rule("0.weight", "bottleneck", trunk=False)], stem, **options,
            weight_decay=0.1, decay_mode="independent").rows[0]
 print(row.role, row.fan_in, row.lr, row.eps / 1e-8, row.decay_per_step, row.optimizer)
 """
@@ -331,6 +331,6 @@ print(row.role, row.fan_in, row.lr, row.eps / 1e-8, row.decay_per_step, row.opti
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     role, *numbers, optimizer = ran.stdout.split()
-    assert (role, optimizer) == ("narrowing", "adam")  # Muon trains what grows on both axes
+    assert (role, optimizer) == ("bottleneck", "adam")  # Muon trains what grows on both axes
     expected = [64, 0.25 * 2**-0.5, 0.25 * 2**-0.5, 0.1 / 4]
     assert [float(number) for number in numbers] == pytest.approx(expected)

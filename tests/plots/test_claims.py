@@ -225,6 +225,17 @@ def test_a_cause_is_known_if_a_run_without_it_has_the_claim_s_sign(figure):
         assert claims.judge("paper", {**entry, "cause": cause}).word == expected
 
 
+def test_what_stands_beside_a_difference_leaves_its_sign(figure):
+    """Rates that are not equal may make a part of a lead: its size is open, as the page says."""
+    entry = {**figure([finding(0.3, 0.01, "gains")]), "findings": "power"}
+    assert claims.judge("paper", entry).word == "reproduced"
+    entry["beside"] = "rates differ"
+    assert claims.judge("paper", entry).word == "reproduced in sign"
+    for value, word_ in ((-0.3, "not reproduced"), (0.001, "undecided")):
+        other = {**figure([finding(value, 0.01, "gains")]), "findings": "power", "beside": "x"}
+        assert claims.judge("paper", other).word == word_
+
+
 def test_a_number_says_what_it_is_of_and_stands_beside_what_is_claimed(figure):
     found = [
         finding(-0.85, 0.027, "-1.09", name="adam, standard, fixed steps"),
@@ -273,7 +284,8 @@ def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice():
         if "untested" not in claim.entry and claim.entry["figure"] in shipped:
             assert claim.found, claim.entry["claim"]
             assert claim.entry.get("effect") or claim.paper == "Stratos"
-        tried.update((claim.entry["figure"], one.finding.name) for one in claim.found)
+        of = claim.entry["figure"]
+        tried.update((of + one.preset, one.finding.name) for one in claim.found)
     assert tried and max(tried.values()) == 1, tried.most_common(3)
 
 

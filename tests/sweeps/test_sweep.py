@@ -1,9 +1,11 @@
 """Sweeps: what a file expands to, what results add to it, and what is never run twice."""
 
+import os
+
 import pytest
 
 from sweeps import tables
-from sweeps.progress import Pace, duration, on_a_core
+from sweeps.progress import Pace, duration, on_a_core, status
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import RunError, UserError
@@ -341,3 +343,25 @@ def test_a_damaged_plan_beside_probes_is_named_with_what_to_do(tmp_path, content
     line = str(caught.value)
     assert line.startswith(f"{tmp_path / 'plan.json'}: cannot read") and "\n" not in line
     assert line.endswith(f"delete {tmp_path} to run again")
+
+
+@pytest.mark.parametrize(
+    "content", ["null", "3", "[1, 2]", "{}", "[" * 100_000, "a,b\n1,2\n", None]
+)
+@pytest.mark.parametrize("name", ["results.csv", "manifest.json", "metrics.csv"])
+def test_tables_of_another_kind_and_pipes_are_written_anew(toy, name, content):
+    """Nothing waits for a pipe, or takes what is valid JSON and no list of runs for one."""
+    path = write_file(toy, GRID)
+    rows, _ = run(toy, path)
+    file = toy.parent / "results" / toy.name / "s" / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file) if content is None else file.write_text(content)
+    assert status(work_of(toy, path)) and run(toy, path)[0] == rows
+    assert name == "metrics.csv" or file.is_file()
+
+
+def test_a_grid_is_counted_before_its_values_are_made(toy, monkeypatch):
+    monkeypatch.setattr(Log2Range, "values", None)
+    text = "grid: {lr: {log2: [-1000, 1000], step: 0.001}}\ncurves: {a: {}}\n"
+    with pytest.raises(UserError, match="more than 10,000 combinations of lr"):
+        load_sweep(write_file(toy, text))

@@ -66,6 +66,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, whole, ca
     assert "damaged-step-00000004" in checkpoints(run)  # nothing is lost
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
+    run, whole, monkeypatch, number
+):
+    """It may be whole: it keeps its name, and the next command resumes from it."""
+    before = checkpoints(run)
+
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot read it .*again"):
+        patch.setattr(checkpoint, "checksum", fails)
+        toy.train(run)
+    assert checkpoints(run) == before
+    assert toy.train(run)["resumed_from"] == [4]
+    assert toy.left_behind(run)[:3] == toy.left_behind(whole)[:3]
+
+
 def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):
     for path in (run / "checkpoints").iterdir():
         flip(path / STATE)

@@ -1,0 +1,252 @@
+"""Roles from use: every tensor of other people's kinds of models is right or refused."""
+
+import fnmatch
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from param_groups import CompleteP, Everett, PlanError, plan, traced
+from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
+from tests.param_groups.traced_blocks import (
+    CASES,
+    Apart,
+    Mlp,
+    Rms,
+    Stack,
+    heads,
+    linear,
+    merged,
+    text,
+)
+
+MODULES = traced_text, traced_mixers, traced_vision, traced_odd  # which write CASES
+BASE, WIDE = 32, 64
+
+
+def expectations(case, names):
+    """{tensor: (role and layout, fan-in, power of the rate, start)} as a case states them."""
+    expected = {}
+    lines = [line.split() for line in case.expected.splitlines() if line]
+    for pattern, role, fan_in, power, *start in lines:
+        hits = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        assert hits, pattern
+        numbers = (role, eval(fan_in, {"n": WIDE}), int(power), *(start or ["1"]))
+        expected |= dict.fromkeys(hits, numbers)
+    return expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_is_right_or_refused(name):
+    case = CASES[name]
+    found = traced(case.build, case.run, (BASE, WIDE))
+    if case.refused:
+        with pytest.raises(PlanError, match=case.refused) as error:
+            _ = found.rules
+        assert "\n" not in str(error.value) and found.doubts
+        return
+    wide, small = case.build(WIDE), case.build(BASE)
+    power = None
+    if case.attention:
+        size = case.head_dim(WIDE)
+        power = math.log(case.attention(size)) / math.log(size)
+    planned = lambda model, power: plan(
+        model, found.rules, Everett("standard", BASE, BASE, qk_exponent=power), lr=1.0, base=small
+    )
+    rows = planned(wide, power).rows
+    at_base = {row.name: row.lr for row in planned(small, power).rows}
+    got = {}
+    for row in rows:
+        reading = found[row.name]
+        layout = "" if reading.layout is reading.role.facts.layout else f"/{reading.layout}"
+        start = "kept" if row.init_distribution == "kept" else f"{reading.scale:g}"
+        ratio = row.lr / at_base[row.name]
+        got[row.name] = (row.role + layout, row.fan_in, round(math.log2(ratio), 3), start)
+    assert got == expectations(case, got), str(found)
+    if case.attention:
+        with pytest.raises(PlanError, match="on query-key products"):
+            planned(wide, power + 0.25)
+
+
+# What the first form of a trace got wrong, and other inputs of each kind
+
+
+def stack(attention=Apart, mlp=Mlp, norm=Rms):
+    return lambda n: Stack(n, attention, mlp, norm)
+
+
+def read(build, **more):
+    return traced(build, text, (BASE, WIDE), **more)
+
+
+def test_products_without_a_softmax_are_no_attention():
+    class Bilinear(Apart):  # also where a sigmoid follows
+        def forward(self, x):
+            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            return self.d(merged((q @ k.mT).sigmoid() @ v))
+
+    found = read(stack(Bilinear))
+    assert not found.parts and not any(key.startswith("attention") for key in found.factors)
+    assert {str(found[f"blocks.0.attn.{key}.weight"].role) for key in "abc"} == {"mlp_in"}
+
+
+class Scored(Apart):
+    """Attention by hand; `after` is done to scores before the softmax."""
+
+    def __init__(self, n, after):
+        super().__init__(n)
+        self.after = after
+
+    def forward(self, x):
+        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        return self.d(merged(F.softmax(self.after(q @ k.mT), dim=-1) @ v))
+
+
+BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).tril() == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "factor"),
+    [
+        (lambda s: s / 4, 0.25),
+        (lambda s: torch.div(s, 4), 0.25),
+        (lambda s: s.mul_(0.25), 0.25),
+        (lambda s: (s * 0.25 + BIAS).masked_fill(MASK, -1e9), 0.25),
+        (lambda s: (s + BIAS) * 0.25, 0.25),
+        (lambda s: 30 * torch.tanh(s / 120), 0.25),
+        (lambda s: s * torch.tensor(0.25), 0.25),
+        (lambda s: s * torch.full((1, 1, 1), 0.25), 0.25),
+        (lambda s: s * torch.full((12, 12), 0.25), 0.25),  # measured: one ratio for all
+        (lambda s: torch.where(MASK, torch.tensor(-1e30), s * 0.25), 0.25),
+        (lambda s: (s * 0.25).sub((s * 0.25).amax(-1, keepdim=True)), 0.25),
+        (lambda s: s * torch.linspace(0.1, 0.5, 12), None),  # a tensor of numbers
+        (lambda s: s * torch.linspace(0.1, 0.5, 12) + BIAS, None),
+        (lambda s: torch.sign(s) * s.abs() ** torch.linspace(1, 2, 12), None),
+    ],
+)
+def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
+    build = stack(lambda n: Scored(n, after))
+    found = read(build)
+    rules = found.rules
+    (value,) = {m.value for rule in rules for m in rule.measured}
+    power = math.log(0.25) / math.log(8)
+    rule = lambda power: Everett("standard", WIDE, BASE, qk_exponent=power)
+    if factor is None:
+        assert value is None and any("was not read" in doubt for doubt in found.doubts)
+        with pytest.raises(PlanError, match="does not say what it multiplies.*applied="):
+            plan(build(WIDE), rules, rule(power), lr=1.0)
+        applied = {"attention_scale": 8**power}
+        assert plan(build(WIDE), rules, rule(power), lr=1.0, applied=applied, head_dim=8).rows
+        return
+    assert value == pytest.approx(factor, rel=1e-3)
+    assert plan(build(WIDE), rules, rule(power), lr=1.0).rows
+    for other in (-0.5, -1.0):
+        with pytest.raises(PlanError, match="multiplies by 0.25 on query-key products"):
+            plan(build(WIDE), rules, rule(other), lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("ready", "factor"),
+    [
+        (lambda x: F.normalize(x, dim=-1), 10 / 8),
+        (lambda x: x / x.norm(dim=-1, keepdim=True), 10 / 8),
+        (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)), 10.0),
+        (lambda x: F.layer_norm(x, (8,)), 10.0),
+        (lambda x: x * 0.5, 2.5),
+    ],
+)
+def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(ready, factor):
+    class Ready(Apart):
+        def forward(self, x):
+            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            y = F.scaled_dot_product_attention(ready(q), ready(k), v, scale=10.0)
+            return self.d(merged(y))
+
+    (value,) = {m.value for rule in read(stack(Ready)).rules for m in rule.measured}
+    assert value == pytest.approx(factor)
+
+
+def test_dropout_is_no_factor_and_the_random_state_is_left_alone():
+    class Dropped(Mlp):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.3, self.training)
+
+    before = torch.get_rng_state()
+    found = read(stack(mlp=Dropped))
+    assert [*found.factors] == ["attention"]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("picked", [lambda bias, which: bias[which], lambda b, w: b[int(w[0])]])
+def test_a_bias_of_chosen_experts_is_a_vector(picked):
+    class Chosen(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.gate, self.up = linear(n, 3), nn.Parameter(torch.randn(3, n, n))
+            self.bias = nn.Parameter(torch.zeros(3, n))
+
+        def forward(self, x):
+            which = self.gate(x.mean((0, 1))[None]).topk(1).indices[0]
+            return x @ self.up[which[0]] + picked(self.bias, which)
+
+    found = read(stack(mlp=Chosen))
+    bias = found["blocks.0.mlp.bias"]
+    assert (str(bias.role), str(bias.layout)) == ("hidden_bias", "vector")
+    assert str(found["blocks.0.mlp.gate.weight"].role) == "router"
+    assert str(found["blocks.0.mlp.up"].layout) == "experts_transposed"
+
+
+# Factors beside the attention's
+
+
+class Scaled(Stack):
+    def __init__(self, n, embed=1.0, branch=1.0, into=1.0, logits=1.0):
+        super().__init__(n, Apart, Mlp, Rms)
+        self.by = embed, branch, into, logits
+
+    def forward(self, ids):
+        embed, branch, into, logits = self.by
+        x = self.wte(ids) * embed
+        for block in self.blocks:
+            x = x + branch * block.attn(block.n1(x))
+            x = x + block.mlp(block.n2(x)) * branch
+        return logits * self.head(self.final(x) * into)
+
+
+@pytest.mark.parametrize(
+    ("by", "tensor", "factor"),
+    [
+        ({"embed": 8.0}, "wte.weight", ("embed_scale", 8.0)),
+        ({"branch": 0.5}, "blocks.*.attn.d.weight", ("residual_multiplier", 0.5)),
+        ({"branch": 0.5}, "blocks.*.mlp.down.weight", ("residual_multiplier", 0.5)),
+        ({"logits": 0.125}, "head.weight", ("logit_multiplier", 0.125)),
+    ],
+)
+def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, factor):
+    build = lambda n: Scaled(n, **by)
+    found = read(build)
+    (rule,) = (rule for rule in found.rules if rule.pattern == tensor)
+    assert [m[:2] for m in rule.measured] == [factor]
+    assert f"{factor[1]:g}" in str(found).replace("8.0", "8")
+    prescription = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
+    with pytest.raises(PlanError, match=f"has a factor {factor[1]:g} in the forward pass"):
+        plan(build(WIDE), found.rules, prescription, lr=1.0, absorb_multipliers=True)
+
+
+def test_a_factor_that_the_rule_asks_for_is_no_error():
+    build = lambda n: Scaled(n, branch=0.5)
+    rule = CompleteP(WIDE, BASE, depth=2, base_depth=1, qk_exponent=-0.5)
+    rules = read(build).rules
+    applied = {"residual_multiplier": 0.5}
+    numbers = plan(build(WIDE), rules, rule, lr=1.0, absorb_multipliers=True, applied=applied)
+    assert [(f.name, f.value) for f in numbers.forward if f.name.startswith("res")] == [
+        ("residual_multiplier", 0.5)
+    ]
+
+
+def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
+    assert "input head.weight" not in read(lambda n: Scaled(n, into=0.5)).factors
+    said = read(lambda n: Scaled(n, into=32 / n)).factors["input head.weight"]
+    assert said == "0.5 (1 at the smaller width)"

@@ -1,0 +1,191 @@
+"""Mixtures of experts, state spaces and linear attention: cases as traced_blocks.py has them."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.param_groups.traced_blocks import (
+    APART,
+    ENDS,
+    GAINS,
+    HEAD,
+    MLP,
+    Apart,
+    Mlp,
+    Rms,
+    Stack,
+    case,
+    heads,
+    linear,
+    merged,
+    root,
+)
+from tests.param_groups.traced_text import Swiglu
+
+
+class Router(nn.Module):
+    """Each token's two best of four experts, called one by one."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.gate, self.experts = linear(n, 4), nn.ModuleList(Swiglu(n) for _ in range(4))
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        best, which = self.gate(flat).topk(2, dim=-1)
+        best, out = best.softmax(dim=-1), torch.zeros_like(flat)
+        for i, expert in enumerate(self.experts):
+            row, slot = torch.where(which == i)
+            out[row] += best[row, slot, None] * expert(flat[row])
+        return out.view_as(x)
+
+
+@case(
+    ENDS
+    + GAINS
+    + APART
+    + """
+blocks.*.mlp.gate.weight router n -1
+blocks.*.mlp.experts.*.w1.weight mlp_in n -1
+blocks.*.mlp.experts.*.w2.weight mlp_out 3*n -1
+blocks.*.mlp.experts.*.w3.weight mlp_in n -1
+""",
+    root,
+)
+def experts_as_modules(n):
+    return Stack(n, Apart, Router, Rms)
+
+
+class Stacked(nn.Module):
+    """Experts in one tensor, all of them for all tokens, with biases; (in, out)."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.router = nn.Parameter(torch.randn(n, 4) / n)
+        self.up = nn.Parameter(torch.randn(4, n, 2 * n) * n**-0.5)
+        self.up_bias = nn.Parameter(torch.zeros(4, 2 * n))
+        self.down = nn.Parameter(torch.randn(4, 2 * n, n) * n**-0.5)
+        self.down_bias = nn.Parameter(torch.zeros(4, n))
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        scores, which = torch.topk(flat @ self.router, 2)
+        weights = torch.zeros(len(flat), 4).scatter(1, which, scores.softmax(-1))
+        every = torch.bmm(flat.expand(4, -1, -1), self.up) + self.up_bias[:, None]
+        every = torch.bmm(F.gelu(every), self.down) + self.down_bias[:, None]
+        return (every * weights.T[..., None]).sum(0).view_as(x)
+
+
+@case(
+    ENDS
+    + GAINS
+    + APART
+    + """
+blocks.*.mlp.router router/transposed n -1
+blocks.*.mlp.up mlp_in/experts_transposed n -1
+blocks.*.mlp.up_bias hidden_bias 1 0
+blocks.*.mlp.down mlp_out/experts_transposed 2*n -1
+blocks.*.mlp.down_bias hidden_bias 1 0
+""",
+    root,
+)
+def experts_in_a_stack(n):
+    return Stack(n, Apart, Stacked, Rms)
+
+
+class StateSpace(nn.Module):
+    """Mamba-2's parts: a convolution per channel, dt_bias, A_log, D, a gated norm."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.n, self.state = n, 4
+        self.wide = linear(n, 2 * n + 2 * self.state + n // HEAD)
+        self.conv = nn.Conv1d(n + 2 * self.state, n + 2 * self.state, 4, groups=n + 8, padding=3)
+        dt = torch.exp(torch.rand(n // HEAD) * 3 - 6)
+        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
+        self.A_log = nn.Parameter(torch.log(torch.arange(1.0, n // HEAD + 1)))
+        self.D = nn.Parameter(torch.full((n // HEAD,), 0.5))
+        self.norm, self.out = Rms(n), linear(n, n)
+
+    def forward(self, x):
+        z, xbc, dt = self.wide(x).split((self.n, self.n + 8, self.n // HEAD), dim=-1)
+        xbc = F.silu(self.conv(xbc.mT)[..., : x.shape[1]].mT)
+        y, b, c = xbc.split((self.n, 4, 4), dim=-1)
+        dt, y = F.softplus(dt + self.dt_bias), y.unflatten(-1, (-1, HEAD))
+        decay = torch.exp(-torch.exp(self.A_log) * dt)
+        state, found = torch.zeros(len(x), y.shape[2], HEAD, 4), []
+        for t in range(x.shape[1]):
+            entry = torch.einsum("bhd,bs->bhds", y[:, t] * dt[:, t, :, None], b[:, t])
+            state = state * decay[:, t, :, None, None] + entry
+            found.append(torch.einsum("bhds,bs->bhd", state, c[:, t]))
+        y = torch.stack(found, 1) + y * self.D[:, None]
+        return self.out(self.norm(y.flatten(2) * F.silu(z)))
+
+
+class Nothing(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((), 1.0))
+
+    def forward(self, x):
+        return 0.0 * x * self.gain
+
+
+@case(
+    ENDS
+    + GAINS
+    + MLP
+    + """
+blocks.*.attn.wide.weight mlp_in n -1
+blocks.*.attn.conv.weight depthwise 4 0
+blocks.*.attn.conv.bias hidden_bias 1 0
+blocks.*.attn.dt_bias hidden_bias 1 0 kept
+blocks.*.attn.A_log layer_scale 1 0 kept
+blocks.*.attn.D layer_scale 1 0 0.5
+blocks.*.attn.norm.weight norm_scale 1 0
+blocks.*.attn.out.weight mlp_out n -1
+"""
+)
+def state_space(n):
+    return Stack(n, StateSpace, Mlp, Rms)
+
+
+class LinearAttention(Apart):
+    """No softmax, so no attention: nothing is a query."""
+
+    def forward(self, x):
+        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        return self.d(merged((F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ v)))
+
+
+@case(
+    ENDS
+    + GAINS
+    + MLP
+    + """
+blocks.*.attn.a.weight mlp_in n -1
+blocks.*.attn.b.weight mlp_in n -1
+blocks.*.attn.c.weight mlp_in n -1
+blocks.*.attn.d.weight mlp_out n -1
+"""
+)
+def linear_attention(n):
+    return Stack(n, LinearAttention, Mlp, Rms)
+
+
+class Spectral(nn.Module):
+    """A matrix over its largest singular value, as one step of a power iteration has it."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, n))
+        self.register_buffer("u", torch.randn(n))
+
+    def forward(self, x):
+        v = F.normalize(torch.mv(self.weight.mT, self.u), dim=0)
+        return F.linear(x, self.weight / torch.dot(self.u, torch.mv(self.weight, v)))
+
+
+@case(ENDS + GAINS + APART + "blocks.*.mlp.weight mlp_out n -1\n", root)
+def spectral_norm(n):
+    return Stack(n, Apart, Spectral, Rms)
