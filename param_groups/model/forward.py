@@ -64,8 +64,8 @@ def forward_pass(
             f"{prescription.form} is for a word embedding that is the readout, too, and this model "
             "has none: leave Tied out"
         )
-    size = tied[0].size if tied else None  # of a model of several widths, that of its logits
-    applied, wanted, rule = applied or {}, prescription.forward(size), prescription.form
+    logits_at = tied[0].size if tied else None  # in a model of several widths
+    applied, wanted, rule = applied or {}, prescription.forward(logits_at), prescription.form
     held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     held += _traced(tensors, {name for one in held for name in one.queries})
     factors: dict[tuple[str, int | None], Factor] = {}
