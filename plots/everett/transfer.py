@@ -52,20 +52,34 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
     for place, path in enumerate(paths):
         table = tables.read(path, (*tables.RESULTS, RATE), numbers=(WIDTH, LAYERS, DECAY, START))
         size, symbol = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
-        lost = table[LOSS] > table[START].min() if START in table else False
-        ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
-        table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
+        table = by_size(table, size)
         if DECAY in table and not table.empty:  # at the rate that is best at the base width
             base = table[table[WIDTH] == table[WIDTH].min()]
             best = base.loc[base[LOSS].fillna(math.inf).idxmin(), RATE]
             table = table[table[RATE] == best].assign(**{RATE: table[DECAY]})
         known = [rule.curve for rules in TRANSFER.values() for rule in rules]
         table = tables.only(table, path, CURVE, known)
-        for name, rules in TRANSFER.items():
-            rows = table[table[CURVE].isin([rule.curve for rule in rules])]
-            lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
-            own = [rule for rule in rules if lines.get(rule.curve)]
-            found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
+        found |= axes_of(table, TRANSFER, symbol, place)
+    return found
+
+
+def by_size(table: pd.DataFrame, size: str) -> pd.DataFrame:
+    """A table with another column as its sizes (WIDTH), without losses that have diverged."""
+    lost = table[LOSS] > table[START].min() if START in table else False
+    ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
+    return table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
+
+
+def axes_of(
+    table: pd.DataFrame, known: Mapping[str, Sequence[Rule]], symbol: str, place: int
+) -> dict[str, Axis]:
+    """The axes that the curves of a table belong to."""
+    found: dict[str, Axis] = {}
+    for name, rules in known.items():
+        rows = table[table[CURVE].isin([rule.curve for rule in rules])]
+        lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
+        own = [rule for rule in rules if lines.get(rule.curve)]
+        found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
     return found
 
 
@@ -185,7 +199,7 @@ def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
         style.legend(figure, [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)])
-        yield f"transfer_{re.sub('[^a-z]+', '_', name.lower())}", figure, [axis.place]
+        yield f"transfer_{re.sub('[^a-z0-9]+', '_', name.lower())}", figure, [axis.place]
 
 
 def _look(place: int) -> dict:
