@@ -63,8 +63,8 @@ def forward_pass(
             f"{prescription.form} is for a word embedding that is the readout, too, and this model "
             "has none: leave Tied out"
         )
-    size = tied[0].size if tied else None  # of a model of several widths, that of its logits
-    applied, wanted, rule = applied or {}, prescription.forward(size), prescription.form
+    whole = tied[0].size if tied else None  # of a model of several widths, that of its logits
+    applied, wanted, rule = applied or {}, prescription.forward(whole), prescription.form
     held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     factors: dict[tuple[str, int | None], Factor] = {}
     for _, name, size in applied_factors(model):
