@@ -143,8 +143,8 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         parts, layout = _parts(group)
         if len(matrices) == 1:
-            ahead = [gradients[0].lerp(momenta[0], group["momentum"])]
-            updates = [_whole_update(ahead[0], parts, layout)]
+            one = gradients[0].lerp(momenta[0], group["momentum"])
+            updates = [_whole_update(one, parts, layout)]
         else:
             ahead = list(torch._foreach_lerp(gradients, momenta, group["momentum"]))
             updates = list(_updates(torch.stack(ahead), parts, layout).contiguous().unbind())
@@ -156,7 +156,9 @@ class MuonAdamW(torch.optim.Optimizer):
             torch._foreach_add_(matrices, updates, alpha=-rate)
             return
         axis, sizes = _axis(layout), [size for size, _ in parts]
-        pieces = zip(*(tensor.split(sizes, axis) for tensor in (*matrices, *updates)), strict=True)
+        pieces = zip(
+            *(tensor.split_with_sizes(sizes, axis) for tensor in (*matrices, *updates)), strict=True
+        )
         for (_, factor), piece in zip(parts, pieces, strict=True):
             ours, theirs = piece[: len(matrices)], piece[len(matrices) :]
             torch._foreach_add_(ours, theirs, alpha=-rate * factor)
@@ -236,11 +238,11 @@ def _updates(ahead: Tensor, parts: tuple[tuple[int, float], ...], layout: str) -
     stack = ahead.flatten(2) if layout == "linear" else ahead.flatten(0, -3)
     stack = stack.mT if turned else stack
     sizes = [size for size, _ in parts] or [stack.shape[1]]
-    pieces: list[Tensor] = list(torch.split(stack, sizes, 1))
+    pieces: list[Tensor] = list(stack.split_with_sizes(sizes, 1))
     for size in dict.fromkeys(sizes):
         places = [place for place, other in enumerate(sizes) if other == size]
         done = orthogonalised(torch.cat([pieces[place] for place in places]).contiguous())
-        for place, update in zip(places, torch.split(done, len(stack)), strict=True):
+        for place, update in zip(places, done.chunk(len(places)), strict=True):
             pieces[place] = update
     updates = torch.cat(pieces, 1)
     return (updates.mT if turned else updates).reshape(ahead.shape)

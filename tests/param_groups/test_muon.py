@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import json
 import math
 import pickle
 
@@ -13,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
 from param_groups import Decay, Depth, Everett, Muon, PlanError, Role, Rule, guard, optim, plan
-from param_groups.check.reading import first_step
 from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
 from training import optimizers
@@ -353,126 +351,6 @@ def test_it_trains():
         scheduler.step()
     handle.remove()
     assert last < first - 0.3
-
-
-# Tensors that hold several matrices
-
-
-def held(shape, role=Role.MLP_IN, layout=None, parts=None, **numbers):
-    """One tensor under Muon, its plan and the parts of a gradient as separate matrices would be."""
-    model = nn.Module()
-    model.w = nn.Parameter(torch.zeros(shape))
-    numbers = {"lr": 0.02, "weight_decay": 0.1, "decay_mode": "independent", **numbers}
-    keys = {"applied": {"attention_scale": 1 / 16}, "head_dim": 16}
-    keys = keys if role is Role.QKV else {}
-    rule = Rule("w", role, layout, parts=parts)
-    made = plan(model, [rule], spectral(64, 64), absorb_multipliers=True, **numbers, **keys)
-    made.initialise(model, seed=0)
-    return model, made
-
-
-CUTS = {  # (shape, role, layout, parts) -> the matrices (out, in), by hand
-    "qkv": ((192, 64), Role.QKV, None, None, lambda w: w.split(64)),
-    "grouped keys": ((96, 64), Role.QKV, None, (64, 16, 16), lambda w: w.split([64, 16, 16])),
-    "their ratios": ((96, 64), Role.QKV, None, (4, 1, 1), lambda w: w.split([64, 16, 16])),
-    "one of two": ((128, 64), Role.QKV, None, (2, 1, 1), lambda w: w.split([64, 32, 32])),
-    "by head": ((192, 64), Role.QKV, None, (1,) * 12, lambda w: w.split(16)),
-    "conv1d": ((64, 192), Role.QKV, "transposed", None, lambda w: w.mT.split(64)),
-    "gate and up": ((256, 64), Role.MLP_IN, None, (1, 1), lambda w: w.split(128)),
-    "experts": ((3, 128, 64), Role.MLP_IN, "experts", None, lambda w: w.unbind()),
-    "halves": ((3, 128, 64), Role.MLP_IN, "experts", (1, 1), lambda w: w.reshape(6, 64, 64)),
-    "turned": (
-        *((3, 64, 128), Role.MLP_IN, "experts_transposed", (1, 1)),
-        lambda w: [half for one in w for half in one.mT.split(64)],
-    ),
-    "layers of experts": (
-        *((2, 3, 128, 64), Role.MLP_IN, "experts", None),
-        lambda w: w.flatten(0, 1).unbind(),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", CUTS)
-def test_fused_is_separate_to_the_bit_with_each_parts_own_rate(case):
-    shape, role, layout, parts, cut = CUTS[case]
-    model, made = held(shape, role, layout, parts)
-    pieces = [nn.Parameter(one.contiguous()) for one in cut(model.w.detach().clone())]
-    groups = [
-        {"params": [one], "lr": 0.02 * math.sqrt(len(one) / one.shape[1]), "optimizer": "muon"}
-        for one in pieces
-    ]
-    for group in groups:
-        group["weight_decay"] = made["w"].decay_per_step / group["lr"]
-    fused, separate = made.optimizers(model), MuonAdamW(groups)
-    for step in range(3):
-        model.w.grad = torch.randn(shape, generator=torch.Generator().manual_seed(step))
-        for one, gradient in zip(pieces, cut(model.w.grad), strict=True):
-            one.grad = gradient.contiguous()
-        fused.step()
-        separate.step()
-    for one, other in zip(cut(model.w.detach()), pieces, strict=True):
-        assert torch.equal(one, other)
-    assert made["w"].decay_per_step == pytest.approx(0.1)
-
-
-def test_what_is_printed_and_saved_is_the_rate_of_every_part():
-    model, made = held((96, 64), Role.QKV, None, (4, 1, 1))
-    assert made["w"].parts == ((64, 1.0), (16, 0.5), (16, 0.5))
-    assert "0.02 by Muon: 1 x 0.02 (64 outputs), 2 x 0.01 (16 outputs)" in made.table()
-    again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
-    assert again == made and not again.differences(made)
-    older = made.to_dict()
-    for row in older["rows"]:
-        del row["parts"], row["layout"]
-    assert Plan.from_dict(older).differences(made) == [
-        "w: layout  -> linear",
-        "w: parts () -> ((64, 1.0), (16, 0.5), (16, 0.5))",
-    ]
-    (group,) = made.groups(model, several=True)
-    assert group["parts"] == made["w"].parts and group["param_names"] == ["w"]
-    plain, whole = held((96, 64), Role.MLP_IN)
-    assert "parts" not in whole.groups(plain, several=True)[0]
-
-
-def test_a_state_without_the_parts_is_refused_and_one_from_json_goes_on():
-    model, made = held((96, 64), Role.QKV, None, (4, 1, 1))
-    optimizer = made.optimizers(model)
-    state = optimizer.state_dict()
-    optimizer.load_state_dict(
-        copy.deepcopy(state) | {"param_groups": json.loads(json.dumps(state["param_groups"]))}
-    )
-    model.w.grad = torch.ones_like(model.w)
-    optimizer.step()
-    del state["param_groups"][0]["parts"]
-    with pytest.raises(ValueError, match="parts are .* in the state, .*64, 1.0.* here"):
-        made.optimizers(model).load_state_dict(state)
-
-
-def test_a_decay_that_would_differ_between_parts_is_refused():
-    numbers = {"weight_decay": 0.1, "decay_mode": "per_group"}
-    held((192, 64), Role.QKV, **numbers)
-    with pytest.raises(PlanError, match="'w' .* matrices of 64, 16 outputs, .* 'independent'"):
-        held((96, 64), Role.QKV, None, (4, 1, 1), **numbers)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_kernel_is_flattened_and_groups_of_a_convolution_are_matrices(groups):
-    model = Kernel(n=8, out=16, groups=groups)
-    made = plan(model, [Rule("conv.weight", Role.HIDDEN)], spectral(8, 8), lr=0.02)
-    made.initialise(model, seed=0)
-    optimizer, before = made.optimizers(model), model.conv.weight.detach().clone()
-    model.conv.weight.grad = matrix(16, 72 // groups).view_as(model.conv.weight)
-    optimizer.step()
-    rate = 0.02 * math.sqrt((16 / groups) / (72 / groups))
-    for one in (model.conv.weight.detach() - before).flatten(1).split(16 // groups):
-        values = torch.linalg.svdvals(one) / rate
-        assert values.min() > 0.6 and values.max() < 1.3
-
-
-@pytest.mark.parametrize("case", CUTS)
-def test_a_step_is_as_large_as_the_audit_says(case):
-    model, made = held(*CUTS[case][:4])
-    assert 0.8 < first_step(model, [made.optimizers(model)], 1.0)["w"] < 1.2
 
 
 # Refusals
