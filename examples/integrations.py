@@ -4,6 +4,8 @@ Every function is the whole integration. They take an initialised model; guard()
 scheduler has changed the ratios between groups. tests/test_integrations.py runs them.
 """
 
+import re
+
 import torch
 
 from param_groups import guard, schedule
@@ -49,6 +51,55 @@ def hugging_face_later(model, numbers, arguments, data):
     return trainer.optimizer
 
 
+def hugging_face_muon(model, numbers, arguments, data):
+    """Muon and AdamW as the Trainer's one optimiser; TRL's trainers take the same."""
+    from transformers import Trainer
+
+    from param_groups.optim import MuonAdamW
+
+    groups = numbers.groups(model, several=True)  # several: MuonAdamW tells its groups apart
+    made = (MuonAdamW, {"params": groups})
+    trainer = Trainer(model, arguments, train_dataset=data, optimizer_cls_and_kwargs=made)
+    trainer.train()
+    return trainer.optimizer
+
+
+def accelerated(model, numbers, accelerator, batches, loss_of):
+    """accelerate: plan and initialise before `prepare`, which wraps model and optimiser."""
+    optimizer = numbers.optimizers(model)  # of a plan for AdamW alone, that
+    guard(optimizer, numbers)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for batch in batches:
+        accelerator.backward(loss_of(model, batch))
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def torchs_muon(model, numbers):
+    """torch.optim.Muon and torch.optim.AdamW, which need one schedule each: names and numbers."""
+    parameters, groups = dict(model.named_parameters()), {"adam": [], "muon": []}
+    for group in numbers.exported():
+        names = group["names"]
+        numbers_of_group = {key: group[key] for key in group.keys() - {"names", "optimizer"}}
+        chosen = {"params": [parameters[name] for name in names], **numbers_of_group}
+        groups[group["optimizer"]].append(chosen)
+    return torch.optim.Muon(groups["muon"]), torch.optim.AdamW(groups["adam"], betas=(0.9, 0.95))
+
+
+def torchtitan(numbers):
+    """Arguments of torchtitan's ParamGroupConfig, for OptimizersContainer.Config."""
+    kinds = {"muon": "DistMuon", "adam": "AdamW"}  # by the names that your version has for them
+    return [
+        {
+            "pattern": f"^({'|'.join(map(re.escape, group['names']))})$",
+            "optimizer_name": kinds[group["optimizer"]],
+            "optimizer_kwargs": {k: group[k] for k in group.keys() - {"names", "optimizer"}},
+        }
+        for group in numbers.exported()
+    ]
+
+
 def timm_optimizer(model, numbers):
     """timm's factory and schedule: floors of 0, since its own are absolute rates."""
     from timm.optim import create_optimizer_v2
@@ -74,8 +125,8 @@ def sharded(model, numbers, mesh):
 
 
 def configure_optimizers(self):
-    """A method of a LightningModule with `self.model` and `self.numbers`."""
-    optimizer = torch.optim.AdamW(self.numbers.groups(self.model))
+    """A method of a LightningModule with `self.model` and `self.numbers`, for AdamW or Muon."""
+    optimizer = self.numbers.optimizers(self.model, betas=(0.9, 0.999))
     steps = self.trainer.estimated_stepping_batches
     scheduler = schedule(optimizer, "cosine", total_steps=steps, warmup_steps=steps // 10)
     guard(optimizer, self.numbers)

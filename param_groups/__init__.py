@@ -17,6 +17,7 @@ from param_groups.rules.dinan import Dinan
 from param_groups.rules.everett import Everett
 from param_groups.rules.horizon import Horizon, timescale
 from param_groups.rules.muon import Muon
+from param_groups.rules.tied import Tied
 from param_groups.rules.tuned import Tuned, initial_stds
 from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
 from param_groups.schedules import guard, schedule
@@ -51,6 +52,7 @@ __all__ = [
     "Rule",
     "Size",
     "Tensor",
+    "Tied",
     "Tuned",
     "assign",
     "fans_of",

@@ -251,6 +251,39 @@ class Plan:
         both = {"betas": self.betas, "momentum": self.momentum}
         return {key: value for key, value in both.items() if value is not None}
 
+    def exported(self) -> list[dict[str, Any]]:
+        """Names and numbers for a trainer that builds torch's AdamW and Muon itself, a group each.
+
+        Keys are "names", "optimizer" ("adam" or "muon"), "lr", "weight_decay" and, for AdamW,
+        "eps". torch.optim.Muon, and torchtitan's DistMuon like it, multiply a rate by
+        sqrt(max(1, rows / columns)) and decay by the rate before: here the rate is over that factor
+        and the decay times it, so that steps and decays are the plan's. Frozen tensors are among
+        the names.
+
+        Raises PlanError for tensors that a Muon of theirs would orthogonalise as one matrix, or
+        refuse: several matrices, stacks, kernels; and for a plan of another optimiser.
+        """
+        groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in self.rows:
+            if row.optimizer not in ("adam", "muon"):
+                raise PlanError(f"{row.name!r} is for {row.optimizer}; exported has Muon and AdamW")
+            numbers = {"lr": row.lr, "weight_decay": row.weight_decay}
+            if row.optimizer == "adam":
+                numbers["eps"] = row.eps
+            elif row.layout:
+                raise PlanError(
+                    f"{row.name!r} {row.shape} holds several matrices or a kernel, which another "
+                    "Muon than plan.optimizers(model) takes as one or not at all: train with that, "
+                    "or with separate matrices"
+                )
+            else:
+                factor = math.sqrt(max(1.0, row.shape[0] / row.shape[1]))
+                numbers = {"lr": row.lr / factor, "weight_decay": row.weight_decay * factor}
+            key = (row.optimizer, *numbers.values())
+            group = groups.setdefault(key, {"names": [], "optimizer": row.optimizer, **numbers})
+            group["names"].append(row.name)
+        return [*groups.values()]
+
     def to_dict(self) -> dict[str, object]:
         """The plan as JSON types; betas and momentum where they are set."""
         fields = {key: value for key, value in asdict(self).items() if key not in Momenta._fields}

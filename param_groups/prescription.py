@@ -51,10 +51,10 @@ class Tensor:
         scale: what its rule multiplies its initial values by.
         unplaced: why nobody knows whether a branch holds it; "" where that is known.
         summed: why its gradient has no power of the width; "" where it has.
+        keep, measured: as in its rule.
         part_of: the role of the fused tensor that holds it at places that nobody knows.
         layout: of its axes.
         cuts: its rule's `parts`.
-        keep, measured: as in its rule.
 
     Raises:
         PlanError: a name that is no role.
@@ -76,10 +76,10 @@ class Tensor:
     unplaced: str = ""
     summed: str = ""
     part_of: Role | None = None
-    layout: Layout = Layout.LINEAR
-    cuts: tuple[int, ...] | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    layout: Layout = Layout.LINEAR
+    cuts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(choose("role", self.role, Role)))
@@ -247,6 +247,11 @@ class Prescription(ABC):
         """The averages of the optimisers, for a rule that sets them."""
         return Momenta()
 
+    @property
+    def ties(self) -> bool:
+        """Whether its embeddings are meant to read out, too."""
+        return False
+
     def at(self, tensor: Tensor) -> Size:
         """The size at a tensor."""
         return tensor.size or self.size
@@ -257,8 +262,13 @@ class Prescription(ABC):
         A row that serves as embedding and readout needs numbers that are meant for both. A decay
         that has a power of a size cannot be per rate where that has one, too.
         """
-        if tensor.reads_out:
+        if tensor.reads_out and not self.ties:
             self._refuse_tie(tensor)
+        elif tensor.reads_out and not asked.absorb and self.relative(tensor).multiplier != 1:
+            raise PlanError(
+                f"{tensor} is tied, and one multiplier would act in both of its places: plan with "
+                "absorb_multipliers=True"
+            )
         if not (asked.weight_decay and asked.decay_mode == "per_group"):
             return
         size = self.at(tensor)

@@ -183,9 +183,9 @@ class Role(StrEnum):
 
 
 UNTIE = (
-    "; to train from scratch, untie word embedding and readout (tie_word_embeddings=False in "
-    "Hugging Face's configs); a checkpoint would lose its head by that: take one rate for all "
-    "tensors, Everett('standard', n, n, alignment='global')"
+    "; to train from scratch, put Tied(...) around the rule, or untie word embedding and readout "
+    "(tie_word_embeddings=False in Hugging Face's configs); a checkpoint would lose its head by "
+    "that: take one rate for all tensors, Everett('standard', n, n, alignment='global')"
 )
 
 
@@ -216,13 +216,13 @@ class Rule:
         scale: multiplies the initial values (1e-6 for a LayerScale, 0 for a closed branch).
         trunk: True for tensors outside of all residual branches, False for those inside, where a
             rule for the depth cannot know.
+        keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
+        measured: factors of the forward pass that go with these tensors, as `traced` writes them.
         parts: of a tensor that holds several matrices, their sizes along the outputs or the ratios
             of these: (n, n, n), (4, 1, 1) for grouped keys, (1, 1) for gate and up, (1,) * 36 head
             by head. By default a qkv with three times as many outputs as inputs has three, and all
             else but groups of a convolution one. () says that no cut separates them (keys between
             queries, head by head).
-        keep: the model's own initial values stay: `initialise` draws none (a Mamba's dt_bias).
-        measured: factors of the forward pass that go with these tensors, as `traced` writes them.
 
     Raises:
         PlanError: a name that is neither role nor layout, a scale that is negative or not finite,
@@ -237,9 +237,9 @@ class Rule:
     layout: Layout | None = None
     scale: float = 1.0
     trunk: bool | None = None
-    parts: tuple[int, ...] | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    parts: tuple[int, ...] | None = None
 
     if TYPE_CHECKING:  # the fields hold members; names are taken, too
 
@@ -250,9 +250,9 @@ class Rule:
             layout: Layout | str | None = None,
             scale: float = 1.0,
             trunk: bool | None = None,
-            parts: Sequence[int] | None = None,
             keep: bool = False,
             measured: tuple[Measured, ...] = (),
+            parts: Sequence[int] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -300,9 +300,9 @@ class Assignment:
     tied_to: tuple[str, ...]
     scale: float = 1.0
     trunk: bool | None = None
-    parts: tuple[int, ...] | None = None
     keep: bool = False
     measured: tuple[Measured, ...] = ()
+    parts: tuple[int, ...] | None = None
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -430,8 +430,8 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                     "no convolution of torch: give its rule Layout.EXPERTS if it is a stack of "
                     "(out, in) matrices, one per layer or expert, Layout.LINEAR if it is a kernel"
                 )
-        own = (rule.scale, rule.trunk, rule.parts, rule.keep, rule.measured)
-        assignments.append(Assignment(first, parameter, rule.role, layout, tuple(tied), *own))
+        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk, rule.keep, rule.measured)
+        assignments.append(Assignment(first, parameter, *own, rule.parts))
     return assignments
 
 
@@ -482,8 +482,12 @@ def check_model(model: nn.Module) -> None:
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
         (
-            *(rule.role, rule.layout or rule.role.facts.layout, rule.scale, rule.trunk),
-            *(rule.parts, rule.keep),
+            rule.role,
+            rule.layout or rule.role.facts.layout,
+            rule.scale,
+            rule.trunk,
+            rule.keep,
+            rule.parts,
         )
         for rule in matching
     }

@@ -24,6 +24,7 @@ from param_groups.check.theory import (
 )
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
+from param_groups.roles import Role
 from param_groups.rules.exponents import HALF, LAYERS, ZERO
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
@@ -74,6 +75,8 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
                 found.append(Judged(key, "constant", None, None, DIFFERS, expected.source, note))
     for name in numbers.names:
         found += _of_tensor(name, numbers, expected)
+    if numbers.family == "sgd" or rule_of(plans[min(plans)]).get("eps_per_layer"):
+        found += _shared_keys(numbers, expected)
     factors = {"residual_multiplier": -expected.residual}
     if expected.published:
         factors["logit_multiplier"] = -expected.logit
@@ -157,6 +160,23 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
         elif zeros == {False} and (quantity, whole.kind) != ("start", "constant"):
             values = [value for p in between if (value := p.of(quantity)) is not None]
             result.append(_word(name, quantity, values, aim, expected))
+    return result
+
+
+def _shared_keys(numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    """Keys and values whose outputs over inputs are others at another width: as many more heads
+    add to their gradients, of which SGD's rates and an epsilon of its own know no power."""
+    result = []
+    for name in numbers.names if numbers.size == "width" else ():
+        rows = [numbers.plans[size][name] for size in numbers.sizes]
+        shares = [row.fan_out / row.fan_in for row in rows]
+        facts = Role(rows[0].role).facts
+        if facts.kind == "hidden" and facts.shared and len({*shares}) > 1:
+            note = ", ".join(
+                f"{share:.4g} outputs per input at {size}"
+                for share, size in zip(shares, numbers.sizes, strict=True)
+            )
+            result.append(Judged(name, "heads", None, None, DIFFERS, expected.source, note))
     return result
 
 

@@ -25,7 +25,8 @@ class Promise:
     `start` and `step` are by kind of tensor (`kind_of`); "query" is for queries and keys where
     these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
     is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
-    size in head dimension times attention scale. `logit` is that of a factor on tied logits.
+    size in head dimension times attention scale. `logit` is that of a factor on tied logits, `tied`
+    whether they are an embedding's.
 
     `multiplier` is a, where the paper multiplies a kind by size^(-a): its constant epsilon, in the
     form without multipliers, goes as size^a. With `eps_follows` epsilon goes as the gradient does.
@@ -41,6 +42,7 @@ class Promise:
     residual: Fraction = ZERO
     attention: Fraction = ZERO
     logit: Fraction = ZERO
+    tied: bool = False
     published: bool = True
     multiplier: Mapping[str, Fraction] = field(default_factory=dict)
     eps_follows: bool = False
@@ -130,7 +132,14 @@ def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
             decay = {"hidden": -promise.step["hidden"]}
     else:
         decay = dict.fromkeys(("hidden", "readout"), _fraction(rule.get("decay_exponent", 0)))
-    return replace(promise, eps_follows=bool(rule.get("eps_per_layer")), decay=decay)
+    tied = bool(rule.get("tied"))
+    return replace(
+        promise,
+        eps_follows=bool(rule.get("eps_per_layer")),
+        decay=decay,
+        tied=tied,
+        logit=ONE if tied and promise.size == "width" else ZERO,
+    )
 
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:

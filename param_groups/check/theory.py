@@ -241,6 +241,8 @@ def expectation(
         return ZERO, ZERO
     if expected is None or not _is_steady(expected):
         return (None, None) if (quantity, part) == ("init", "logits") else (ZERO, ZERO)
+    if quantity == "init" and part == "logits" and expected.tied:
+        return (ZERO, -HALF) if expected.size == "width" else (ZERO, ZERO)
     if quantity == "init":
         return expected.init(part) if part == "logits" else ZERO, expected.init(part)
     if expected.alignment is None:
@@ -269,7 +271,9 @@ def expected_gradient(
     """
     if part == "router" or expected is None:
         return None
-    if part == "logits":  # a factor behind the readout that the plan has
+    if part == "logits":  # a factor behind the readout that the plan has; Tied's is in its output
+        if expected.tied:
+            return ZERO
         return numbers.factor("logit_multiplier") or ZERO
     names = [one for one in numbers.names if name in (one, one.rpartition(".")[0])]
     if not _is_steady(expected) or not names:
@@ -304,6 +308,8 @@ def expected_update(
 
 def exception(expected: Promise | None, quantity: str, part: str) -> str:
     """Why a slope may differ from its aim towards the prediction; "" where it may not."""
+    if expected is not None and (quantity, part) == ("init", "logits") and expected.tied:
+        return _OTHERS
     if expected is None or quantity == "init":
         return ""
     if quantity == "update":
@@ -317,6 +323,10 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
 
 
 # The exceptions, each with its source.
+_OTHERS = (
+    "of tied logits that of a position's own token is of order one at every width, those of the "
+    "others are random sums that fall as width^(-1/2) until they are smaller"
+)
 _QUERIES = (
     "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
     "so queries and keys move less by a factor N^(-1/2) (Bordelon et al., Figure 13)"

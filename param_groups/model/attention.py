@@ -3,6 +3,7 @@ products. An attention counts once its products enter a softmax."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,3 +132,27 @@ def places(attentions: Sequence[Attention]) -> Mapping[str, dict[str, Ranges]]:
             for name, reached in parts.items():
                 found.setdefault(name, {})[place] = reached
     return found
+
+
+def cuts(places: Mapping[str, Ranges], split: Sequence[int]) -> tuple[int, ...] | None:
+    """The ratios of the matrices in a fused one, as in `Rule.parts`: () where no cut is known to
+    separate them, None for a matrix that is one.
+
+    They are the outputs that make queries, keys and values, one after the other, or those into
+    which the result is `split`.
+    """
+    sizes = [*split]
+    if len(places) > 1:
+        if None in places.values():
+            return ()
+        ends = sorted({pair for reached in places.values() for pair in reached or ()})
+        if len(ends) == 1:  # queries and keys in one
+            return None
+        apart = all(a[1] == b[0] for a, b in itertools.pairwise(ends)) and ends[0][0] == 0
+        sizes = [b - a for a, b in ends] if apart and not split else sizes
+        if not sizes:
+            return ()
+    if len(sizes) < 2:
+        return None
+    unit = math.gcd(*sizes)
+    return tuple(size // unit for size in sizes)

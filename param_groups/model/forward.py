@@ -58,7 +58,14 @@ def forward_pass(
         raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
     if head_dim is not None:
         check_sizes("plan", head_dim=head_dim)
-    applied, wanted, rule = applied or {}, prescription.forward(), prescription.form
+    tied = [tensor for tensor in tensors if tensor.reads_out]
+    if prescription.ties and not tied:
+        raise PlanError(
+            f"{prescription.form} is for a word embedding that is the readout, too, and this model "
+            "has none: leave Tied out"
+        )
+    logits_at = tied[0].size if tied else None  # in a model of several widths
+    applied, wanted, rule = applied or {}, prescription.forward(logits_at), prescription.form
     held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
     held += _traced(tensors, {name for one in held for name in one.queries})
     factors: dict[tuple[str, int | None], Factor] = {}

@@ -26,7 +26,7 @@ class Reading:
         use: the function that takes it, with the way to it.
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
-        start: how a fresh one starts, in words; `scale` and `keep` as in `Rule`.
+        start: how a fresh one starts, in words; `scale`, `keep` and `parts` as in `Rule`.
         inside: whether a residual branch holds it; `after_blocks`: whether it meets something
             that a branch has joined.
         places: of which attention's places its outputs are, and which outputs.
@@ -45,6 +45,7 @@ class Reading:
     start: str = ""
     scale: float = 1.0
     keep: bool = False
+    parts: tuple[int, ...] | None = None
     inside: bool = False
     after_blocks: bool = False
     places: Mapping[str, Ranges] = field(default_factory=dict)

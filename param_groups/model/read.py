@@ -75,10 +75,10 @@ def read(
                 scale=one.scale,
                 unplaced=unplaced,
                 summed=summed[one.name],
-                layout=one.layout,
-                cuts=_cuts(model, one, gated),
                 keep=one.keep,
                 measured=one.measured,
+                layout=one.layout,
+                cuts=_cuts(model, one, gated),
             )
         )
     return tensors
@@ -205,10 +205,13 @@ def _few(assignment: Assignment, width: float) -> str:
     """Why the gradient of a tensor that heads share has no power of the width; "" if it has one.
 
     The gradient is a sum over these heads: as the number of heads grows with the width, so does
-    the gradient, unless the tensor's fan-out grows alike.
+    the gradient, unless the tensor's fan-out grows alike. Matrices of keys and values are taken to
+    do so: as many heads share a key at every width, a constant. One model cannot show otherwise;
+    a base model can, and so can a check, which compares widths.
     """
-    outputs = assignment.fans[1]
-    if not assignment.role.facts.shared or assignment.role is Role.HIDDEN_BIAS or outputs >= width:
+    outputs, facts = assignment.fans[1], assignment.role.facts
+    matrix = IN in facts.grows
+    if not facts.shared or matrix or assignment.role is Role.HIDDEN_BIAS or outputs >= width:
         return ""
     return (
         f"has {outputs} outputs, fewer than the width {width:g}: heads that share it add to its "
@@ -266,6 +269,15 @@ def _base_sizes(
             f"{second!r} {other:g} times, so that gradients have no common power of the width "
             "(scale all widths alike)"
         )
+    for a in assignments:
+        into, out = grew[a.name]
+        if a.role.facts.shared and IN in a.role.facts.grows and into != out:
+            several = (
+                f"stands in a model where {a.name!r} ({a.role}) has {out:g} times the outputs of "
+                f"the base model and {into:g} times the inputs: other numbers of heads share a key "
+                "there, so that gradients have no known power of the width (keep their ratio)"
+            )
+            break
     depth = prescription.size.depth
     at = {name: at_base.width * ratio[0 if name in sums else 1] for name, ratio in grew.items()}
     return {name: Size(width, depth) for name, width in at.items()}, several

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.model.attention import Attention, Ranges, places
+from param_groups.model.attention import Attention, Ranges, cuts, places
 from param_groups.model.judging import (
     Reading,
     biases_of_readouts,
@@ -159,7 +159,7 @@ def traced(
     blind = ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
-    at = places(large.attentions)
+    at, at_small = places(large.attentions), places(small.attentions)
     readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
     biases_of_readouts(readings)
     inputs_of_branches(readings, large)
@@ -171,6 +171,12 @@ def traced(
     read_starts(readings, small, large, again, draw)
     for reading in readings:
         reading.axes = _axes(reading, small, sorted(widths))
+        if reading.role and reading.role.facts.kind == "hidden":
+            halves = [
+                cuts(where.get(reading.name, {}), notes.splits.get(reading.name, ()))
+                for where, notes in ((at_small, small), (at, large))
+            ]
+            reading.parts = halves[1] if halves[0] == halves[1] else ()
         if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
             doubts.append(f"which outputs of {reading.name} make which place was not read")
     by_hand = _by_hand(known, readings, measured)
@@ -181,7 +187,7 @@ def traced(
         factors=said,
         starts={r.name: r.start for r in readings if r.start},
         doubts=tuple(doubts),
-        made=(*by_hand, *_rules([r for r in readings if r.why != _HAND], measured, small, large)),
+        made=(*by_hand, *_rules([r for r in readings if r.why != _HAND], measured, large)),
         blind=blind,
     )
 
@@ -327,10 +333,7 @@ def _by_hand(
 
 
 def _rules(
-    readings: Sequence[Reading],
-    measured: Mapping[str, Sequence[Measured]],
-    small: Notes,
-    large: Notes,
+    readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Notes
 ) -> list[Rule]:
     """A rule per kind: a pattern over block numbers where that names its tensors and no other."""
     kinds: dict[Rule, list[str]] = {}
@@ -339,9 +342,8 @@ def _rules(
             continue
         layout = r.layout if r.layout is not r.role.facts.layout or _is_stack(r) else None
         trunk = not r.inside if r.role.facts.branch else None
-        parts = _parts(r, small, large)
-        own = (r.scale, trunk, parts, r.keep, tuple(measured.get(r.name, ())))
-        rule = Rule(_starred(r.name), r.role, layout, *own)
+        factors = tuple(measured.get(r.name, ()))
+        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors, r.parts)
         kinds.setdefault(rule, []).append(r.name)
     rules: list[Rule] = []
     for rule, names in kinds.items():
@@ -360,29 +362,6 @@ def _rules(
                         break
             kept += 1
     return rules
-
-
-def _parts(r: Reading, small: Notes, large: Notes) -> tuple[int, ...] | None:
-    """What a rule says of the matrices in one tensor: their outputs in lowest terms, in order.
-
-    () where no cut separates them at both widths; None for one matrix, or a plain qkv.
-    """
-    if len(r.places) > 1:
-        spans = [ranges[0] for ranges in r.places.values() if ranges and len(ranges) == 1]
-        ends = [0, *(end for _, end in sorted(spans))]
-        whole = len(spans) == len(r.places) and ends[-1] == r.fan_out
-        if not whole or [start for start, _ in sorted(spans)] != ends[:-1]:
-            return ()
-        parts = _lowest([b - a for a, b in itertools.pairwise(ends)])
-        return None if parts == (1, 1, 1) and r.fan_out == 3 * r.fan_in else parts
-    if r.role not in (Role.HIDDEN, Role.MLP_IN) or r.name not in large.splits:
-        return None
-    parts = _lowest(large.splits[r.name])
-    return parts if parts == _lowest(small.splits.get(r.name, ())) else ()
-
-
-def _lowest(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(size // math.gcd(*sizes) for size in sizes)
 
 
 def _is_stack(r: Reading) -> bool:

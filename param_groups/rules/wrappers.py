@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from param_groups.families import OPTIMIZER_FAMILY, epsilon_power
-from param_groups.prescription import Forward, Prescription, Size, Tensor, plain
+from param_groups.prescription import Forward, Momenta, Prescription, Size, Tensor, plain
 from param_groups.quantities import (
     Numbers,
     check_finite,
@@ -98,6 +98,16 @@ class Around(Prescription):
     def base(self) -> Size | None:
         """The rule's base size."""
         return self.rule.base
+
+    @property
+    def momenta(self) -> Momenta:
+        """The rule's."""
+        return self.rule.momenta
+
+    @property
+    def ties(self) -> bool:
+        """As the rule."""
+        return self.rule.ties
 
     @property
     def form(self) -> str:

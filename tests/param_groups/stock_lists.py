@@ -38,7 +38,7 @@ _LLAMA_MATRICES = (
     *_each(Role.MLP_IN, "*.mlp.gate_proj.weight", "*.mlp.up_proj.weight"),
     Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
     *_each(Role.ROUTER, "*.mlp.gate.weight", "*_moe.router.weight"),
-    Rule("*.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
+    Rule("*.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS, parts=(1, 1)),
     Rule("*.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
     Rule("*_proj.bias", Role.HIDDEN_BIAS),
     Rule("lm_head.weight", Role.READOUT),
@@ -63,7 +63,7 @@ GEMMA_RULES = (
 
 GPT_NEOX_RULES = (
     Rule("gpt_neox.embed_in.weight", Role.TOKEN_EMBEDDING),
-    Rule("*.attention.query_key_value.weight", Role.QKV),
+    Rule("*.attention.query_key_value.weight", Role.QKV, parts=()),  # head by head
     Rule("*.attention.dense.weight", Role.ATTENTION_OUTPUT),
     Rule("*.mlp.dense_h_to_4h.weight", Role.MLP_IN),
     Rule("*.mlp.dense_4h_to_h.weight", Role.MLP_OUT),

@@ -159,15 +159,15 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
 
     with pytest.raises(PlanError, match="q_norm.weight' .*has 16 outputs, fewer than the width 64"):
         planned(model("Qwen3", 4, 4), **settings)
-    with pytest.raises(PlanError, match="k_proj.weight' .*has 16 outputs, fewer than .*base="):
-        planned(model("Llama", 4, 1), **settings)
+    assert planned(model("Llama", 4, 1), **settings)  # as many heads share a key at every width
     assert planned(model("Llama", 4, 1)) and planned(model("Llama", 4, 4), **settings)
     for wide, base, tensor in (
         (model("Qwen3", 4, 4), model("Qwen3", 2, 2), "k_norm.weight"),
         (model("Qwen2", 4, 1), model("Qwen2", 2, 1), "v_proj.bias"),
         (model("Llama", 4, 1), model("Llama", 2, 1), "v_proj.weight"),
     ):
-        with pytest.raises(PlanError, match=f"where .*{tensor}' (is )?1 times"):
+        first = tensor if "norm" in tensor else "k_proj.weight"
+        with pytest.raises(PlanError, match=f"where .*{first}'( is| .key. has)? 1 times"):
             planned(wide, base, **settings)
         assert planned(wide, base)  # Adam without an epsilon per layer sees no gradient's size
     assert planned(model("Qwen3", 2, 2, 32), model("Qwen3", 2, 2), **settings)

@@ -21,7 +21,7 @@ from param_groups import (
     plan,
     traced,
 )
-from tests.param_groups import traced_odd, traced_text, traced_vision
+from tests.param_groups import traced_odd, traced_text
 from tests.param_groups.traced_blocks import (
     IDS,
     Apart,
@@ -197,13 +197,22 @@ def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
     assert groups["query"][:2] == ((0, 16), (32, 48)) and groups["key"][0] == (16, 24)
     both = read(traced_text.groups_interleaved)["blocks.0.mlp.both.weight"].why
     assert both.endswith("split into 128 + 128")
+    cuts = lambda build, name: read(build)[f"blocks.0.{name}"].parts
+    assert cuts(stack(traced_text.Fused, norm=nn.LayerNorm), "attn.c_attn.weight") == (1, 1, 1)
+    assert cuts(traced_text.groups_interleaved, "mlp.both.weight") == (1, 1)
+    assert cuts(traced_text.groups_interleaved, "attn.qkv.weight") == ()  # no cut separates them
+    assert cuts(traced_odd.all_in_one_matrix, "1.all.weight") == ()  # other ratios elsewhere
+    assert cuts(stack(), "attn.a.weight") is None
 
 
-def test_muon_refuses_fused_tensors_that_a_trace_finds():
-    build = traced_vision.talking_heads
-    rules = traced(build, traced_vision.look, (BASE, WIDE)).rules
-    with pytest.raises(PlanError, match="key_value"):
-        plan(build(WIDE), rules, Muon(Everett("mup", WIDE, BASE, qk_exponent=-0.5)), lr=1.0)
+def test_muon_takes_the_parts_that_a_trace_finds_and_refuses_what_no_cut_separates():
+    rule = Muon(Everett("mup", WIDE, BASE, qk_exponent=-0.5))
+    build = stack(traced_text.Fused, norm=nn.LayerNorm)
+    row = plan(build(WIDE), read(build).rules, rule, lr=1.0)["blocks.0.attn.c_attn.weight"]
+    assert row.optimizer == "muon" and row.lr == 1.0  # that of a square third
+    build = traced_text.groups_interleaved
+    with pytest.raises(PlanError, match="attn.qkv.weight"):
+        plan(build(WIDE), read(build).rules, rule, lr=1.0)
 
 
 # Refusals

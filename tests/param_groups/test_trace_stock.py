@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import PlanError, Role, traced
+from param_groups import PlanError, Role, rules_for, traced
 from param_groups.check import stock
 from param_groups.roles import assign, present
-from param_groups.stock.rules import fitting
 from param_groups.stock.rules import stock as made
 from tests.param_groups.stock_lists import LISTS
 
@@ -68,8 +67,7 @@ def by_hand(name, model):
     """The rules that were written for a model, tensor by tensor."""
     kind = name.removeprefix("hf:")
     if not name.startswith("hf:"):
-        ((_, rules),) = fitting(model).items()
-        return rules
+        return rules_for(model)
     return present(LISTS[KINDS.get(kind, "GEMMA" if "gemma" in kind else "LLAMA")], model)
 
 
@@ -119,6 +117,9 @@ def test_a_trace_is_the_list_or_better(name):
         role = str(same.get(one.role, one.role))
         listed = (role, str(one.layout), one.fans, in_a_branch(one, lists))
         assert ours == listed or is_known_exception(name, one.name, ours, listed), one.name
+        thirds = (1, 1, 1) if role == "qkv" and one.parts is None else one.parts
+        if mine.role is one.role and mine.role.facts.kind == "hidden":  # what Muon cuts
+            assert mine.parts == thirds, one.name
     if short in UNUSED:
         with pytest.raises(PlanError, match=f"'{UNUSED[short]}' is taken by nothing; .*known="):
             _ = found.rules

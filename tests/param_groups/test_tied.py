@@ -1,0 +1,182 @@
+"""Tied embeddings trained from scratch, and keys that heads share: numbers, checks and refusals."""
+
+import pytest
+import torch
+from torch import nn
+
+from param_groups import (
+    CompleteP,
+    Decay,
+    Depth,
+    EpsFollows,
+    Everett,
+    Muon,
+    PlanError,
+    Rule,
+    Tied,
+    fans_of,
+    plan,
+    rules_for,
+)
+from param_groups.check import Check, fit, judge, measure
+from param_groups.check.stock import HEAD_DIM, batch_of, loss_of, sizes
+from param_groups.check.theory import EXCEPTION, GROWS, OK, VANISHES
+from param_groups.stock.rules import stock
+
+WIDTHS = (64, 128, 256)
+
+
+def everett(width, **more):
+    return Everett("mup", width, 64, qk_exponent=-0.5, **{"embedding_std": 0.25, **more})
+
+
+def gpt2(width, factor=None):
+    """A small GPT-2, tied, which multiplies its logits."""
+    model = stock("hf:gpt2", **sizes("hf:gpt2", width), tie_word_embeddings=True)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    factor = 64 / width if factor is None else factor
+    model.lm_head.register_forward_hook(lambda _, inputs, output: output * factor)
+    return model
+
+
+def planned(width, rule, model=None, **more):
+    model = model or gpt2(width)
+    applied = {"logit_multiplier": 64 / width}
+    keys = {"lr": 2**-8, "absorb_multipliers": True, "applied": applied, **more}
+    return model, plan(model, rules_for(model), rule, **keys)
+
+
+@pytest.mark.parametrize("around", [lambda r: r, Muon, EpsFollows, lambda r: Depth(r, 2, 2)])
+def test_a_tied_tensor_has_the_embeddings_numbers_and_all_others_their_own(around):
+    _, tied = planned(128, around(Tied(everett(128))))
+    other, untied = (model := stock("hf:gpt2", **sizes("hf:gpt2", 128))), None
+    untied = plan(other, rules_for(model), around(everett(128)), lr=2**-8, absorb_multipliers=True)
+    for row in tied.rows:
+        same = untied[row.name]
+        assert (row.lr, row.eps, row.init_std) == (same.lr, same.eps, same.init_std)
+    assert tied["lm_head.weight"] is tied["transformer.wte.weight"]
+    assert ("logit_multiplier", 0.5) in [(one.name, one.value) for one in tied.forward]
+
+
+def test_order_changes_no_number():
+    inside = planned(128, Tied(Muon(Decay(everett(128), exponent=-1))))[1]
+    outside = planned(128, Decay(Muon(Tied(everett(128))), exponent=-1))[1]
+    assert not inside.differences(outside)
+
+
+def test_with_a_base_model_the_logits_follow_its_width():
+    rule = Tied(everett(64))
+    with torch.device("meta"):
+        base = fans_of(gpt2(64), rules_for(gpt2(64)))
+    _, made = planned(128, rule, base=base)
+    assert ("logit_multiplier", 0.5) in [(one.name, one.value) for one in made.forward]
+
+
+def untied():
+    model = stock("hf:gpt2", **sizes("hf:gpt2", 64))
+    plan(model, rules_for(model), Tied(everett(64)), lr=0.1, absorb_multipliers=True)
+
+
+def by_the_readout():
+    model = gpt2(64)
+    rules = [
+        Rule("lm_head.weight", "readout") if rule.pattern == "transformer.wte.weight" else rule
+        for rule in rules_for(model)
+    ]
+    plan(model, rules, Tied(everett(64)), lr=0.1, absorb_multipliers=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (untied, "this model has none: leave Tied out"),
+        (by_the_readout, "is tied to an embedding: name it once, as token_embedding"),
+        (lambda: planned(64, everett(64)), "is tied to .* gives token_embedding .* Tied"),
+        (lambda: planned(64, Tied(everett(64)), absorb_multipliers=False), "absorb_multipliers"),
+        (
+            lambda: planned(128, Tied(everett(128)), applied={}),
+            "has logit_multiplier 0.5 in the forward pass, which this model does not apply",
+        ),
+        (
+            lambda: planned(128, Tied(everett(128)), applied={"logit_multiplier": 1.0}),
+            "logit_multiplier is 1, but .* has 0.5",
+        ),
+        (lambda: Tied(Tied(everett(64))), "Tied stands around Tied.Everett. already"),
+    ],
+)
+def test_what_would_be_a_wrong_model_is_refused(wrong, message):
+    with pytest.raises(PlanError, match=message):
+        wrong()
+
+
+# What the check measures
+
+
+def coordinate(around, factor=None, name="hf:gpt2"):
+    def task(width, seed):
+        model, made = planned(width, around(width), gpt2(width, factor))
+        return Check(model, made, [batch_of(name, seed)], loss_of)
+
+    measured = measure(task, WIDTHS, steps=2, seeds=(0, 1))
+    return fit(measured), judge(measured.plans)
+
+
+@pytest.mark.parametrize("around", [Tied, lambda rule: Muon(Tied(rule))])
+def test_logits_start_at_order_one_and_no_number_is_off(around):
+    slopes, numbers = coordinate(lambda width: around(everett(width)))
+    assert {one.verdict for one in numbers} == {OK}
+    words = {s.verdict for s in slopes if s.verdict != "-"}  # two seeds leave gradients unclear
+    assert not words & {GROWS, VANISHES}
+    (start,) = (s for s in slopes if s.quantity == "init" and s.part == "logits")
+    assert start.aim == 0 and start.predicted == -0.5 and start.verdict in (OK, EXCEPTION)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1 / 64])
+def test_a_factor_that_the_model_does_not_apply_shows(factor):
+    slopes, _ = coordinate(lambda width: Tied(everett(width)), factor)
+    words = {s.verdict for s in slopes if s.part == "logits"}
+    assert GROWS in words
+
+
+# Keys that heads share
+
+
+def llama(width, heads_per_key, head_dim=HEAD_DIM):
+    keys = {"num_key_value_heads": width // head_dim // heads_per_key, "head_dim": head_dim}
+    return stock("hf:llama", **{**sizes("hf:llama", width), **keys})
+
+
+@pytest.mark.parametrize("ratio", [1, 4, 8])
+def test_a_ratio_that_is_one_at_all_widths_has_no_power(ratio):
+    """Without a base model, and with one that says the same."""
+    with torch.device("meta"):
+        wide, base = llama(256, ratio), llama(128, ratio)
+    keys = {"lr": 0.1, "absorb_multipliers": True}
+    keys["applied"] = {"residual_multiplier": 1.0}
+    rule = CompleteP(256, 128, 2, 2, qk_exponent=-0.5)
+    alone = plan(wide, rules_for(wide), rule, **keys)
+    several = CompleteP(128, 128, 2, 2, qk_exponent=-0.5)
+    beside = plan(wide, rules_for(wide), several, base=base, **keys)
+    for row in alone.rows:
+        assert row.eps == pytest.approx(beside[row.name].eps, rel=1e-12)
+    sgd = Everett("mup", 256, 128, "sgd", qk_exponent=-0.5)
+    assert plan(wide, rules_for(wide), sgd, lr=0.1, absorb_multipliers=True)
+
+
+def test_a_ratio_that_changes_is_refused_beside_a_base_model_and_by_the_check():
+    with torch.device("meta"):
+        models = {width: llama(width, width // 64) for width in (128, 256)}
+    rule = CompleteP(128, 128, 2, 2, qk_exponent=-0.5)
+    keys = {"lr": 0.1, "absorb_multipliers": True}
+    with pytest.raises(PlanError, match="'.*k_proj.weight' .key. has 1 times .*share a key"):
+        plan(models[256], rules_for(models[256]), rule, base=models[128], **keys)
+    plans = {}
+    for width, model in models.items():
+        rule = CompleteP(width, 128, 2, 2, qk_exponent=-0.5)
+        plans[width] = plan(model, rules_for(model), rule, **keys)
+    off = {one.name.split(".")[-2]: one.note for one in judge(plans) if one.quantity == "heads"}
+    assert off == dict.fromkeys(
+        ("k_proj", "v_proj"), "0.5 outputs per input at 128, 0.25 outputs per input at 256"
+    )
