@@ -49,7 +49,6 @@ class Around(Prescription):
 
     rule: Prescription
     described: ClassVar[Mapping[str, str]] = {}
-    outermost: ClassVar[bool] = False  # whether others would undo what it does
 
     @abstractmethod
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
@@ -61,7 +60,7 @@ class Around(Prescription):
             raise PlanError(f"{name} goes around a prescription, got {self.rule!r}")
         if name in self.rule.form.replace("(", " ").replace(")", " ").split():
             raise PlanError(f"{name} stands around {self.rule.form} already; leave one out")
-        if getattr(self.rule, "outermost", False):
+        if self.rule.outermost:
             inner = type(self.rule).__name__
             raise PlanError(f"{name} would undo what {inner} does; put {inner} around {name}")
         for key in fields(self):
