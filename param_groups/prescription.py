@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from param_groups.families import ALIASES, exponent_optimizer
 from param_groups.quantities import Asked, Numbers, check_positive, python_number
@@ -219,6 +219,7 @@ class Prescription(ABC):
 
     width: float
     optimizer: str
+    outermost: ClassVar[bool] = False  # whether a prescription around it would undo what it does
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Numbers:

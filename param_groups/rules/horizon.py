@@ -194,16 +194,23 @@ class Horizon(Around):
     def _check_averages(self) -> None:
         known = (*AVERAGES.get(self.optimizer, ()), *["betas"] * (self.optimizer == "muon"))
         named = [(key, AVERAGED[key.rpartition(" ")[2]]) for key in self.pairs if " " in key]
-        given = [key for key in ("betas", "momentum") if vars(self)[key] is not None]
+        given = [key for key, value in self._tuned._asdict().items() if value is not None]
         for key, where in (*named, *zip(given, given, strict=True)):
             if where not in known:
                 raise PlanError(f"Horizon: {self.optimizer} has no {where}, so leave out {key!r}")
             if where not in given:
                 raise PlanError(f"Horizon: powers of {key!r} need {where}=, those at the base")
+            if None not in (vars(self)[where], getattr(self.rule.momenta, where)):
+                raise PlanError(f"Horizon: {self.rule.form} sets {where}; leave out {where}=")
         for one in AVERAGED:
             if {ONE_LESS + one, HALF_LIFE + one} <= self.pairs.keys():
                 raise PlanError(f"Horizon: powers name {one} twice; leave one out")
         _ = self.momenta  # refuses what would leave [0, 1)
+
+    @property
+    def _tuned(self) -> Momenta:
+        betas, momentum = self.rule.momenta
+        return Momenta(self.betas or betas, momentum if self.momentum is None else self.momentum)
 
     @property
     def pairs(self) -> Mapping[str, Pair]:
@@ -228,9 +235,10 @@ class Horizon(Around):
     @property
     def momenta(self) -> Momenta:
         """The averages of its optimisers, at this batch and horizon."""
-        one, two = map(self._average, ("beta1", "beta2"), self.betas or (0.0, 0.0))
-        momentum = None if self.momentum is None else self._average("momentum", self.momentum)
-        return Momenta(self.betas and (one, two), momentum)
+        betas, momentum = self._tuned
+        if betas is not None:
+            betas = (self._average("beta1", betas[0]), self._average("beta2", betas[1]))
+        return Momenta(betas, None if momentum is None else self._average("momentum", momentum))
 
     def _average(self, name: str, base: float) -> float:
         if HALF_LIFE + name in self.pairs:  # steps of b tokens each

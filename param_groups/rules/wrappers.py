@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from param_groups.families import OPTIMIZER_FAMILY, epsilon_power
-from param_groups.prescription import Forward, Prescription, Size, Tensor, plain
+from param_groups.prescription import Forward, Momenta, Prescription, Size, Tensor, plain
 from param_groups.quantities import (
     Numbers,
     check_finite,
@@ -49,7 +49,6 @@ class Around(Prescription):
 
     rule: Prescription
     described: ClassVar[Mapping[str, str]] = {}
-    outermost: ClassVar[bool] = False  # whether others would undo what it does
 
     @abstractmethod
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
@@ -61,7 +60,7 @@ class Around(Prescription):
             raise PlanError(f"{name} goes around a prescription, got {self.rule!r}")
         if name in self.rule.form.replace("(", " ").replace(")", " ").split():
             raise PlanError(f"{name} stands around {self.rule.form} already; leave one out")
-        if getattr(self.rule, "outermost", False):
+        if self.rule.outermost:
             inner = type(self.rule).__name__
             raise PlanError(f"{name} would undo what {inner} does; put {inner} around {name}")
         for key in fields(self):
@@ -98,6 +97,11 @@ class Around(Prescription):
     def base(self) -> Size | None:
         """The rule's base size."""
         return self.rule.base
+
+    @property
+    def momenta(self) -> Momenta:
+        """The rule's."""
+        return self.rule.momenta
 
     @property
     def ties(self) -> bool:

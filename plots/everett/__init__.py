@@ -12,7 +12,6 @@ FIGURES = (
     "depth",
     "length",
     "transfer",
-    "batch_and_tokens",
     "table_4",
     "table_4_constants",
 )

@@ -113,22 +113,19 @@ TRANSFER = {
         Rule("Muon, match RMS, D^(-1/2)", "ours", "muon_match_rms_scaled", "adam_mup"),
         Rule("Adam, muP", "Yang 2021", "adam_mup"),
     ),
-}
-
-# The best rate at other batches with as many tokens (B), and at other lengths of one batch (T).
-HORIZON_WIDTHS = (64, 128)
-BATCH = {
-    f"batch, D = {n}": (
-        Rule("rate as B^0", "", f"batch_{n}"),
-        Rule("rate as B^(1/2)", "Malladi 2022", f"batch_{n}", power=0.5),
-    )
-    for n in HORIZON_WIDTHS
-}
-STEPS_OF_ONE_BATCH = {
-    f"tokens, D = {n}": (
-        Rule("rate as T^0", "nanochat", f"horizon_{n}"),
-        Rule("rate as T^(-0.32)", "Ren 2026", f"horizon_{n}", power=-0.32),
-        Rule("rate as T^(-1/2)", "held noise", f"horizon_{n}", power=-0.5),
-    )
-    for n in HORIZON_WIDTHS
+    **{
+        f"batch, D = {n}": (
+            Rule("rate as B^0", "", f"batch_{n}"),
+            Rule("rate as B^(1/2)", "Malladi 2022", f"batch_{n}", power=0.5),
+        )
+        for n in (64, 128)
+    },
+    **{
+        f"tokens, D = {n}": (
+            Rule("rate as T^0", "nanochat", f"horizon_{n}"),
+            Rule("rate as T^(-0.32)", "Ren 2026", f"horizon_{n}", power=-0.32),
+            Rule("rate as T^(-1/2)", "held noise", f"horizon_{n}", power=-0.5),
+        )
+        for n in (64, 128)
+    },
 }

@@ -1,4 +1,5 @@
-"""Which rule keeps its best value as a model grows: width, depth, decay, and Muon (ours).
+"""Which rule keeps its best value as a model grows: width, depth, decay, and Muon; and as batch (B
+rows, at one number of tokens) or length (T steps of one batch) grow (ours).
 
     python -m plots everett/transfer [transfer_embedding.csv transfer_depth.csv ...]
 
@@ -27,17 +28,20 @@ from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
-TABLES = tuple(f"everett/transfer_{axis}" for axis in ("embedding", "depth", "decay", "muon"))
+AXES = ("embedding", "depth", "decay", "muon", "batch", "horizon")
+TABLES = tuple(f"everett/transfer_{axis}" for axis in AXES)
 ANY = True
 LAYERS, START = "model.layers", "first_train_loss"
+# What grows in a sweep, by the first word of its curves, where that is not the model.
+GROWS = {"batch": ("training.batch_size", "B"), "horizon": ("training.steps", "T")}
 FURTHER = 3  # octaves beyond the largest size that penalties are extrapolated to
 LEFT_OUT = 0.05  # of the chances of the base's best value, where a size has no run to say its cost
 HIGHEST = 0.6  # nats; what costs more is a cross at the top edge
 
 
 class Axis(NamedTuple):
-    """Runs of the table at `place`, and by curve the sweeps over rate or decay (RATE) by width or
-    depth (WIDTH)."""
+    """Runs of the table at `place`, and by curve the sweeps over rate or decay (RATE) by what
+    grows (WIDTH)."""
 
     rows: pd.DataFrame
     lines: Mapping[str, Sweeps]
@@ -50,36 +54,25 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
     """The axes of all tables given."""
     found: dict[str, Axis] = {}
     for place, path in enumerate(paths):
-        table = tables.read(path, (*tables.RESULTS, RATE), numbers=(WIDTH, LAYERS, DECAY, START))
-        size, symbol = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
-        table = by_size(table, size)
+        numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
+        table = tables.read(path, (*tables.RESULTS, RATE), numbers=numbers)
+        first = "" if table.empty else table[CURVE].iloc[0].partition("_")[0]
+        usual = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
+        size, symbol = GROWS.get(first, usual)
+        lost = table[LOSS] > table[START].min() if START in table else False
+        ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
+        table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
         if DECAY in table and not table.empty:  # at the rate that is best at the base width
             base = table[table[WIDTH] == table[WIDTH].min()]
             best = base.loc[base[LOSS].fillna(math.inf).idxmin(), RATE]
             table = table[table[RATE] == best].assign(**{RATE: table[DECAY]})
         known = [rule.curve for rules in TRANSFER.values() for rule in rules]
         table = tables.only(table, path, CURVE, known)
-        found |= axes_of(table, TRANSFER, symbol, place)
-    return found
-
-
-def by_size(table: pd.DataFrame, size: str) -> pd.DataFrame:
-    """A table with another column as its sizes (WIDTH), without losses that have diverged."""
-    lost = table[LOSS] > table[START].min() if START in table else False
-    ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
-    return table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
-
-
-def axes_of(
-    table: pd.DataFrame, known: Mapping[str, Sequence[Rule]], symbol: str, place: int
-) -> dict[str, Axis]:
-    """The axes that the curves of a table belong to."""
-    found: dict[str, Axis] = {}
-    for name, rules in known.items():
-        rows = table[table[CURVE].isin([rule.curve for rule in rules])]
-        lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
-        own = [rule for rule in rules if lines.get(rule.curve)]
-        found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
+        for name, rules in TRANSFER.items():
+            rows = table[table[CURVE].isin([rule.curve for rule in rules])]
+            lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
+            own = [rule for rule in rules if lines.get(rule.curve)]
+            found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
     return found
 
 

@@ -25,11 +25,13 @@ from param_groups import (
     Role,
     Rule,
     Tensor,
+    Tied,
     Tuned,
     guard,
     plan,
     timescale,
 )
+from param_groups.prescription import Momenta
 from param_groups.rules.horizon import PUBLISHED
 from training import optimizers
 
@@ -191,6 +193,7 @@ WRAPPERS = {
     "EpsFollows": EpsFollows,
     "Decay": lambda rule: Decay(rule, -0.5),
     "Tuned": lambda rule: Tuned(rule, INIT),
+    "Tied": Tied,
     "Muon": Muon,
 }
 
@@ -206,6 +209,8 @@ def test_it_goes_around_every_wrapper_and_into_none(name):
         expected = (before.lr / 8, before.decay * 4, before.eps, before.init_std)
         assert (now.lr, now.decay, now.eps, now.init_std) == pytest.approx(expected)
         assert now.optimizer == before.optimizer
+    outside = around(inside, powers=powers)
+    assert (outside.forward(), outside.ties) == (inside.forward(), inside.ties)
     with pytest.raises(PlanError, match=f"{name} would undo what Horizon does; put Horizon around"):
         WRAPPERS[name](around(rule))
 
@@ -218,6 +223,21 @@ def test_it_goes_around_a_rule_of_ones_own():
             return Numbers(0.02)
 
     assert around(Mine(), 4, 1)(QUERY).lr == 2.0
+
+
+def test_betas_of_a_rule_pass_wrappers_and_are_those_at_the_base():
+    class Mine(Prescription):
+        width, optimizer, momenta = 64, "adam", Momenta(betas=(0.8, 0.9))
+
+        def __call__(self, tensor):
+            return Numbers(0.02)
+
+    deep = Depth(Mine(), 4, 2)
+    assert deep.momenta.betas == planned(deep, applied={"residual_multiplier": 0.5}).betas
+    assert deep.momenta.betas == (0.8, 0.9)
+    assert around(deep, 1, 2, betas=None).momenta.betas == pytest.approx((0.9, 0.95))
+    with pytest.raises(PlanError, match=r"Depth\(Mine\) sets betas; leave out betas="):
+        around(deep)
 
 
 # Meanings of decay

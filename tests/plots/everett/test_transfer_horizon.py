@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from plots.everett import batch_and_tokens
+from plots.everett import transfer
 from plots.tables import TableError
 from tests.plots.everett.constructed import sweep
 from tests.plots.made import lines, written
@@ -25,9 +25,9 @@ def table(key, curve, power, **options):
 def test_a_planted_power_of_the_batch_is_read_and_its_rule_costs_nothing(planted, width, tmp_path):
     rows = table("training.batch_size", f"batch_{width}", planted, spread=0.002)
     (path,) = written(tmp_path, results=rows)
-    axes = batch_and_tokens.read([path])
+    axes = transfer.read([path])
     assert list(axes) == [f"batch, D = {width}"]
-    found = lines(batch_and_tokens.findings(axes))
+    found = lines(transfer.findings(axes))
     for name, power in (("B^0", 0.0), ("B^(1/2)", 0.5)):
         stem = f"batch, D = {width}: rate as {name}"
         exponent = found[f"{stem}: exponent of B in the best value"]
@@ -35,14 +35,14 @@ def test_a_planted_power_of_the_batch_is_read_and_its_rule_costs_nothing(planted
         cost = found[f"{stem}: paid for the base's value"].estimate
         expected = 0.05 * ((power - planted) * math.log2(64 / 4)) ** 2
         assert cost.value == pytest.approx(expected, abs=0.06 * (expected > 0) + 1e-6)
-    (drawn,) = batch_and_tokens.draw(axes)
+    (drawn,) = transfer.draw(axes)
     assert drawn[0] == f"transfer_batch_d_{width}"
 
 
 @pytest.mark.parametrize("planted", [0.0, -0.32, -0.5])
 def test_of_three_powers_of_the_tokens_the_planted_one_is_cheapest(planted, tmp_path):
     rows = table("training.steps", "horizon_64", planted, spread=0.002)
-    found = lines(batch_and_tokens.findings(batch_and_tokens.read(written(tmp_path, results=rows))))
+    found = lines(transfer.findings(transfer.read(written(tmp_path, results=rows))))
     costs = {
         power: found[f"tokens, D = 64: rate as T^{name}: paid for the base's value"].estimate.value
         for name, power in (("0", 0.0), ("(-0.32)", -0.32), ("(-1/2)", -0.5))
@@ -56,12 +56,12 @@ def test_of_three_powers_of_the_tokens_the_planted_one_is_cheapest(planted, tmp_
 def test_a_best_rate_that_bends_lies_off_its_line(tmp_path):
     rows = table("training.steps", "horizon_64", 0.0)
     rows.loc[rows["training.steps"] == 600, "optimizer.lr"] *= 4
-    found = lines(batch_and_tokens.findings(batch_and_tokens.read(written(tmp_path, results=rows))))
+    found = lines(transfer.findings(transfer.read(written(tmp_path, results=rows))))
     text = found["tokens, D = 64: rate as T^0: exponent of T in the best value"].measured
     assert "0.94 octaves off it" in text  # 2/3, 4/3 and 2/3 of an octave: the root of their mean
 
 
 def test_a_table_of_another_sweep_is_refused(tmp_path):
-    rows = table("training.steps", "mup", 0.0)
+    rows = table("training.steps", "horizon_32", 0.0)
     with pytest.raises(TableError, match="curve"):
-        batch_and_tokens.read(written(tmp_path, results=rows))
+        transfer.read(written(tmp_path, results=rows))
