@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any
 from param_groups.families import AVERAGES
 from param_groups.prescription import Momenta, Prescription, Tensor, checked, numbers_of, summary
 from param_groups.quantities import (
-    CONSTANT,
     DECAY_MODES,
+    DISTRIBUTIONS,
     KEPT,
-    NORMAL,
-    UNIFORM,
     Asked,
     check_averages,
     check_flag,
@@ -38,6 +36,7 @@ from param_groups.rows import (
     factor_differences,
     named_by,
     row_differences,
+    spared,
     table,
 )
 
@@ -307,8 +306,10 @@ class Plan:
             factors = tuple(Factor(**factor) for factor in data["forward"])
             found = cls(**{**data, "rows": rows, "forward": factors})
             check_saved(found, decay_mode=DECAY_MODES)
-            for part in (*rows, *factors):
-                check_saved(part, role=[*Role], init_distribution=(NORMAL, UNIFORM, CONSTANT, KEPT))
+            for row in rows:
+                check_saved(row, f"{row.name}: ", role=[*Role], init_distribution=DISTRIBUTIONS)
+            for factor in factors:
+                check_saved(factor, f"{factor.name}: ")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:
@@ -455,8 +456,8 @@ def plan(
     rows = [_row(tensor, prescription, forward.starts, asked) for tensor in tensors]
     note_versions(model)
     origin = prescription.describe()
-    spared = _spared(rows, no_decay, asked)
-    return Plan(spared, origin, *asked.globals, forward.factors, *prescription.momenta)
+    kept = spared(rows, no_decay, asked)
+    return Plan(kept, origin, *asked.globals, forward.factors, *prescription.momenta)
 
 
 def _row(
@@ -489,22 +490,6 @@ def _row(
         parts=final.parts,
         layout=str(tensor.layout) if final.parts or (optimizer == "muon" and not flat) else "",
     )
-
-
-def _spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row, ...]:
-    """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
-    spared = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
-    rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
-    for row in rows:
-        if not math.isfinite(row.lr):
-            raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
-        if row.decay_per_step >= 1:
-            raise PlanError(
-                f"weight_decay {asked.weight_decay:g} removes {row.decay_per_step:.3g} times "
-                f"{row.name!r} in a step, which must be below 1: with decay_mode "
-                f"{asked.decay_mode!r} that fraction is {DECAY_MODES[asked.decay_mode]}"
-            )
-    return tuple(rows)
 
 
 def dumps(value: Plan) -> str:

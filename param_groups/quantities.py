@@ -18,7 +18,7 @@ from param_groups.families import (
 )
 from param_groups.roles import PlanError, choose
 
-NORMAL, UNIFORM, CONSTANT, KEPT = "normal", "uniform", "constant", "kept"
+DISTRIBUTIONS = NORMAL, UNIFORM, CONSTANT, KEPT = "normal", "uniform", "constant", "kept"
 
 # The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
 # peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).

@@ -14,7 +14,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -481,14 +481,7 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (
-            rule.role,
-            rule.layout or rule.role.facts.layout,
-            rule.scale,
-            rule.trunk,
-            rule.keep,
-            rule.parts,
-        )
+        replace(rule, pattern="", layout=rule.layout or rule.role.facts.layout, measured=())
         for rule in matching
     }
     if len(claimed) == 1:
@@ -499,5 +492,5 @@ def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
         f"{rule.pattern!r} -> {rule.role}" + (f" with scale {rule.scale:g}" if scales else "")
         for rule in matching
     )
-    hint = UNTIE if {role for role, *_ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
+    hint = UNTIE if {one.role for one in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.quantities import CONSTANT, KEPT, finite
-from param_groups.roles import Layout, PlanError, choose
+from param_groups.quantities import CONSTANT, DECAY_MODES, KEPT, Asked, finite
+from param_groups.roles import Layout, PlanError, Role, choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,10 +136,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def check_saved(record: Any, **known: Iterable[str]) -> None:
+def check_saved(record: Any, of: str = "", **known: Iterable[str]) -> None:
     """PlanError for a field of a saved plan, row or factor that holds no such value, and for one
-    that is none of those `known`."""
-    of = "" if not hasattr(record, "name") else f"{record.name}: "
+    that is none of those `known`; `of` is whose field it is, in words."""
     for one in fields(record):
         value = getattr(record, one.name)
         words, holds = _FIELDS.get(one.name, ("", lambda _: True))
@@ -181,6 +181,22 @@ def named_by(
             raise PlanError(f"{argument}={pattern!r} names no tensor of the plan{also}")
         kept |= named
     return kept
+
+
+def spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row, ...]:
+    """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
+    without = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
+    rows = [replace(row, weight_decay=0.0) if row.name in without else row for row in rows]
+    for row in rows:
+        if not math.isfinite(row.lr):
+            raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
+        if row.decay_per_step >= 1:
+            raise PlanError(
+                f"weight_decay {asked.weight_decay:g} removes {row.decay_per_step:.3g} times "
+                f"{row.name!r} in a step, which must be below 1: with decay_mode "
+                f"{asked.decay_mode!r} that fraction is {DECAY_MODES[asked.decay_mode]}"
+            )
+    return tuple(rows)
 
 
 def row_differences(mine: Row, theirs: Row) -> list[str]:

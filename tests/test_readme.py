@@ -112,7 +112,7 @@ def test_documented_commands_parse(command, monkeypatch, capsys):
 
 def test_the_example_for_ones_own_model_runs(tmp_path):
     code = re.search(r"```python\n(.*?)```", README, re.S)[1]
-    assert len(code.strip().splitlines()) <= 11
+    assert len(code.strip().splitlines()) <= 12
     script = tmp_path / "example.py"
     script.write_text(code)
     result = finished(script, cwd=ROOT, PYTHONPATH=ROOT)

@@ -16,6 +16,7 @@ BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
 SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
 COMMANDS = {*"exponents constraints solve table trace check audit".split()}
 NUMBERS = {
+    "parts",
     "optimizer",
     "init_mean",
     "init_std",

@@ -28,14 +28,12 @@ def call(path, *arguments, **settings):
     sys.argv = [path, *arguments]
     os.environ.update(settings)
     runpy.run_path(path, run_name="__main__")
-sys.modules["param_groups.check.figure"] = None  # one picture is enough
 for model in ("nanogpt", "llama", "vit"):
     call(models, MODEL=model)
     try:
         call(command, *check)
     except SystemExit as ended:
         assert not ended.code, ended.code
-del sys.modules["param_groups.check.figure"]
 call(command, *check, MODEL="nanogpt", ONE_RATE="1")
 """
 
@@ -76,7 +74,7 @@ def test_the_wheel_holds_the_package_alone_and_is_typed(installed):
     names = zipfile.ZipFile(installed[0]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"param_groups"}
     assert "param_groups/py.typed" in names and any(name.endswith("LICENSE") for name in names)
-    assert installed[0].stat().st_size < 145_000
+    assert installed[0].stat().st_size < 230_000
 
 
 def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
@@ -99,5 +97,5 @@ def test_models_that_people_have_train_and_pass_the_check_and_one_rate_does_not(
     words = ("-c", PROGRAM, file, installed[1] / "param-groups")
     text = run(installed[1] / "python", *words, cwd=tmp_path, code=1)  # that of the last check
     found = re.findall(r"^(learned|passed:|FAILED: \d+ grows|figure:)", text, re.M)
-    assert found[:-2] == ["learned", "passed:"] * 3
+    assert found[:-2] == ["learned", "passed:", "figure:"] * 3
     assert found[-2].startswith("FAILED: ") and found[-1] == "figure:"

@@ -14,6 +14,8 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 DOORS = {
     ("check/command.py", "Check"),
     ("check/measuring.py", "Check"),
+    ("check/reading.py", "MuonAdamW"),
+    ("check/transfer_command.py", "Check"),
     ("model/forward.py", "Scaled"),
     ("model/read.py", "Multiplied"),
     ("model/values.py", "Multiplied"),
@@ -27,6 +29,7 @@ DOORS = {
 }
 # Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
 FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update", "function", "out"}
+FOREIGN |= {"matrix", "matrices[0]", "ahead"}  # tensors that may be sharded
 
 
 def calls(tree, *names):

@@ -480,10 +480,9 @@ def test_llama_and_its_likes_are_covered(kind):
         check_width(assignment, 12, model)
 
 
-CATALOGUES = [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, NANOGPT_RULES, *LISTS.values()]
-
-
-@pytest.mark.parametrize("rules", CATALOGUES)
+@pytest.mark.parametrize(
+    "rules", [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, NANOGPT_RULES, *LISTS.values()]
+)
 def test_no_catalogue_names_a_tensor_twice(rules):
     names = [rule.pattern.replace("*", "x") for rule in rules]
     for name in names:

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanolm_c4.model import Decoder
-from param_groups import Everett, Spectral, plan
-from param_groups.roles import DECODER_RULES
+from nanolm_c4.model import RULES, Decoder
+from param_groups import Everett, Muon, plan
 from tests.run_folders import dies_after, lines
 from tests.training.counting import Counted, bytes_per_entry, triton_kernels
 from tests.training.test_divergence import overflowing
@@ -120,8 +119,9 @@ def decoder_plan(name, width=64):
             vocab_size=100, context=8, layers=8, heads=2, head_dim=width // 2, mlp_ratio=4
         )
     several = name == "muon"
-    rule = Spectral(width, width) if several else Everett("mup", width, width, optimizer=name)
-    made = plan(model, DECODER_RULES, rule, lr=0.01, eps=1e-8, applied={})
+    mup = Everett("mup", width, width, optimizer="adam" if several else name)
+    rule = Muon(mup) if several else mup
+    made = plan(model, RULES, rule, lr=0.01, eps=1e-8, applied={})
     made.apply_multipliers(model)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from param_groups.families import OPTIMIZER_FAMILY
 from training import decoupled, optimizers
 from training.adafactor import factored_axes
 from training.compiled import Compiled
-from training.errors import UserError
-from training.optimizers import DEFAULTS, OPTIMIZERS, build
+from training.optimizers import OPTIMIZERS, build
 
 # None of these is build's default.
 BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0
@@ -495,20 +493,3 @@ def test_the_plan_is_copied(name, fused):
     before = copy.deepcopy([{k: v for k, v in row.items() if k != "params"} for row in groups])
     train(make(name, groups, fused), range(2))
     assert [{k: v for k, v in row.items() if k != "params"} for row in groups] == before
-
-
-def test_what_cannot_be_built_is_one_line():
-    with pytest.raises(UserError) as caught:
-        build("adam_atan", [group([parameter([1.0])])])
-    assert str(caught.value) == (
-        f"unknown optimizer 'adam_atan'; did you mean 'adam_atan2'? Known: {', '.join(OPTIMIZERS)}"
-    )
-    with pytest.raises(UserError, match="fused=True: adafactor has no fused kernel"):
-        build("adafactor", [group([parameter([1.0])])], fused=True)
-
-
-def test_the_table_has_the_optimisers_whose_exponents_are_known():
-    assert OPTIMIZERS.keys() == OPTIMIZER_FAMILY.keys()
-    assert {name for name, _ in CASES} == {*OPTIMIZERS} - {"muon"} == set(REFERENCES)
-    accepted = {key for kind in OPTIMIZERS.values() for key in kind.numbers}
-    assert accepted == DEFAULTS.keys()
