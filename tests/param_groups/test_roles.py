@@ -484,8 +484,7 @@ def test_llama_and_its_likes_are_covered(kind):
     "rules", [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, NANOGPT_RULES, *LISTS.values()]
 )
 def test_no_catalogue_names_a_tensor_twice(rules):
-    names = [rule.pattern.replace("*", "x") for rule in rules]
-    for name in names:
+    for name in [rule.pattern.replace("*", "x") for rule in rules]:
         assert sum(rule.matches(name) for rule in rules) == 1
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanolm_c4.model import RULES, Decoder
+from nanolm_c4.model import RULES as ROLES
+from nanolm_c4.model import Decoder
 from param_groups import Everett, Muon, plan
 from tests.run_folders import dies_after, lines
 from tests.training.counting import Counted, bytes_per_entry, triton_kernels
@@ -121,7 +122,7 @@ def decoder_plan(name, width=64):
     several = name == "muon"
     mup = Everett("mup", width, width, optimizer="adam" if several else name)
     rule = Muon(mup) if several else mup
-    made = plan(model, RULES, rule, lr=0.01, eps=1e-8, applied={})
+    made = plan(model, ROLES, rule, lr=0.01, eps=1e-8, applied={})
     made.apply_multipliers(model)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
