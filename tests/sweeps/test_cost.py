@@ -270,6 +270,7 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, t
     work = SearchWork(load_search(path, tmp_path / "results"), lambda run: None)
     for _ in range(2):
         point = work.next()
+    end(work.folder / point.run)
     work.record(point, {"status": "finished", "final_eval_loss": 1.0})
     (counts,) = planned(path)["files"]
     assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (24, 23)
