@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from param_groups import Everett, Role
+from param_groups import Everett, Role, Tensor
 from plots.catalogue import of_shipped
 from plots.findings import Finding
 
@@ -39,7 +39,7 @@ def test_standard_and_ntk_are_one_model_up_to_constants(alignment):
             numbers = []
             for n in (256, 1024):
                 sizes = (n if grows_in else 512, grows_out * n if grows_out else 512)
-                one = Everett(rule, n, 256, alignment=alignment)(role, *sizes)
+                one = Everett(rule, n, 256, alignment=alignment)(Tensor(role, *sizes))
                 numbers.append((one.init_std * one.multiplier, one.lr * one.multiplier))
             ratios.append([wide / narrow for narrow, wide in zip(*numbers, strict=True)])
         assert ratios[0] == pytest.approx(ratios[1]), role

@@ -65,9 +65,9 @@ def planned(said):
 
 
 def end(folder, status="finished", **more):
-    """A run folder with a summary."""
+    """A run folder with a summary, which it returns."""
     summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
-    end_run(folder, {**summary, **more})
+    return end_run(folder, {**summary, **more})
 
 
 def files_under(folder):
@@ -270,7 +270,7 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, t
     work = SearchWork(load_search(path, tmp_path / "results"), lambda run: None)
     for _ in range(2):
         point = work.next()
-    work.record(point, {"status": "finished", "final_eval_loss": 1.0})
+    work.record(point, end(work.folder / point.run))
     (counts,) = planned(path)["files"]
     assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (24, 23)
     assert counts["may_add"]["runs"] == 2 * 2 * 12

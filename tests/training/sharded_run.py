@@ -299,7 +299,7 @@ def expect_refusals(folder):
     full = OSError(errno.ENOSPC, "No space left on device")
     with pytest.MonkeyPatch.context() as patch:
         if distributed.get_rank() == 1:
-            patch.setattr(checkpoint, "_checksum", mock.Mock(side_effect=full))
+            patch.setattr(checkpoint, "checksum", mock.Mock(side_effect=full))
         first = distributed.get_rank() == 0
         with pytest.raises(UserError if first else SystemExit) as refusal:
             train(folder / "full", RUNS["sgd"])
@@ -326,14 +326,14 @@ def expect_refusals(folder):
 
 def slow_down(name):
     """Lets the second process take for ever to write its file of the checkpoint of this name."""
-    checksum = checkpoint._checksum
+    checksum = checkpoint.checksum
 
     def slow(path):
         if name in path.parent.name and "shard-00002" in path.name:
             time.sleep(1000)
         return checksum(path)
 
-    checkpoint._checksum = slow
+    checkpoint.checksum = slow
 
 
 def main():
