@@ -155,13 +155,12 @@ def verdict(
     low, high = min(aim, allowed) - tolerance, max(aim, allowed) + tolerance
     if slope - 2 * error > high:
         return GROWS
-    if one_sided and slope + 2 * error < high:
-        return OK if slope >= aim - tolerance else UNKNOWN
     if one_sided and slope < aim - tolerance:
         return UNKNOWN
     if slope + 2 * error < low:
         return VANISHES
-    if not low <= slope <= high or 2 * error > tolerance:
+    below = one_sided and slope + 2 * error < high  # however far the noise may reach down
+    if not below and (not low <= slope <= high or 2 * error > tolerance):
         return UNCLEAR
     return OK if abs(slope - aim) <= tolerance else EXCEPTION
 
