@@ -14,8 +14,8 @@ they are given on the command line; `--as-configured` leaves them alone.
 `--scan KEY` goes through the values of another key than the width: model.heads and model.head_dim,
 whose width is in proportion, or model.layers, where the prescription knows the depth (Bordelon et
 al.'s, and Everett et al.'s of nanolm_c4 with or without alpha_depth). The powers then are of that
-size. Models of different depths are compared by the RMS over all their blocks, which stands under
-names like blocks.*.mlp.up.
+size. Models of different depths are compared by their blocks at the same relative depths, under the
+names of the shallowest model's. There a batch has DEPTH_BATCH samples.
 
 Exit code: 0, 1 if a verdict is bad, 2 for a mistake in the command or the config.
 """
@@ -60,6 +60,8 @@ CHECK_SETTINGS: dict[str, Any] = {
     "model.dropout": 0.0,
     "model.attention_dropout": 0.0,
 }
+# Over depths the width stays, so samples hide no power; at one, noise leaves single blocks unclear.
+DEPTH_BATCH = 8
 # Of optimizer.lr: at the rate of a run, norms saturate within the first steps.
 LR_FACTOR = 1 / 8
 
@@ -86,6 +88,8 @@ def experiment_target(
         if values.get("prescription.parameterization") == "bordelon":
             keys.discard("prescription.embedding_std")  # it has its own scale of embeddings
         chosen = {key: value for key, value in CHECK_SETTINGS.items() if key in keys}
+        if args.scan == "model.layers" and "training.batch_size" in keys:
+            chosen["training.batch_size"] = DEPTH_BATCH
         lr = values.get("optimizer.lr")
         if "optimizer.lr" in keys and isinstance(lr, (int, float)):
             chosen["optimizer.lr"] = lr * LR_FACTOR

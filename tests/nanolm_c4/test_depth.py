@@ -58,7 +58,9 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
     ],
 )
 def test_the_coordinate_check_over_depth(words, grows, tmp_path, no_picture):
-    """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth."""
+    """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth; with
+    none at least in proportion to it, behind each of the blocks that stand at one relative depth.
+    """
     texts = as_txt(tmp_path / "texts", numbers())
     argv = [
         "nanolm_c4",
@@ -75,7 +77,7 @@ def test_the_coordinate_check_over_depth(words, grows, tmp_path, no_picture):
         "prescription.alignment=full",
         "prescription.base_width=32",
         *words,
-        *"--scan model.layers --widths 8 16 32 --steps 1 --seeds 2 --out".split(),
+        *"--scan model.layers --widths 4 8 16 --steps 1 --seeds 2 --out".split(),
         str(tmp_path / "out"),
     ]
     try:
@@ -83,12 +85,17 @@ def test_the_coordinate_check_over_depth(words, grows, tmp_path, no_picture):
     except SystemExit as ended:
         assert ended.code == 1  # noqa: PT017 - it may also end well
     found = json.loads((tmp_path / "out/coordinate_check.json").read_text())
-    (stream,) = (
-        s
+    assert found["set_for_the_check"]["training.batch_size"] == coordinate_check.DEPTH_BATCH
+    stream = {
+        s["name"]: s["slope"]
         for s in found["slopes"]
-        if (s["quantity"], s["name"], s["step"]) == ("change", "blocks.*", 1)
-    )
+        if s["quantity"] == "change" and re.fullmatch(r"blocks\.\d+", s["name"])
+    }
+    assert list(stream) == [f"blocks.{block}" for block in range(4)]
     assert found["passed"] is not grows
-    assert stream["slope"] == pytest.approx(float(grows), abs=0.25)
+    if grows:
+        assert min(stream.values()) > 0.75, stream
+    else:
+        assert stream == pytest.approx(dict.fromkeys(stream, 0.0), abs=0.25)
     rates = {one["verdict"] for one in found["numbers"] if one["quantity"] == "rate"}
     assert ("grows" in rates) == grows

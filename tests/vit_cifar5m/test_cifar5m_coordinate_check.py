@@ -317,18 +317,21 @@ def test_the_check_knows_the_updates_of_queries_and_keys(optimizer, slope):
     assert not [s for s in found.values() if s.verdict in (GROWS, VANISHES, NOT_FINITE)]
 
 
-def test_points_over_blocks_are_root_mean_squares():
-    build = builder("depth", "adam")
-    models = {depth: network(Bordelon(**{**SIZES, "depth": depth}))[0] for depth in (1, 2, 3)}
-    points = measure(build, (1, 2, 3), steps=1, seeds=(0,)).points
-    for depth, model in models.items():
+def test_points_of_blocks_are_those_at_the_same_relative_depths():
+    """Two blocks end at 1/2 and 1 of every depth; inside of them a query reads the stream before,
+    and a branch the stream in the middle: 1/4 of a block on the average."""
+    alike = {2: [(0, 0), (1, 1)], 4: [(0, 1), (2, 3)], 8: [(1, 3), (5, 7)]}  # (inside, end)
+    points = measure(builder("depth", "adam"), tuple(alike), steps=1, seeds=(0,)).points
+    found = {(p.name, p.width): p.rms for p in points if p.quantity == "init"}
+    for depth, blocks in alike.items():
+        model, _ = network(Bordelon(**{**SIZES, "depth": depth}))
         _, seen = forward(model, sample(0)[0])
-        (point,) = [
-            p
-            for p in points
-            if (p.quantity, p.name, p.width) == ("init", "blocks.*.attention.key", depth)
-        ]
-        assert point.rms == pytest.approx(rms([at["key"] for at in seen]), rel=1e-5)
+        for block, (inside, end) in enumerate(blocks):
+            key = found[f"blocks.{block}.attention.key", depth]
+            assert key == pytest.approx(rms([seen[inside]["key"]]), rel=1e-5)
+            stream = found[f"blocks.{block}", depth]
+            assert stream == pytest.approx(rms([seen[end]["stream"]]), rel=1e-5)
+        assert (f"blocks.{len(blocks)}", depth) not in found
 
 
 def test_a_depth_whose_rate_is_wrong_is_caught():
@@ -341,6 +344,7 @@ def test_a_depth_whose_rate_is_wrong_is_caught():
         return check
 
     found = fit(measure(build, DEPTHS, steps=1, seeds=range(4)))
-    assert {s.name for s in found if s.verdict == GROWS} >= {"blocks.*"}
-    update = next(s for s in found if s.name == "blocks.*.mlp.up.weight")
-    assert (update.verdict, update.aim) == (GROWS, -0.5)
+    blocks = {f"blocks.{block}" for block in range(DEPTHS[0])}
+    assert {s.name for s in found if s.quantity == "change" and s.verdict == GROWS} >= blocks
+    updates = {s.name: (s.verdict, s.aim) for s in found if s.quantity == "update"}
+    assert {updates[f"{block}.mlp.up.weight"] for block in blocks} == {(GROWS, -0.5)}

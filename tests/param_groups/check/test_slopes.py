@@ -78,6 +78,10 @@ def test_verdicts(slope_, error, aim, predicted, word):
 def test_the_plain_size_of_logits_is_judged_from_above_only():
     assert verdict(-0.4, 0.02, 0, 0, one_sided=True) == UNKNOWN
     assert verdict(0.4, 0.02, 0, 0, one_sided=True) == GROWS
+    assert verdict(0.4, 0.02, 0, 0.5, one_sided=True) == EXCEPTION
+    assert verdict(0.1, 0.3, 0, 0.5, one_sided=True) == OK
+    assert verdict(0.3, 0.02, -0.5, -0.5, one_sided=True) == GROWS
+    assert verdict(0.1, 0.2, 0, 0, one_sided=True) == UNCLEAR
 
 
 def test_values_without_a_logarithm_get_a_word_instead_of_a_slope():
