@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 
 from param_groups import Plan
 from training import optimizers
+from training.data.sampling import BatchIds, EpochPlaces
 from training.log import Log, finite
-from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
 
 Batch = TypeVar("Batch")

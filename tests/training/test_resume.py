@@ -15,9 +15,9 @@ from tests.processes import Program, all_end
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
 from training import checkpoint, loop, optimizers, processes, runs, state
+from training.data.sampling import sample_ids
 from training.errors import UserError
 from training.log import Log
-from training.sampling import sample_ids
 
 SCRIPT = Path(__file__).with_name("toy_run.py")
 
