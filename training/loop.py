@@ -20,10 +20,11 @@ from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
-from training import loading, optimizers, processes, runs, sharding, summary, trackers
+from training import loading, processes, runs, sharding, summary, trackers
 from training.data.sampling import steps_per_epoch
 from training.evaluation import evaluate
 from training.log import History, Log
+from training.optim import optimizers
 from training.resume import Checkpoints
 from training.task import (
     Diverged,

@@ -19,9 +19,10 @@ from tests.memory import most_allocated
 from tests.text_files import as_txt
 from training import config as configs
 from training import linear_cross_entropy as losses
-from training import optimizers, runs
+from training import runs
 from training.config import load, validate
 from training.linear_cross_entropy import IGNORE
+from training.optim import optimizers
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "nanolm_c4/configs"
