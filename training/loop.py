@@ -21,11 +21,11 @@ from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
 from training import loading, processes, runs, sharding, summary, trackers
+from training.checkpoints.resume import Checkpoints
 from training.data.sampling import steps_per_epoch
 from training.evaluation import evaluate
 from training.log import History, Log
 from training.optim import optimizers
-from training.resume import Checkpoints
 from training.task import (
     Diverged,
     LiveRun,

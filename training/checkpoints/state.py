@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from training import sharding
-from training.checkpoint import Checkpoint
+from training.checkpoints.checkpoint import Checkpoint
 from training.optim.adafactor import keeps_first_axis
 
 
