@@ -90,7 +90,7 @@ def parses(words):
         arguments = [*arguments, "--help"]
     elif module == "sweeps" and arguments[0] in ("run", "search"):
         arguments = [*dict.fromkeys([*arguments, "--dry-run"])]
-    elif module == "effective_theory.predict":
+    elif module == "effective_theory.dinan.predict":
         arguments = [*arguments, "theory.attention_draws=256"]
     elif module.startswith(tuple(LONG)):
         arguments = [*arguments, "--help"]

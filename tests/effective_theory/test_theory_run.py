@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
 
 
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
-    from effective_theory import compare
+    from effective_theory.dinan import compare
 
     monkeypatch.setattr(compare, "TOLERANCE_WIDTH", 16)
     monkeypatch.setattr(compare, "TOLERANCE_NETWORKS", 2)

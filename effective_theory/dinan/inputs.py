@@ -7,7 +7,7 @@ import string
 import torch
 from torch import Tensor
 
-from effective_theory.config import Config
+from effective_theory.dinan.config import Config
 from training.errors import UserError
 
 LETTERS = " " + string.ascii_lowercase
