@@ -45,8 +45,8 @@ BINARY_TRAIN = [f"data_batch_{k}.bin" for k in range(1, 6)]
 BINARY_TEST = "test_batch.bin"
 
 EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has, for runs that ask for no more
-# An epoch's order numbers up to 2^31 images in 4 bytes each (training.data.sampling): 8 GB of these in
-# every process, and some 0.07 s to shuffle each million of them.
+# An epoch's order numbers up to 2^31 images in 4 bytes each (training.data.sampling): 8 GB of these
+# in every process, and some 0.07 s to shuffle each million of them.
 MOST_EMBEDDED = 2_000_000_000
 # Far past every training image's number; the same for every seed, so that runs of several seeds
 # are compared on the same images.

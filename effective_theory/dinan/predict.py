@@ -1,6 +1,6 @@
 """Every prediction for kernels, tangent kernels and gradients, without a network.
 
-    python -m effective_theory.dinan.predict --config effective_theory/configs/vision.yaml [key=value ...]
+    python -m effective_theory.dinan.predict --config FILE.yaml [key=value ...]
 
 With --json one object: `config` (resolved), `blocks` (names in order), `G`, `G_se`, `theta`,
 `theta_se` ({block: matrix}), `F` ({block: matrix}, without the head), `groups` ({block: {group:

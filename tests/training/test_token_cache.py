@@ -1,4 +1,4 @@
-"""training.data.token_cache under both text experiments: caches are whole or absent, and checked."""
+"""Token caches under both text experiments: whole or absent, and checked."""
 
 import errno
 import json
