@@ -7,7 +7,7 @@
     python -m plots report [--results DIR]            all figures and findings as one HTML page
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
     python -m plots claims                            judges every claim of the papers
-    python -m plots fill                              writes findings into READMEs and configs
+    python -m plots fill                              writes claims and findings into READMEs
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
 NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
