@@ -30,7 +30,7 @@ def _ids(tokenizer: str) -> int:
 def shape(config: Config) -> object:
     """What decides the tensors: Bordelon et al.'s decoder has a bias and no scales."""
     is_bordelon = config.prescription.parameterization == BORDELON
-    return config.model.model_dump_json(), vocabulary(config), is_bordelon
+    return *vars(config.model).values(), vocabulary(config), is_bordelon
 
 
 def products(config: Config, weights: Weights) -> int:

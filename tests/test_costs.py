@@ -10,9 +10,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.memory import most_alive
-from training import optimizers, sharding
+from training import sharding
 from training.config import load
 from training.experiment import load_experiment
+from training.optim import optimizers
 from training.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
