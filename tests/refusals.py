@@ -3,7 +3,8 @@ source: every `raise` of a user's error in the room is reached by a case, or is 
 list, with the reason.
 
 A paragraph is a case: `>>> code` or `$ command`, then the one line that it must print, which may be
-wrapped; `...` in it stands for any text. `name.py:` with indented lines writes that file before.
+wrapped; `...` in it stands for any text. `name.py:` with indented lines writes that file before,
+`name.py: +` adds to it.
 A paragraph of code or files alone is set-up for the cases of its `##` section; above the first
 section, of the whole page. Other paragraphs are prose."""
 
@@ -46,8 +47,8 @@ def read(page):
                 section, inside = [], True
             elif name and line.startswith("    "):
                 case.files[name] += line[4:] + "\n"
-            elif re.fullmatch(r"[\w./-]+\.\w+:", line) and not case.expected:
-                case.files[name := line[:-1]] = ""
+            elif re.fullmatch(r"[\w./-]+\.\w+:( \+)?", line) and not case.expected:
+                case.files[name := line] = ""
             elif line.startswith((">>> ", "... ")) or line == "...":
                 case.code += line[4:] + "\n"
             elif line.startswith("$ "):
@@ -71,10 +72,10 @@ def sites(room):
     for path in sorted((ROOT / room).rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                if getattr(node.exc.func, "id", "") not in NO_USERS:
-                    text = " ".join(ast.get_source_segment(source, node).split())
-                    found[str(path), node.lineno, node.end_lineno] = text
+            made = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+            if made and getattr(node.exc.func, "id", "") not in NO_USERS:
+                text = " ".join(ast.get_source_segment(source, node).split())
+                found[str(path), node.lineno, node.end_lineno] = text
     return found
 
 
@@ -106,8 +107,10 @@ def run(case, folder, names):
     """What a case prints, in a folder of its own: `Error: message`, or a command's stderr."""
     for part in (*case.setup, case):
         for name, text in part.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            path = folder / name.partition(":")[0]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a" if name.endswith("+") else "w", encoding="utf-8") as file:
+                file.write(text)
         if part is not case:
             exec(part.code, names)
     before = written(folder)
@@ -120,7 +123,7 @@ def run(case, folder, names):
         except Exception as error:
             said = traceback.format_exception_only(error)[-1].strip()
             said = said.replace(type(error).__module__ + ".", "", 1)
-            assert "\n" not in str(error), f"more than one line: {error}"
+            said = said if "\n" not in str(error) else f"more than one line: {error}"
     if case.command:
         out, err = io.StringIO(), io.StringIO()
         words = shlex.split(case.command.removeprefix("python "))
@@ -157,11 +160,15 @@ def complaints(room, page, tmp_path, monkeypatch):
         folder = tmp_path / str(case.line)
         folder.mkdir()
         monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(folder)
         try:
             with raised(room) as reached:
                 said = run(case, folder, {})
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
+        for name, module in [*sys.modules.items()]:  # of another case's file of this name
+            if str(getattr(module, "__file__", "")).startswith(f"{folder}/"):
+                del sys.modules[name]
         lines |= reached
         pattern = ".*".join(map(re.escape, case.expected.split("...")))
         if not re.fullmatch(pattern, " ".join(said.split())):
@@ -169,8 +176,8 @@ def complaints(room, page, tmp_path, monkeypatch):
     for (path, first, last), text in sites(room).items():
         name = str(Path(path).relative_to(ROOT))
         hit = any((path, line) in lines for line in range(first, last + 1))
-        listed = [one for one in unreached if one.partition(": ")[0] == name
-                  and one.partition(": ")[2] in text]
+        places = (one.split(": ", 1) for one in unreached)
+        listed = [place for place, piece in places if place == name and piece in text]
         if hit == bool(listed):
             problems.append(f"{name}:{first}: {'reached, and listed as not' if hit else text}")
     return problems

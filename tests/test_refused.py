@@ -1,4 +1,4 @@
-"""The pages of refusals, `tests/<room>/refused.txt`: what each says, and that no raise is missing."""
+"""The pages of refusals, `tests/<room>/refused.txt`: what they say, and that no raise is missing."""
 
 from pathlib import Path
 
