@@ -1,4 +1,4 @@
-"""The pages of refusals, `tests/<room>/refused.txt`: what they say, and that no raise is missing."""
+"""The pages of refusals, `tests/<room>/refused.txt`: what they say, and that none is missing."""
 
 from pathlib import Path
 
