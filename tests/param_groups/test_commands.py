@@ -142,28 +142,6 @@ def test_tables_have_their_cells(command, header, capsys):
 
 # Mistakes
 
-# A mistake in a value: one line that names it and what would be valid. What the prescriptions
-# refuse is tested with them; here some of it, as it arrives.
-ONE_LINE = [
-    (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
-    (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
-    (SOLVE.format("mup", "muon", "1", "1", "1"), "Muon's rates go by shapes"),
-    (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 0", "whole number >= 1, got 0"),
-    (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
-    (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
-    (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
-]
-
-
-@pytest.mark.parametrize(("command", "message"), ONE_LINE)
-def test_a_wrong_value_is_one_line_and_exit_code_2(command, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(command.split())
-    printed = capsys.readouterr()
-    assert (stopped.value.code, printed.out) == (2, "")
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert re.search(message, printed.err), printed.err
-
 
 @pytest.mark.parametrize(
     ("command", "word"),
