@@ -137,9 +137,10 @@ def run(case, folder, names):
 
 
 def command(words):
-    """The exit code of `python -m room words`, in this process."""
+    """The exit code of `python -m room words` or of `python -m room.file words`, in this process."""
+    module = importlib.import_module(words[1] if "." in words[1] else f"{words[1]}.__main__")
     try:
-        importlib.import_module(f"{words[1]}.__main__").main(words[2:])
+        (getattr(module, "main", None) or module.EXPERIMENT.main)(words[2:])
     except SystemExit as ended:
         return ended.code
     return 0
@@ -159,8 +160,10 @@ def complaints(room, page, tmp_path, monkeypatch):
     for case in cases:
         folder = tmp_path / str(case.line)
         folder.mkdir()
+        for path in ROOT.glob("*/configs"):  # as from the root of the repository
+            (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
-        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
         try:
             with raised(room) as reached:
                 said = run(case, folder, {})
