@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a command ends, and errors of a developer or of Python's own protocols.
-NO_USERS = {"SystemExit", "KeyboardInterrupt", "AttributeError", "KeyError", "NotImplementedError"}
+NO_USERS = {"SystemExit", "KeyboardInterrupt", "NotImplementedError"}
+NO_USERS |= {"AttributeError", "KeyError", "IndexError"}
 
 
 @dataclass
@@ -147,9 +148,11 @@ def command(words):
 
 
 def written(folder):
+    """What is in a folder, but for a cache of data."""
     return {
         str(path.relative_to(folder)): path.is_file() and path.read_bytes()
         for path in folder.rglob("*")
+        if path.relative_to(folder).parts[0] != "cache"
     }
 
 
