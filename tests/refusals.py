@@ -138,7 +138,7 @@ def run(case, folder, names):
 
 
 def command(words):
-    """The exit code of `python -m room words` or of `python -m room.file words`, in this process."""
+    """The exit code of `python -m room words`, or of a file of a room, in this process."""
     module = importlib.import_module(words[1] if "." in words[1] else f"{words[1]}.__main__")
     try:
         (getattr(module, "main", None) or module.EXPERIMENT.main)(words[2:])

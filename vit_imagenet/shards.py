@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from training.data import token_cache
 from training.errors import UserError
 from vit_imagenet.images import SPLITS, Record, existing_folder
