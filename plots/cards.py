@@ -16,6 +16,7 @@ from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
 from plots.claims import claims
 from plots.findings import HEADER, Finding, kind
+from plots.naming import AnyOf
 from plots.tables import ROOT, RUN, SEED, TableError, source_of
 
 DPI = 150
@@ -60,8 +61,7 @@ def sources(name: str, results: Path | None) -> Source:
     apart = preset_of(name)  # beside the figure, which shows your results of any preset
     mine = [own_table(table, results) for table in listed] if results and not apart else []
     found = [path for path in mine if path]
-    some = getattr(load(name), "ANY", False)
-    if found and (len(found) == len(listed) or some):
+    if found and (len(found) == len(listed) or isinstance(listed, AnyOf)):
         return Source(found, True, [f"python -m plots {name} {' '.join(map(_shown, found))}"])
     paths = shipped(name)
     kept = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]

@@ -12,6 +12,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import Printed
+from plots.naming import AnyOf
 from plots.tables import PRESETS, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
@@ -36,13 +37,13 @@ def figures() -> list[str]:
 
 
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure's preset: all, or those there are if some suffice (ANY)."""
+    """The shipped tables of a figure's preset: all, or those there are of `AnyOf`."""
     module, preset = load(name), preset_of(name)
     if preset and getattr(module, "ONCE", ()) is True:
         return []
     paths = [tables.shipped(f"{table}{preset}") for table in module.TABLES]
     found = [path for path in paths if path.exists()]
-    return found if found == paths or getattr(module, "ANY", False) else []
+    return found if found == paths or isinstance(module.TABLES, AnyOf) else []
 
 
 def find(word: str) -> str:

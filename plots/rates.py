@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from param_groups import fits
-from plots import statistics, tables
+from plots import naming, statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean
-from plots.style import LABELS, present
+from plots.style import LABELS
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 
 # The spread over seeds is largest near divergence. So errors of optima and best losses use only
@@ -182,12 +182,12 @@ def lines_of(
     and `curves` have the labels of what comes first, in this order. Lines of the same key values
     share the spread over seeds at a width."""
     if not keys:
-        found = curve_sweeps(table, present(curves, table[CURVE]))
+        found = curve_sweeps(table, naming.present(curves, table[CURVE]))
         return {(curve,): sweeps for curve, sweeps in found.items() if sweeps}
     (column, labels), *rest = keys.items()
     return {
         (value, *further): sweeps
-        for value in present(labels, table[column])
+        for value in naming.present(labels, table[column])
         for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
     }
 
@@ -271,7 +271,7 @@ def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
     """The standard deviation of the final loss over seeds, near optima, by parameterisation."""
     parts = {"": table}
     if PARAMETERIZATION in table:
-        rules = present(LABELS, table[PARAMETERIZATION])
+        rules = naming.present(LABELS, table[PARAMETERIZATION])
         parts = {rules[rule]: table[table[PARAMETERIZATION] == rule] for rule in rules}
     text = []
     for label, rows in parts.items():

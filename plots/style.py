@@ -52,29 +52,6 @@ PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
 
 
-def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Name -> colour and marker: the same for a parameterisation in every figure, and for other
-    names, such as those of one's own curves, in their order what is left of the palette."""
-    own = [name for name in names if name not in LABELS]
-    order = {name: index for index, name in enumerate([*LABELS, *own])}
-    return {
-        name: {
-            "color": PALETTE[order[name] % len(PALETTE)],
-            "marker": SHAPES[order[name] % len(SHAPES)],
-        }
-        for name in names
-    }
-
-
-def present(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Name -> label of those among `names`, in the order of `labels`, then names of one's own,
-    which label themselves."""
-    found = list(dict.fromkeys(names))
-    return {name: label for name, label in labels.items() if name in found} | {
-        name: name for name in found if name not in labels
-    }
-
-
 def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]:
     """Width -> colour, dark to light with size."""
     import seaborn as sns
@@ -185,12 +162,6 @@ def update_ticks(axis, last: float) -> None:
     axis.set_xlim(0, last)
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
-    """Legend entries of parameterisations, name -> label."""
-    found = looks(list(rules))
-    return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
 def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:

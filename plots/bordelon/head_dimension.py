@@ -24,15 +24,15 @@ from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.statistics import Power, exponent
-from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
+from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP
 
-TABLES = (
+TABLES = AnyOf(
     "bordelon/figure_11_observations",
     "bordelon/figure_13_observations",
     "bordelon/figure_6d_observations",
 )
-ANY = True
 BLOCK, ALL = "block", "all"
 VARIANCE, CHANGE, GAMMA = "head_variance", "attention_change", "prescription.gamma0"
 FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at chance it is 0.1
@@ -40,27 +40,28 @@ FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at c
 INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
 TOTAL = {"key_change": "k", CHANGE: "A"}
 CAUSES = {"by W_Q, W_K": INDUCED, "in all": TOTAL}
-SPREAD, MOVED, RICH = "2b", "13", "6d"
+SPREAD, MOVED, RICH = "Figure 2b", "Figure 13", "Figure 6d"
 COLUMNS = (CURVE, RUN, ALPHA, HEAD_DIM, SEED, STEP, BLOCK)
 Data = Mapping[str, tuple[int, pd.DataFrame]]  # figure -> index of its table, rows
 
 
 def read(paths: Sequence[Path]) -> Data:
     """The rows of each figure for all blocks together; 13's table has optimisers, 6d's gamma_0."""
-    data = {}
-    for index, path in enumerate(paths):
+
+    def figure_of(path: Path) -> str:
         table = tables.read(path, COLUMNS, "observations.csv")
-        figure = MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
-        needed = {
-            MOVED: [*INDUCED, *TOTAL],
-            RICH: [VARIANCE, CHANGE, FUNCTION],
-            SPREAD: [VARIANCE],
-        }[figure]
-        rows = tables.read(path, [*COLUMNS, *needed], "observations.csv")
+        return MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
+
+    measured = {
+        MOVED: [*INDUCED, *TOTAL],
+        RICH: [VARIANCE, CHANGE, FUNCTION],
+        SPREAD: [VARIANCE],
+    }
+    data = {}
+    for figure, (place, path) in told_apart(paths, figure_of).items():
+        rows = tables.read(path, [*COLUMNS, *measured[figure]], "observations.csv")
         rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
-        if figure in data:
-            raise TableError(f"{path}: a second table of one figure; expected one of each")
-        data[figure] = index, rows
+        data[figure] = place, rows
     return data
 
 

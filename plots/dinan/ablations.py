@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import HEADER, Finding, Printed
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
@@ -56,7 +56,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
     """Curve -> loss against rate, with the best rate, of what has a finished run."""
-    found = rates.curve_sweeps(rows, style.present(LABELS, rows[CURVE]))
+    found = rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
     return {curve: sweep for curve, sweeps in found.items() for sweep in sweeps.values()}
 
 

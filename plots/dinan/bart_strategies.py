@@ -19,17 +19,17 @@ from plots import style
 from plots.dinan import searches
 from plots.dinan.searches import LR, STRATEGIES, Losses, Searched
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.naming import AnyOf
 from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
 from plots.tables import CURVE, DECAY, LOSS, RUN, SEED, WIDTH
 
-TABLES = (
+TABLES = AnyOf(
     "dinan/figure_3_4",
     "dinan/figure_3_4_metrics",
     "dinan/figure_5",
     "dinan/figure_5_metrics",
 )
-ANY = True
 LAYERS = "model.layers"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS
 from plots.findings import HEADER, Finding, Printed
 from plots.rates import Sweeps
@@ -47,7 +47,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     """Curve -> width -> loss against rate."""
-    return rates.curve_sweeps(rows, style.present(LABELS, rows[CURVE]))
+    return rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
 from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
 from plots.rates import RateSweep, Sweeps, exponent
@@ -32,7 +32,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     """Strategy -> width -> loss against rate with the optimum."""
-    return rates.curve_sweeps(rows, style.present(style.STRATEGIES, rows[CURVE]))
+    return rates.curve_sweeps(rows, naming.present(style.STRATEGIES, rows[CURVE]))
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:

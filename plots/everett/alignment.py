@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from plots import style, tables
+from plots import naming, style, tables
 from plots.everett.published import (
     ALIGNMENT_START,
     ALIGNMENT_WIDTH,
@@ -107,8 +107,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         "[as measured]; ± is one standard error over seeds",
         HEADER,
     ]
-    for curve in style.present(FIGURES, table[CURVE]):
-        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for curve in naming.present(FIGURES, table[CURVE]):
+        for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, line = f"{curve}, {label}: ", (curve, rule)
             rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
             rows = rows[rows[KIND].isin(list(KINDS))]
@@ -201,7 +201,7 @@ def _highest(found: Mapping[str, Estimate], name: str) -> Finding:
 
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Figure 1, of Adam, then a figure per optimiser."""
-    curves = style.present(FIGURES, table[CURVE])
+    curves = naming.present(FIGURES, table[CURVE])
     if "adam" in curves:
         yield "figure_1_alignment", _figure_1(table[table[CURVE] == "adam"])
     for curve in curves:
@@ -213,8 +213,8 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     """A row per kind of layer, a column per parameterisation, a line per width."""
     from matplotlib.ticker import MultipleLocator
 
-    kinds = style.present(KINDS, table[KIND])
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    kinds = naming.present(KINDS, table[KIND])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
@@ -237,7 +237,7 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
     colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     traces = _traces(table)

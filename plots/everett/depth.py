@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import Estimate, Finding, Printed
 from plots.rates import Lines, exponent, lines_of
 from plots.statistics import average
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     (table,) = tables.read_each(paths, {"results.csv": columns})
     table = table.assign(**{WIDTH: table[LAYERS]})
     base, own = table[table[CURVE] == BASE], table[table[CURVE] != BASE]
-    curves = style.present(CURVES, own[CURVE]) or CURVES
+    curves = naming.present(CURVES, own[CURVE]) or CURVES
     return pd.concat([own, *(base.assign(**{CURVE: curve}) for curve in curves)])
 
 
@@ -59,7 +59,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         "which share seeds and data, ± the larger of their scatter and of what their errors imply",
         HEADER,
     ]
-    for curve, label in style.present(PLAIN, (curve for _, curve in found)).items():
+    for curve, label in naming.present(PLAIN, (curve for _, curve in found)).items():
         own = {rule: sweeps for (rule, name), sweeps in found.items() if name == curve}
         expected = EXPECTED.get(curve)
 
@@ -103,10 +103,10 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Losses and optima."""
     found = fits(table)
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    curves = style.present(CURVES, table[CURVE])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    curves = naming.present(CURVES, table[CURVE])
     depths = sorted(map(int, table[WIDTH].unique()))
-    colors, looks = style.width_colors(depths), {**style.looks(list(curves)), **LOOKS}
+    colors, looks = style.width_colors(depths), naming.looks(list(curves), LOOKS)
     figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
     for row, (curve, label) in zip(axes[:-1], curves.items(), strict=True):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):

@@ -18,14 +18,14 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
 from plots.findings import HEADER, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.statistics import slope
-from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
+from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH
 
-TABLES = ("everett/figure_4_epsilon", "everett/figure_8_mitigations")
-ANY = True
+TABLES = AnyOf("everett/figure_4_epsilon", "everett/figure_8_mitigations")
 SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
@@ -46,16 +46,22 @@ Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """(heat maps, mitigations), told apart by the curve `constant`; None for one not given."""
-    heat = mitigations = None
-    for path in paths:
-        if (tables.read(path, [CURVE])[CURVE] == "constant").any():
-            heat = tables.read(path, (*COLUMNS, EPS)).dropna(subset=[CURVE, PARAMETERIZATION])
-        else:
-            mitigations = tables.read(path, (*COLUMNS, tables.RATE, tables.PARAMETERS))
-            mitigations = mitigations.dropna(subset=[CURVE, PARAMETERIZATION])
-    if len(paths) != (heat is not None) + (mitigations is not None):
-        raise TableError(f"{paths[-1]}: expected one table of Figure 4 and one of Figure 8")
+    """(heat maps, mitigations), told apart by the curve `constant`; None for a missing one."""
+
+    def figure(path: Path) -> str:
+        constant = (tables.read(path, [CURVE])[CURVE] == "constant").any()
+        return "Figure 4" if constant else "Figure 8"
+
+    places = told_apart(paths, figure)
+    needed = {"Figure 4": (EPS,), "Figure 8": (tables.RATE, tables.PARAMETERS)}
+    heat, mitigations = (
+        tables.read(places[figure][1], (*COLUMNS, *columns)).dropna(
+            subset=[CURVE, PARAMETERIZATION]
+        )
+        if figure in places
+        else None
+        for figure, columns in needed.items()
+    )
     return heat, mitigations
 
 
@@ -111,8 +117,8 @@ def findings(data: Data) -> list[Printed]:
 def _of_heat(table: pd.DataFrame) -> list[Finding]:
     """The best epsilon at the largest width and what the ends of the range cost."""
     result = []
-    for curve in style.present(SCALINGS, table[CURVE]):
-        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for curve in naming.present(SCALINGS, table[CURVE]):
+        for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             grid = heat_map(table, curve, rule)
             if grid.empty or grid.iloc[-1].isna().all():
                 continue
@@ -130,9 +136,9 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
     """What each mitigation gains at the largest width and with every doubling of the width, how
     mitigations differ, and whether equivalent pairs agree with each of them."""
     found, start = lines(table), baseline(table)
-    own = dict.fromkeys([*MITIGATIONS, *style.present(NAMES, table[CURVE])])
+    own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
     result = []
-    for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
         for curve in (curve for curve in own if curve not in BASELINES):
             gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
             claim = None if gains is None else "gains" if gains else "equal"
@@ -178,8 +184,8 @@ def _figure_4(table: pd.DataFrame):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    scalings = style.present(SCALINGS, table[CURVE])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    scalings = naming.present(SCALINGS, table[CURVE])
     figure, axes = style.subplots(len(scalings), len(rules), (2.5, 2.2))
     figure.suptitle("Adam, loss over ε")
     scale = PowerNorm(0.5, 0, MOST, clip=True)
@@ -218,12 +224,9 @@ def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
 
 
 def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
-    """Curve -> label, colour and mark; curves of one's own have the colours that others leave."""
-    labels, looks = style.present(NAMES, table[CURVE]), dict(CURVE_LOOKS)
-    own = [name for name in labels if name not in NAMES]
-    left = (style.GREEN, style.PINK, style.BLUE) * len(own)
-    for (name, look), color in zip(style.looks(own).items(), left, strict=False):
-        looks[name] = {**look, "color": color}
+    """Curve -> label, colour and mark."""
+    labels = naming.present(NAMES, table[CURVE])
+    looks = naming.looks(list(labels), CURVE_LOOKS)
     if "enlarged" in labels:
         labels["enlarged"] = baseline_text(table)
     return {name: (label, looks[name]) for name, label in labels.items()}
@@ -231,7 +234,7 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
 
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
-    rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
+    rules, found = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     named = _named(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
@@ -45,7 +45,7 @@ def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
 def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width, of what has a finished run."""
     found, where = {}, places(table)
-    for rule in style.present(style.LABELS, [rule for rule, _ in where.values()]):
+    for rule in naming.present(style.LABELS, [rule for rule, _ in where.values()]):
         own = [curve for curve, (name, _) in where.items() if name == rule]
         own.sort(key=lambda curve: HORIZONS.index(where[curve][1]))
         sweeps = rates.curve_sweeps(table[table[CURVE].isin(own)], own)

@@ -19,15 +19,15 @@ from statistics import median
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, entries
 from plots.everett.horizons import HORIZON_STYLES
 from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
-TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
-ANY = True
+TABLES = AnyOf("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
 FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
 ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
@@ -37,21 +37,21 @@ Data = dict[str, pd.DataFrame]  # by optimiser
 def read(paths: Sequence[Path]) -> Data:
     """Optimiser -> table of Figure 11, 12 or 13, in the order given. The optimiser is what the
     table's column says, or its file's name, or else it is called as the file."""
-    data = {}
-    for path in paths:
-        table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
-        named = sorted(set(table[OPTIMIZER].fillna("unknown"))) if OPTIMIZER in table else []
-        if len(named) > 1:
-            raise TableError(
-                f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
-                f"choose with --where {OPTIMIZER}={named[0]}"
-            )
-        stem = tables.name(path)
-        named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
-        data[(named or [stem])[0]] = table
-    if len(data) < len(paths):
-        raise TableError(f"{paths[-1]}: two tables of one optimiser")
-    return data
+    return {
+        optimizer: horizons.by_rule(tables.read(path, horizons.COLUMNS))
+        for optimizer, (_, path) in told_apart(paths, _optimizer).items()
+    }
+
+
+def _optimizer(path: Path) -> str:
+    table, stem = tables.read(path, horizons.COLUMNS), tables.name(path)
+    named = sorted(set(table[OPTIMIZER].fillna("unknown"))) if OPTIMIZER in table else []
+    if len(named) > 1:
+        raise TableError(
+            f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
+            f"choose with --where {OPTIMIZER}={named[0]}"
+        )
+    return [*named, *(one for one in FIGURES if one in stem.split("_")), stem][0]
 
 
 def findings(data: Data) -> list[Printed]:
@@ -142,13 +142,13 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     """Loss against rate at every horizon, then the optima and their powers of the width."""
     found = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
     labels = horizons.horizon_labels(table)
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     shown = horizons.drawn_horizons(found)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     figure.suptitle(title)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], found, rules, labels, colors)
-    for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items(), strict=True):
+    for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
             marker, line = HORIZON_STYLES[entry.horizon]
@@ -185,7 +185,7 @@ def _optima(fixed: Sequence[Entry]):
     axis = axes[0][0]
     for entry in fixed:
         label = f"{style.LABELS.get(entry.rule, entry.rule)} {panels.power_text(entry.fit)}"
-        look = style.looks([entry.rule])[entry.rule]
+        look = naming.looks([entry.rule])[entry.rule]
         panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **look)
     style.octave_limits([axis], sorted({width for e in fixed for width in e.fit.sweeps}))
     axis.tick_params(labelsize=10)

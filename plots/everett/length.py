@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.published import STEPS, TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
@@ -107,7 +107,7 @@ def draw(data: Data) -> Iterator[tuple]:
     figure.suptitle("what training longer changes, Adam (ours)")
     left, right = axes[0]
     found = exponents(data.exponents)
-    looks: Mapping[str, dict] = style.looks(list(found))
+    looks: Mapping[str, dict] = naming.looks(list(found))
     for place, (rule, by_steps) in enumerate(found.items()):
         shifted = [steps * 1.04 ** (place - 1.5) for steps in by_steps]  # bars side by side
         values = [fit.value for fit in by_steps.values()]
@@ -137,6 +137,6 @@ def draw(data: Data) -> Iterator[tuple]:
         axis.set_xlabel("steps, and seeds of a point")
     style.legend(
         figure,
-        [*style.rule_entries(style.present(style.LABELS, found)), ("the paper", style.HOLLOW)],
+        [*naming.rule_entries(naming.present(style.LABELS, found)), ("the paper", style.HOLLOW)],
     )
     yield "length", figure

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS, STANDARD_BEATS_MUP
 from plots.findings import HEADER, Finding, Printed
-from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
+from plots.naming import AnyOf, split, told_apart
+from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION
 
-TABLES = (
+TABLES = AnyOf(
     "everett/figure_2_adam",
     "everett/figure_3_sgd",
     "everett/figure_3_param_scaling",
     "everett/embedding_1",
 )
-ANY = True
 CURVES = {
     "global": "one global rate",
     "full": "full alignment",
@@ -43,13 +43,11 @@ COLUMNS = (*tables.RESULTS, tables.PARAMETERS, *KEYS, tables.WIDTH, tables.RATE)
 def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """File name -> table of Figure 2 or 3; one of several optimisers names them in its curves."""
     data = {}
-    for path in paths:
+    for name, (_, path) in told_apart(paths, tables.name).items():
         table = tables.read(path, COLUMNS).dropna(subset=KEYS)
-        prefix = r"^(?:adam|param_scaling)_(?=(?:full|none)_constants$)"
-        curves = table[CURVE].str.replace(prefix, "", regex=True)
-        data[tables.name(path)] = table.assign(**{CURVE: curves})
-    if len(data) < len(paths):
-        raise TableError(f"{paths[-1]}: two tables would be drawn to one file name")
+        plain = {c: split(c, ("adam", "param_scaling"), CURVES) for c in table[CURVE].unique()}
+        curves = table[CURVE].map({c: parts[1] if parts else c for c, parts in plain.items()})
+        data[name] = table.assign(**{CURVE: curves})
     return data
 
 
@@ -74,9 +72,9 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
         found, place = every[name], ours(table)
         text += [f"{name}: {basis}", HEADER]
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
-        for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER]):
+        for optimizer in naming.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
-                for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+                for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
                     pair = [found.get((optimizer, rule, curve), {}) for curve in (before, after)]
                     gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
                     claim = None if gains is None or place else "gains" if gains else "loses"
@@ -94,7 +92,7 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                 step = f"{place}{optimizer}, tuned muP against standard with one rate"
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 text.append(rates.compared(step, *pair, claim))
-            for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+            for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
                 if sweeps := found.get((optimizer, rule, "full")):
                     fit = rates.exponent(sweeps)
                     name = f"{place}{optimizer}, {label}, full: exponent of D in the best rate"
@@ -138,12 +136,12 @@ def best(found: Sequence[rates.Lines], place: str = "") -> Finding:
 def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
     """One figure per table: a row per optimiser, a column per intervention."""
     for index, (name, table) in enumerate(data.items()):
-        found, curves = lines(table), style.present(CURVES, table[CURVE])
+        found, curves = lines(table), naming.present(CURVES, table[CURVE])
         if not ours(table):  # all panels of the paper's, those without a run, too
             curves = CURVES | curves
-        optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
-        rules = style.present(style.LABELS, table[PARAMETERIZATION])
-        looks = style.looks(list(rules))
+        optimizers = naming.present(style.OPTIMIZERS, table[OPTIMIZER])
+        rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+        looks = naming.looks(list(rules))
         figure, axes = style.subplots(
             len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
         )
@@ -159,7 +157,7 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
             panels.size_panels(row, drawn)
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
-        style.legend(figure, [*style.rule_entries(rules), *panels.lost_entries(found)])
+        style.legend(figure, [*naming.rule_entries(rules), *panels.lost_entries(found)])
         names = " and ".join(optimizers.values())
         figure.suptitle(f"{ours(table)}{names}, loss against size by intervention")
         yield name, figure, [index]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import Finding, Printed
 from plots.rates import exponent
 from plots.tables import CURVE, LOSS, RATE, ROOT, WIDTH, TableError
@@ -82,7 +82,7 @@ def seed_spread(table: pd.DataFrame, curve: str) -> tuple[float, int]:
 def findings(data: Data) -> list[Printed]:
     """The quickstart's claims, measured, and what they rest on."""
     table = data.table
-    titles = style.present(TITLES, table[CURVE])
+    titles = naming.present(TITLES, table[CURVE])
     found = {curve: sweeps(table, curve) for curve in titles}
     fits = {curve: exponent(line) for curve, line in found.items()}
 
@@ -124,8 +124,8 @@ def findings(data: Data) -> list[Printed]:
 
 def draw(data: Data) -> Iterator[tuple]:
     """Losses against rate, a panel per curve, and the optima against width."""
-    titles = style.present(TITLES, data.table[CURVE])
-    looks = style.looks([RULES.get(curve, curve) for curve in titles]).values()
+    titles = naming.present(TITLES, data.table[CURVE])
+    looks = naming.looks([RULES.get(curve, curve) for curve in titles]).values()
     lines = [
         panels.Line(title, sweeps(data.table, curve), look)
         for (curve, title), look in zip(titles.items(), looks, strict=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Finding, Printed
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path]) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sw
 def exponents(data) -> dict[str, dict[str, Exponent]]:
     """Parameterisation -> with or without -> the exponent."""
     both = {setting: lines for setting, (_, lines) in data.items()}
-    rules = style.present(style.LABELS, [rule for lines in both.values() for rule in lines])
+    rules = naming.present(style.LABELS, [rule for lines in both.values() for rule in lines])
     return {
         rule: {s: rates.exponent(both[s][rule]) for s in SETTINGS if rule in both[s]}
         for rule in rules
@@ -76,7 +76,7 @@ def draw(data) -> Iterator[tuple]:
     figure.suptitle("Adam's exponents with and without constants (ours)")
     faces = {"without": "white", "with": None}
     for place, (rule, own) in enumerate(found.items()):
-        look = style.looks([rule])[rule]
+        look = naming.looks([rule])[rule]
         for shift, (setting, fit) in zip((-0.15, 0.15), own.items(), strict=False):
             face = {"mfc": faces[setting] or look["color"], "capsize": 2, "ms": 6}
             axis.errorbar(place + shift, fit.value, fit.bar or 0.0, **look, **face)

@@ -23,14 +23,14 @@ import pandas as pd
 from plots import panels, rates, style, tables
 from plots.everett.published import TRANSFER, Rule
 from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.naming import AnyOf
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
 AXES = ("embedding", "depth", "decay", "muon", "batch", "horizon")
-TABLES = tuple(f"everett/transfer_{axis}" for axis in AXES)
-ANY = True
+TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.
 GROWS = {"batch": ("training.batch_size", "B"), "horizon": ("training.steps", "T")}

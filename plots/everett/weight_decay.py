@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES, HORIZONS
 from plots.findings import HEADER, Finding, Printed
@@ -47,7 +47,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """The exponents with and without decay, and what decay changes at the largest width."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
-    rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
     exponents, gains = [], []
     for horizon, words in horizons.horizon_labels(decayed).items():
         for rule, label in rules.items():
@@ -76,11 +76,11 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
     labels, shown = horizons.horizon_labels(decayed), horizons.drawn_horizons(with_decay)
-    rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
-    looks = style.looks(list(rules))
+    looks = naming.looks(list(rules))
     drawn = []
     for rule in rules:
         drawn.append([])

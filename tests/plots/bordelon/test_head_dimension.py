@@ -174,7 +174,7 @@ def test_one_head_dimension_has_no_slope_and_a_second_table_of_a_figure_no_place
     said = found(head_dimension, tmp_path, rows)
     assert {finding.measured for finding in said.values()} == {"not measured"}
     paths = written(tmp_path, a=variance_rows(), b=variance_rows())
-    assert "a second table of one figure" in refused("bordelon/head_dimension", *paths)
+    assert "a second table of Figure 2b" in refused("bordelon/head_dimension", *paths)
 
 
 # Figure 11

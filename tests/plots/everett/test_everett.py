@@ -125,13 +125,13 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path):
     (first,) = written(tmp_path, one=horizons(rules=("mup",)))
     with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
         weight_decay.read([first])
-    with pytest.raises(TableError, match="expected one table of Figure 4 and one of Figure 8"):
+    with pytest.raises(TableError, match="a second table of Figure 4; expected one of each"):
         epsilon.read(written(tmp_path, one=heat(), two=heat()))
     adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
-    with pytest.raises(TableError, match="two tables of one optimiser"):
+    with pytest.raises(TableError, match="a second table of adam"):
         learning_rates.read([adam, again])
     (table,) = written(tmp_path, figure_2_adam=interventions(rules=("mup",), widths=(64,)))
-    with pytest.raises(TableError, match="two tables would be drawn to one file name"):
+    with pytest.raises(TableError, match="a second table of figure_2_adam"):
         (tmp_path / "figure_2_adam").mkdir()
         (tmp_path / "figure_2_adam" / "results.csv").write_text(table.read_text())
         loss_vs_size.read([table, tmp_path / "figure_2_adam" / "results.csv"])
