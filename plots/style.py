@@ -108,10 +108,10 @@ def handles(entries: Sequence[tuple[str, Any]]) -> list:
     """What a legend shows for (label, line properties or an artist) each."""
     from matplotlib.lines import Line2D
 
-    found = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
-    for handle, (label, _) in zip(found, entries, strict=True):
+    artists = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
+    for handle, (label, _) in zip(artists, entries, strict=True):
         handle.set_label(label)
-    return found
+    return artists
 
 
 def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
@@ -221,11 +221,11 @@ def files(item, name: str) -> dict[str, bytes]:
 
     if isinstance(item, pd.DataFrame):
         return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
-    found = {}
+    contents = {}
     lay_out(item, DPI)
     for ending, metadata in FORMATS.items():
         file = io.BytesIO()
         item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
-        found[f"{name}.{ending}"] = file.getvalue()
+        contents[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
-    return found
+    return contents

@@ -138,18 +138,18 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
     were run; an eta_0 is judged by seeds that did not choose it."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or tried[ALPHA_L].nunique() < 2:
         return []
-    kept = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
-    tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
+    whole = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
+    tried = pd.concat(whole)  # the seeds that have every eta_0 of a depth
     tried = tried.assign(**{tables.LOSS: tried[LAST], tables.WIDTH: tried[LAYERS]})
-    found = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
+    by_alpha = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
     result: list[Printed] = []
-    for alpha, sweeps in found.items():
+    for alpha, sweeps in by_alpha.items():
         values = ", ".join(
             f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
             for depth, sweep in sweeps.items()
         )
         result.append(Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values))
-    gains = rates.gains(found[0.5], found[1.0])
+    gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == max(gains) else ("", "")

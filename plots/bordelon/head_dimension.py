@@ -65,7 +65,7 @@ def read(paths: Sequence[Path]) -> Data:
     return data
 
 
-def power(rows: pd.DataFrame, column: str) -> Power:
+def power_of_n(rows: pd.DataFrame, column: str) -> Power:
     """The power of N in the mean over seeds of `column`."""
     return exponent(rows, SEED, HEAD_DIM, column)
 
@@ -80,11 +80,11 @@ def ends(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     was observed at step 0 alone is not after anything."""
     first, last = (rows.groupby(RUN)[STEP].transform(end) for end in ("min", "max"))
     after = f"at t = {rows[STEP].max():.0f}"
-    found = {
+    states = {
         "at initialisation": rows[rows[STEP] == first],
         after: rows[(rows[STEP] == last) & (last > 0)],
     }
-    return {when: own for when, own in found.items() if len(own)}
+    return {when: own for when, own in states.items() if len(own)}
 
 
 def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
@@ -92,8 +92,8 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
     for optimizer in (name for name in style.OPTIMIZERS if (rows[OPTIMIZER] == name).any()):
         own = rows[(rows[OPTIMIZER] == optimizer) & (rows[STEP] > 0)]
         for alpha in scans.alphas(own):
-            for step, found in own[own[ALPHA] == alpha].groupby(STEP):
-                yield optimizer, alpha, int(step), found
+            for step, cell in own[own[ALPHA] == alpha].groupby(STEP):
+                yield optimizer, alpha, int(step), cell
 
 
 def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction | None:
@@ -123,8 +123,8 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
     rich = "rich training, " * (figure == RICH)
     for alpha in scans.alphas(rows):
         place = f"{rich}{scans.alpha_name(alpha)}: "
-        for when, found in ends(rows[rows[ALPHA] == alpha]).items():
-            theory, measured = 1 - 2 * exact(alpha), power(found, VARIANCE)
+        for when, state in ends(rows[rows[ALPHA] == alpha]).items():
+            theory, measured = 1 - 2 * exact(alpha), power_of_n(state, VARIANCE)
             name, after = f"{place}variance of A over heads {when}", when != "at initialisation"
             if after and alpha == 0.5:
                 # "Does not decay with N" (Fig. 2b), "non-decreasing diversity" (section 3.2).
@@ -135,19 +135,22 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
                 yield measured.finding(name, float(theory), f"{theory}{derived}")
             if figure == RICH and after:
                 name = f"{place}RMS change of A {when}, exponent of N"
-                yield power(found, CHANGE).finding(name, 0.0)
-                learnt = found[found[FUNCTION] > LEARNT]
-                yield power(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
+                yield power_of_n(state, CHANGE).finding(name, 0.0)
+                learnt = state[state[FUNCTION] > LEARNT]
+                yield power_of_n(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
 
 
 def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
     """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     for cause, columns in CAUSES.items():
-        for optimizer, alpha, step, found in cells(rows):
+        for optimizer, alpha, step, cell in cells(rows):
             for column, what in columns.items():
                 place = f"{style.OPTIMIZERS[optimizer]}, {scans.alpha_name(alpha)}, t = {step}"
                 name = f"{place}: change of {what} {cause}"
-                measured, theory = power(found, column), predicted(column, optimizer, alpha, step)
+                measured, theory = (
+                    power_of_n(cell, column),
+                    predicted(column, optimizer, alpha, step),
+                )
                 if theory is None:
                     yield Finding(name, measured.text(), "", "", measured)  # claims.yaml says what
                     continue
@@ -173,16 +176,16 @@ def _figure_2b(rows: pd.DataFrame, figure: str):
     alpha_A = 1 after it; in rich training the change of A beside it."""
     drawn, axes = style.subplots(1, 1 + (figure == RICH), (4.6, 3.6))
     for alpha in scans.alphas(rows):
-        for when, found in ends(rows[rows[ALPHA] == alpha]).items():
+        for when, state in ends(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
             label = f"{scans.alpha_title(alpha)}, {when}: "
-            _draw_points(axes[0][0], found, VARIANCE, label, _look(alpha, before), "N")
+            _draw_points(axes[0][0], state, VARIANCE, label, _look(alpha, before), "N")
             if alpha == 1 and not before and figure == SPREAD:
-                means = found.groupby(HEAD_DIM)[VARIANCE].mean()
+                means = state.groupby(HEAD_DIM)[VARIANCE].mean()
                 label = rf"the paper's caption: $N^{{{CAPTION_2B}}}$"
                 scans.guide(axes[0][0], means, CAPTION_2B, label, 1.0)
             if figure == RICH and not before:
-                _draw_points(axes[0][1], found, CHANGE, "change of A: ", _look(alpha, False), "N")
+                _draw_points(axes[0][1], state, CHANGE, "change of A: ", _look(alpha, False), "N")
     for axis, label in zip(axes[0], ("variance of A over heads", "RMS change of A"), strict=False):
         _finish(axis, rows)
         axis.set_ylabel(label)
@@ -202,14 +205,14 @@ def _draw_points(
     axis, rows: pd.DataFrame, column: str, label: str, look: dict, symbol: str = ""
 ) -> None:
     """Means over seeds, every run as a faint point, and the power law, named in the label."""
-    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
-    fit = power(rows, column)
+    positive = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
+    fit = power_of_n(rows, column)
     error = rf" \pm {fit.error:.2f}" if math.isfinite(fit.error) else ""
     value = f"{fit.value:+.2f}{error}"
     label = f"{label}${symbol}^{{{value}}}$" if symbol else f"${value}$ {label}"
-    means = kept.groupby(HEAD_DIM)[column].mean()
+    means = positive.groupby(HEAD_DIM)[column].mean()
     faint = {"ls": "", "marker": look["marker"], "ms": 2.5, "alpha": 0.4, "color": look["color"]}
-    axis.plot(kept[HEAD_DIM], kept[column], **faint)
+    axis.plot(positive[HEAD_DIM], positive[column], **faint)
     axis.plot(means.index, means, **{**look, "ls": ""})
     if math.isfinite(fit.value):
         axis.plot(means.index, [fit(n) for n in means.index], **{**look, "marker": ""})
@@ -230,11 +233,11 @@ def _figure_13(rows: pd.DataFrame):
     for row, (cause, columns) in zip(axes, CAUSES.items(), strict=True):
         places = [(optimizer, column) for optimizer in optimizers for column in columns]
         for axis, (optimizer, column) in zip(row, places, strict=True):
-            for name, alpha, step, found in cells(rows):
+            for name, alpha, step, cell in cells(rows):
                 if name == optimizer:
                     theory = predicted(column, optimizer, alpha, step)
                     label = f"[{theory}]" if theory is not None else ""
-                    _draw_points(axis, found, column, label, _look(alpha, step == 1))
+                    _draw_points(axis, cell, column, label, _look(alpha, step == 1))
             _finish(axis, rows)
             what, words = columns[column], cause.replace("W_Q, W_K", "$W_Q$, $W_K$")
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {words}", fontsize=9)
@@ -261,13 +264,13 @@ def table_3(data: Data) -> pd.DataFrame | None:
         return None
     entries = []
     for alpha in scans.alphas(variances):
-        found = ends(variances[variances[ALPHA] == alpha])["at initialisation"]
-        fit = power(found, VARIANCE)
+        start = ends(variances[variances[ALPHA] == alpha])["at initialisation"]
+        fit = power_of_n(start, VARIANCE)
         entries.append(("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha), fit))
     for optimizer, alpha, step, rows in cells(moved):
         for column, what in reversed(INDUCED.items()) if step == last else ():
             theory = predicted(column, optimizer, alpha, step)
-            fit = power(rows, column)
+            fit = power_of_n(rows, column)
             entries.append((optimizer, alpha, step, f"update to {what}", theory, fit))
     records = [
         {

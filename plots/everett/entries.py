@@ -40,7 +40,7 @@ class Entry:
         return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
 
     @property
-    def judged(self) -> rates.Exponent:
+    def deciding(self) -> rates.Exponent:
         """What stands beside the paper's: by its estimator, a power law with an irreducible term
         (App. H), with the jackknife's error if seeds are shared; where the widths leave that term
         open, the straight line's."""
@@ -91,7 +91,7 @@ class Entry:
             "weighted_widths": weighted.groups,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
             "irreducible_exponent": -law.exponent if law else math.nan,
-            "irreducible_error": self.judged.error if law else math.nan,
+            "irreducible_error": self.deciding.error if law else math.nan,
             "irreducible_rate": law.floor if law else math.nan,
             "published": self.published,
             "difference": self.fit.value - self.published,

@@ -69,14 +69,16 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
     """Width by epsilon: mean loss above the lowest of the width, of the best rate if several were
     swept; infinite where every rate diverged."""
     rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
-    found: dict[int, dict[float, float]] = {}
+    losses_of: dict[int, dict[float, float]] = {}
     for (width, eps), cell in rows.groupby([WIDTH, EPS]):
         column = tables.RATE if tables.RATE in cell and cell[tables.RATE].notna().all() else EPS
         losses: dict[float, list[float]] = {}
         for value, _, loss in tables.runs(cell, column):
             losses.setdefault(value, []).append(loss)
-        found.setdefault(int(width), {})[eps] = min(map(fmean, losses.values()), default=math.nan)
-    grid = pd.DataFrame(found).T.sort_index().sort_index(axis=1)
+        losses_of.setdefault(int(width), {})[eps] = min(
+            map(fmean, losses.values()), default=math.nan
+        )
+    grid = pd.DataFrame(losses_of).T.sort_index().sort_index(axis=1)
     lowest = grid.replace(math.inf, math.nan).min(axis=1)
     return grid.sub(lowest, axis=0)
 
@@ -135,14 +137,14 @@ def _of_heat(table: pd.DataFrame) -> list[Finding]:
 def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
     """What each mitigation gains at the largest width and with every doubling of the width, how
     mitigations differ, and whether equivalent pairs agree with each of them."""
-    found, start = lines(table), baseline(table)
+    sweeps_of, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
     result = []
     for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
         for curve in (curve for curve in own if curve not in BASELINES):
             gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
             claim = None if gains is None else "gains" if gains else "equal"
-            pair = found.get((rule, start), {}), found.get((rule, curve), {})
+            pair = sweeps_of.get((rule, start), {}), sweeps_of.get((rule, curve), {})
             if not all(pair):
                 continue
             published = "no gain" if claim == "equal" else None
@@ -155,14 +157,14 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
             name = f"{label}: {curve} over {start}, per doubling of D"
             claimed = (words, verdict if claim else "", growth)
             result.append(Finding(name, growth.text(), *claimed))
-        cures = [curve for curve in MITIGATIONS if (rule, curve) in found]
+        cures = [curve for curve in MITIGATIONS if (rule, curve) in sweeps_of]
         for one, other in itertools.combinations(cures, 2):
-            pair = found[rule, one], found[rule, other]
+            pair = sweeps_of[rule, one], sweeps_of[rule, other]
             published = "equal" if rule == "mean_field" else None  # Figure 4c
             result.append(rates.compared(f"{label}: {one} - {other}", *pair, None, published))
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
-            pair = found.get((first, curve), {}), found.get((second, curve), {})
+            pair = sweeps_of.get((first, curve), {}), sweeps_of.get((second, curve), {})
             if all(pair):
                 name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
                 claimed = ("equal",) if curve in MITIGATIONS else (None, "apart")
@@ -234,16 +236,16 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
 
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
-    rules, found = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
+    rules, sweeps_of = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     named = _named(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (
-        [(found[rule, c], look) for c, (_, look) in named.items() if (rule, c) in found]
+        [(sweeps_of[rule, c], look) for c, (_, look) in named.items() if (rule, c) in sweeps_of]
         for rule in rules
     )
     panels.size_panels(axes[0], drawn)
     style.label_grid(axes, rules.values())
     figure.suptitle("Adam, loss against size with cures of a too large ε")
     entries = [(label, {"lw": 1.2, **look}) for label, look in named.values()]
-    style.legend(figure, [*entries, *panels.lost_entries(found)])
+    style.legend(figure, [*entries, *panels.lost_entries(sweeps_of)])
     return figure

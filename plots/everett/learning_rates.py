@@ -82,9 +82,9 @@ def findings(data: Data) -> list[Printed]:
 
 def _of_table_4(entry: Entry) -> Finding:
     """By the paper's estimator, and the straight line beside it."""
-    found = _beside(entry.name, entry.judged, entry.published)
-    line = f"{found.measured} with an irreducible term; {entry.fit.text()} without"
-    return replace(found, measured=line) if entry.levels_off else found
+    finding = _beside(entry.name, entry.deciding, entry.published)
+    line = f"{finding.measured} with an irreducible term; {entry.fit.text()} without"
+    return replace(finding, measured=line) if entry.levels_off else finding
 
 
 def _beside(name: str, measured: Estimate, published: float) -> Finding:
@@ -140,14 +140,14 @@ def draw(data: Data) -> Iterator[tuple]:
 
 def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     """Loss against rate at every horizon, then the optima and their powers of the width."""
-    found = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
+    sweeps_of = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
     labels = horizons.horizon_labels(table)
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
-    shown = horizons.drawn_horizons(found)
+    shown = horizons.drawn_horizons(sweeps_of)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     figure.suptitle(title)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    horizons.draw_rows(axes[:-1], found, rules, labels, colors)
+    horizons.draw_rows(axes[:-1], sweeps_of, rules, labels, colors)
     for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
@@ -166,7 +166,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
             style.empty(axis, "no finished run")
     style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
-    handles = [*style.width_entries(colors), *style.rate_entries(found.items())]
+    handles = [*style.width_entries(colors), *style.rate_entries(sweeps_of.items())]
     for horizon in shown if len(shown) > 1 else ():
         marker, line = HORIZON_STYLES[horizon]
         handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))

@@ -51,15 +51,15 @@ def exponents(data) -> dict[str, dict[str, Exponent]]:
 def findings(data) -> list[Printed]:
     """Both exponents, and what constants change."""
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
-    for rule, found in exponents(data).items():
+    for rule, fits in exponents(data).items():
         label, published = style.LABELS.get(rule, rule), TABLE_4["fixed"]["adam"].get(rule)
-        for setting, fit in found.items():
+        for setting, fit in fits.items():
             claim = ("no claim", "", fit)
             if published is not None:
                 claim = (f"{published:+.2f}", fit.distance(published), fit)
             text.append(Finding(f"adam, {label}, {SETTINGS[setting]}", fit.text(), *claim))
-        if len(found) == 2:
-            change = found["with"] - found["without"]
+        if len(fits) == 2:
+            change = fits["with"] - fits["without"]
             claim = ("no claim", "", change)
             text.append(
                 Finding(f"adam, {label}: what they change", change.through_widths(), *claim)
@@ -72,17 +72,17 @@ def findings(data) -> list[Printed]:
 def draw(data) -> Iterator[tuple]:
     """An exponent per parameterisation and setting, and the paper's."""
     figure, axes = style.subplots(1, 1, (5.0, 3.2))
-    axis, found = axes[0][0], exponents(data)
+    axis, fits = axes[0][0], exponents(data)
     figure.suptitle("Adam's exponents with and without constants (ours)")
     faces = {"without": "white", "with": None}
-    for place, (rule, own) in enumerate(found.items()):
+    for place, (rule, own) in enumerate(fits.items()):
         look = naming.looks([rule])[rule]
         for shift, (setting, fit) in zip((-0.15, 0.15), own.items(), strict=False):
             face = {"mfc": faces[setting] or look["color"], "capsize": 2, "ms": 6}
             axis.errorbar(place + shift, fit.value, fit.bar or 0.0, **look, **face)
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         axis.plot([place - 0.3, place + 0.3], [published] * 2, ":", color="0.3")
-    axis.set_xticks(range(len(found)), [style.LABELS.get(rule, rule) for rule in found])
+    axis.set_xticks(range(len(fits)), [style.LABELS.get(rule, rule) for rule in fits])
     axis.set_ylabel("exponent of the best rate in the width")
     entries = [
         ("without constants", style.HOLLOW),

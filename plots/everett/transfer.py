@@ -52,7 +52,7 @@ class Axis(NamedTuple):
 
 def read(paths: Sequence[Path]) -> dict[str, Axis]:
     """The axes of all tables given."""
-    found: dict[str, Axis] = {}
+    axes: dict[str, Axis] = {}
     for place, path in enumerate(paths):
         numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
         table = tables.read(path, (*tables.RESULTS, RATE), numbers=numbers)
@@ -72,8 +72,8 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
             rows = table[table[CURVE].isin([rule.curve for rule in rules])]
             lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
             own = [rule for rule in rules if lines.get(rule.curve)]
-            found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
-    return found
+            axes |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
+    return axes
 
 
 def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:

@@ -39,8 +39,8 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width of the runs with decay."""
-    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
-    return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in found.items()}
+    by_curve = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
+    return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in by_curve.items()}
 
 
 def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
@@ -51,7 +51,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     exponents, gains = [], []
     for horizon, words in horizons.horizon_labels(decayed).items():
         for rule, label in rules.items():
-            pair = [found.get((rule, horizon), {}) for found in (without, with_decay)]
+            pair = [runs_of.get((rule, horizon), {}) for runs_of in (without, with_decay)]
             if not all(pair):
                 continue
             old, new = map(rates.exponent, pair)
@@ -86,8 +86,8 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
         drawn.append([])
         for horizon in shown:
             marker, dash = HORIZON_STYLES[horizon]
-            for found, color in ((with_decay, looks[rule]["color"]), (without, "gray")):
-                if sweeps := found.get((rule, horizon)):
+            for runs_of, color in ((with_decay, looks[rule]["color"]), (without, "gray")):
+                if sweeps := runs_of.get((rule, horizon)):
                     drawn[-1].append((sweeps, {"color": color, "marker": marker, "ls": dash}))
     panels.size_panels(axes[-1], drawn)
     for axis in axes[-1, 1:]:

@@ -95,7 +95,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
     lines = of_shipped(name)
     monkeypatch.setattr(module, "findings", lambda _: lines)  # which are dear, and asked for again
     monkeypatch.setattr(cards, "_picture", lambda stem, item, *_: drawn.update({stem: item}) or "")
-    card = cards.figure_card(name, cards.sources(name, None))
+    card = cards.figure_card(name, cards.inputs(name, None))
     text = "\n".join(map(str, lines))
     assert drawn and ("± " in text or "%" in text or "met" in text)
     for stem, item in drawn.items():

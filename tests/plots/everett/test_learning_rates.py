@@ -62,12 +62,12 @@ def test_table_4_is_judged_by_the_papers_estimator_with_the_jackknifes_error():
     names = ["model.width", "optimizer.lr", "seed", "final_eval_loss"]
     table = pd.DataFrame(rows, columns=names).assign(status="finished", curve="mup_fixed")
     (entry,) = entries.entries({"adam": table.assign(run="x", parameters=1.0)})
-    judged = entry.judged
-    assert judged.value == pytest.approx(-1.0, abs=0.1) and judged.freedom == 2
-    assert 0.005 < judged.error < 0.2 and entry.fit.value > judged.value + 0.2
+    deciding = entry.deciding
+    assert deciding.value == pytest.approx(-1.0, abs=0.1) and deciding.freedom == 2
+    assert 0.005 < deciding.error < 0.2 and entry.fit.value > deciding.value + 0.2
     found = lines(learning_rates.findings({"adam": table.assign(run="x", parameters=1.0)}))
     said = found["adam, muP, fixed steps"]
-    assert said.estimate == judged and said.measured.endswith(" without")
+    assert said.estimate == deciding and said.measured.endswith(" without")
     assert f"{entry.fit.value:+.2f} ± " in said.measured and said.published == "-0.99"
 
 
