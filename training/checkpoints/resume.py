@@ -16,8 +16,9 @@ from accelerate.utils import gather_object
 from torch import distributed
 
 from param_groups import Plan
-from training import checkpoint, environment, processes, runs, signals, state
-from training.checkpoint import Checkpoint
+from training import environment, processes, runs, signals
+from training.checkpoints import checkpoint, state
+from training.checkpoints.checkpoint import Checkpoint
 from training.errors import Damaged, RunError, UserError
 from training.log import History, Log
 from training.task import Losses, Stopped, Task

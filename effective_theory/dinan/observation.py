@@ -11,9 +11,9 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from effective_theory.config import ALPHABET, group
-from effective_theory.network import Encoder, Trace, Use
-from effective_theory.tangent import prescription
+from effective_theory.dinan.config import ALPHABET, group
+from effective_theory.dinan.network import Encoder, Trace, Use
+from effective_theory.dinan.tangent import prescription
 
 Key = tuple[str, ...]  # ("theta", "head", "stem") and the like
 Values = dict[Key, Tensor]

@@ -1,6 +1,6 @@
 """Kernels G of a wide Transformer at initialisation, at leading order in 1/n.
 
-Dinan, Yaida & Zhang (2023), section I 1. `python -m effective_theory.predict` prints them.
+Dinan, Yaida & Zhang (2023), section I 1. `python -m effective_theory.dinan.predict` prints them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from effective_theory.config import Config, block_names
-from effective_theory.gaussian import (
+from effective_theory.dinan.config import Config, block_names
+from effective_theory.dinan.gaussian import (
     REPLICATES,
     activation_kernels,
     attention_means,

@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from effective_theory.bigram import (
+from effective_theory.stratos.bigram import (
     WORD,
     BigramConfig,
     Model,
@@ -44,7 +44,7 @@ from effective_theory.bigram import (
     sample,
     sizes,
 )
-from effective_theory.bigram_exponents import (
+from effective_theory.stratos.exponents import (
     Claim,
     FittedExponent,
     Place,
@@ -54,7 +54,7 @@ from effective_theory.bigram_exponents import (
     table_2,
     variance_exponents,
 )
-from effective_theory.stratos import STRATOS_TABLE
+from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.rules.exponents import (
     HALF,
     LAYERS,

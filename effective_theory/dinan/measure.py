@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from effective_theory.config import Config
-from effective_theory.inputs import inputs
-from effective_theory.network import Encoder
-from effective_theory.observation import Directions, Key, Values, observe
+from effective_theory.dinan.config import Config
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.network import Encoder
+from effective_theory.dinan.observation import Directions, Key, Values, observe
 from training.errors import UserError
 
 CHUNK = 25  # networks per job and partial sum; fixed, so that sums do not depend on processes

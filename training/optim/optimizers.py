@@ -37,9 +37,10 @@ from torch.optim.sgd import sgd
 
 from param_groups.optim import MuonAdamW
 from training import sharding
-from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
 from training.compiled import Compiled
-from training.decoupled import (
+from training.errors import UserError, nearest
+from training.optim.adafactor import ADAFACTOR_MIN_DIM, Adafactor
+from training.optim.decoupled import (
     PARAM_SCALE_FLOOR,
     AdamW,
     Decoupled,
@@ -52,7 +53,6 @@ from training.decoupled import (
     rms_on_cpu,
     update,
 )
-from training.errors import UserError, nearest
 
 
 class SGD(Decoupled):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from effective_theory.config import TheoryConfig
+from effective_theory.dinan.config import TheoryConfig
 from training.errors import UserError
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effective_theory.config import Config, block_names, group
-from effective_theory.gaussian import ACTIVATIONS
+from effective_theory.dinan.config import Config, block_names, group
+from effective_theory.dinan.gaussian import ACTIVATIONS
 from param_groups.roles import Role, fans
 from training.errors import UserError
 

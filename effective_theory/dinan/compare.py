@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from effective_theory import kernels, measure, tangent
-from effective_theory.config import Config
-from effective_theory.inputs import inputs
-from effective_theory.observation import Directions
+from effective_theory.dinan import kernels, measure, tangent
+from effective_theory.dinan.config import Config
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.observation import Directions
 
 # What the two numbers are called; a kernel of one entry has no rest.
 DIAGONAL, REST = "diagonal", "rest"

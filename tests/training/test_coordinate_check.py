@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from measure import coordinate_check as cc
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from param_groups.check import Check, judge, measure, measuring
@@ -25,6 +24,7 @@ from param_groups.check.slopes import (
     table,
     worst,
 )
+from training import coordinate_check as cc
 from training.config import load
 from training.errors import UserError
 

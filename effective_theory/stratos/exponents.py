@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from effective_theory.bigram import (
+from effective_theory.stratos.bigram import (
     BigramConfig,
     Sizes,
     layers,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from training import sharding
-from training.adafactor import keeps_first_axis
-from training.checkpoint import Checkpoint
+from training.checkpoints.checkpoint import Checkpoint
+from training.optim.adafactor import keeps_first_axis
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

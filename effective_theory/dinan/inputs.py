@@ -7,7 +7,7 @@ import string
 import torch
 from torch import Tensor
 
-from effective_theory.config import Config
+from effective_theory.dinan.config import Config
 from training.errors import UserError
 
 LETTERS = " " + string.ascii_lowercase
@@ -38,7 +38,7 @@ def _digits(config: Config) -> Tensor:
 
 
 def _letters(config: Config) -> Tensor:
-    from training.text import embedded_file, read_embedded
+    from training.data.text import embedded_file, read_embedded
 
     first, count, tokens = config.data.first, config.data.samples, config.data.tokens
     ids: list[int] = []

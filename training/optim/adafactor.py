@@ -9,7 +9,7 @@ from torch import Tensor
 
 from training import sharding
 from training.compiled import Compiled
-from training.decoupled import (
+from training.optim.decoupled import (
     PARAM_SCALE_FLOOR,
     Decoupled,
     Group,

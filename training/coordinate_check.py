@@ -1,7 +1,7 @@
 """The coordinate check of an experiment: `param-groups check` for a config of this repository.
 
-    python -m measure.coordinate_check nanolm_c4 nanolm_c4/configs/laptop.yaml [key=value ...]
-    python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \\
+    python -m training.coordinate_check nanolm_c4 nanolm_c4/configs/laptop.yaml [key=value ...]
+    python -m training.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \\
         --scan model.head_dim --widths 8 16 32 64
 
 trains a few steps at several widths and seeds, without warm-up, and fits the power of the width in
@@ -156,7 +156,7 @@ def _loss_through_logits(task: Task, batch: Any) -> Callable[[nn.Module, Any], t
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module for its exit codes."""
     parser = argparse.ArgumentParser(
-        prog="python -m measure.coordinate_check",
+        prog="python -m training.coordinate_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

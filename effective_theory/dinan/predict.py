@@ -1,6 +1,6 @@
 """Every prediction for kernels, tangent kernels and gradients, without a network.
 
-    python -m effective_theory.predict --config effective_theory/configs/vision.yaml [key=value ...]
+    python -m effective_theory.dinan.predict --config FILE.yaml [key=value ...]
 
 With --json one object: `config` (resolved), `blocks` (names in order), `G`, `G_se`, `theta`,
 `theta_se` ({block: matrix}), `F` ({block: matrix}, without the head), `groups` ({block: {group:
@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from effective_theory.config import Config
-from effective_theory.inputs import inputs
-from effective_theory.kernels import Kernels, contact_terms, forward
-from effective_theory.tangent import Tangent, adamw_factors, magnitudes, tangent
+from effective_theory.dinan.config import Config
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.kernels import Kernels, contact_terms, forward
+from effective_theory.dinan.tangent import Tangent, adamw_factors, magnitudes, tangent
 from training.config import describe, load
 from training.errors import one_line_errors
 
@@ -32,7 +32,7 @@ from training.errors import one_line_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the predictions for a config."""
     parser = argparse.ArgumentParser(
-        prog="python -m effective_theory.predict",
+        prog="python -m effective_theory.dinan.predict",
         description="Predicts kernels, neural tangent kernels and gradients at leading order.",
         epilog="config keys, to set as key=value:\n" + describe(Config),
         formatter_class=argparse.RawDescriptionHelpFormatter,

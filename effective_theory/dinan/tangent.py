@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from effective_theory.config import Config, RatesConfig
-from effective_theory.config import group as group_of
-from effective_theory.gaussian import REPLICATES, attention_means, mean_and_error
-from effective_theory.kernels import (
+from effective_theory.dinan.config import Config, RatesConfig
+from effective_theory.dinan.config import group as group_of
+from effective_theory.dinan.gaussian import REPLICATES, attention_means, mean_and_error
+from effective_theory.dinan.kernels import (
     Kernels,
     attention_setting,
     check_finite,
