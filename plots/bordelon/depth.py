@@ -87,8 +87,7 @@ def findings(data: Data) -> list[Printed]:
     seeds = scans.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
     result: list[Printed] = [
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
-        f"after {losses[STEP].max():.0f}; ± of powers: the largest of jackknife over seeds, the "
-        "points' own and scatter about the line",
+        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed",
         HEADER,
     ]
     for alpha, rows in movement.groupby(ALPHA_L):
@@ -186,8 +185,11 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
 def _draw_losses(axis, losses: pd.DataFrame) -> None:
     colors = style.width_colors(sorted(losses[LAYERS].unique()))
     for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA_L]):
-        means = rows.groupby(FLOPS)[EVAL_LOSS].mean()
+        losses_at = rows.groupby(FLOPS)[EVAL_LOSS]
+        means, errors = losses_at.mean(), losses_at.sem().fillna(0)
         axis.plot(means.index, means, STYLES.get(alpha, "-"), color=colors[depth], lw=1.2)
+        band = {"color": colors[depth], "alpha": 0.2, "lw": 0}
+        axis.fill_between(means.index, means - errors, means + errors, **band)
     entries = [(f"$L = {depth:.0f}$", {"color": color}) for depth, color in colors.items()]
     for alpha in sorted(losses[ALPHA_L].unique()):
         label = rf"$\alpha_L$ = {scans.alpha_text(alpha)}"

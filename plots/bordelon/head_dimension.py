@@ -52,11 +52,7 @@ def read(paths: Sequence[Path]) -> Data:
         table = tables.read(path, COLUMNS, "observations.csv")
         return MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
 
-    measured = {
-        MOVED: [*INDUCED, *TOTAL],
-        RICH: [VARIANCE, CHANGE, FUNCTION],
-        SPREAD: [VARIANCE],
-    }
+    measured = {MOVED: [*INDUCED, *TOTAL], RICH: [VARIANCE, CHANGE, FUNCTION], SPREAD: [VARIANCE]}
     data = {}
     for figure, (place, path) in told_apart(paths, figure_of).items():
         rows = tables.read(path, [*COLUMNS, *measured[figure]], "observations.csv")

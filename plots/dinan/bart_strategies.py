@@ -25,10 +25,7 @@ from plots.statistics import average, differences, mean
 from plots.tables import CURVE, DECAY, LOSS, RUN, SEED, WIDTH
 
 TABLES = AnyOf(
-    "dinan/figure_3_4",
-    "dinan/figure_3_4_metrics",
-    "dinan/figure_5",
-    "dinan/figure_5_metrics",
+    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics"
 )
 LAYERS = "model.layers"
 

@@ -9,10 +9,9 @@ from plots import naming, panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± its error from leaving out a seed, or, where "
-    "widths share fewer than three, that with the longer interval of two, from the optima's errors "
-    "and from the scatter about the line; beside it what other windows around the best rate move "
-    "it by"
+    "exponent of the optimal rate in the width ± its error from leaving out a seed; where widths "
+    "share fewer than three seeds, from the optima's errors or from the scatter about the line, "
+    "whichever interval is longer; other windows: how far they move it"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.

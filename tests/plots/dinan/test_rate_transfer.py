@@ -58,14 +58,6 @@ def test_exponents_stand_beside_those_that_follow_from_the_relative_rates(tmp_pa
     assert findings[f"maximal-update: {cost}"].measured == "same grid rate"
     # lr* is 8^(1/2) at n = 128; the grid has 2 and 4, alike.
     assert findings[f"hybrid: {cost}"].measured.startswith("+0.200 ±")
-    text = "\n".join(map(str, rate_transfer.findings(table)))
-    assert "0.007 at n = 16" in text and " D = " not in text
-    assert "weight decay was not searched for" in text
-    ((name, figure),) = rate_transfer.draw(table)
-    titles = ["standard", "neural-tangent", "hybrid", "maximal-update", "best rate", ""]
-    assert name == "rate_transfer" and [axis.get_title() for axis in figure.axes] == titles
-    words = [entry.get_text() for entry in figure.axes[-1].get_legend().get_texts()]
-    assert sum("$n^{" in word for word in words) == 4
 
 
 def test_a_table_of_other_curves_is_one_line(tmp_path):
