@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-import pandas as pd
-
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
 from plots.claims import claims
@@ -166,9 +164,7 @@ def _head(name: str, title: str, badge: str) -> str:
 
 
 def _picture(stem: str, item: object, title: str, caption: str) -> str:
-    """A figure as a lossless WebP image inside the page; a table stands in its findings."""
-    if isinstance(item, pd.DataFrame):
-        return ""
+    """A figure as a lossless WebP image inside the page."""
     import matplotlib.pyplot as plt
 
     file = io.BytesIO()

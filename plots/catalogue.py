@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import pandas as pd
-
 from plots import style, tables
 from plots.findings import Printed
 from plots.naming import AnyOf
@@ -97,7 +95,7 @@ def one_line(paths_of_user: Sequence[Path]) -> Iterator[None]:
 
 
 def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, object]]:
-    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. Lines
+    """(file name, figure) of what a figure's data, read from `paths`, show. Lines
     above a figure's panels say its paper and what its tables rest on. Of other presets those
     that they do not change (ONCE) are left out."""
     module, folder = load(name), name.rpartition("/")[0]
@@ -108,7 +106,7 @@ def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, 
     for stem, item, *indices in module.draw(data):
         if preset and stem in once:
             continue
-        if paper and not isinstance(item, pd.DataFrame):
+        if paper:
             own = [paths[index] for index in indices[0]] if indices else paths
             style.credit(item, paper, stem, facts(tuple(own)))
         made.append((stem.removesuffix(preset) + preset, item))

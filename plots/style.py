@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
 FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}  # and metadata
@@ -216,11 +214,9 @@ def lay_out(figure, dpi: float) -> None:
 
 
 def files(item, name: str) -> dict[str, bytes]:
-    """File name -> a figure as PNG and PDF, or a table as CSV; the same data, the same bytes."""
+    """File name -> a figure as PNG and PDF; the same data, the same bytes."""
     import matplotlib.pyplot as plt
 
-    if isinstance(item, pd.DataFrame):
-        return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
     contents = {}
     lay_out(item, DPI)
     for ending, metadata in FORMATS.items():

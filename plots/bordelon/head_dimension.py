@@ -7,8 +7,8 @@ after; the same and the change of A in rich training (gamma_0 = 1, ours), from f
 Figure 13, from figure_13.yaml: how far entries of k and A have moved. Its upper row has what the
 movement of W_Q and W_K causes at the initial residual stream, which is what the paper's exponents
 speak of; the lower row has all movement, of which embeddings and other layers cause a part. All are
-means over blocks and the observed samples. Draws the figures whose tables it is given; with 2b and
-13 also writes table_3.csv, the paper's Table 3 with the powers measured.
+means over blocks and the observed samples. The paper's Table 3 is the
+powers of 2b before training and of 13's upper row.
 """
 
 import math
@@ -163,8 +163,6 @@ def draw(data: Data) -> Iterator[tuple]:
         else:
             name = "figure_2b_head_variance" if figure == SPREAD else "figure_6d_rich_training"
             yield name, _figure_2b(rows, figure), [index]
-    if {SPREAD, MOVED} <= data.keys() and (table := table_3(data)) is not None:
-        yield "table_3", table
 
 
 def _figure_2b(rows: pd.DataFrame, figure: str):
@@ -248,38 +246,3 @@ def _figure_13(rows: pd.DataFrame):
     entries = [(f"{scans.alpha_title(a)}, t = {step}", _look(a, step == 1)) for a, step in steps]
     style.legend(figure, entries)
     return figure
-
-
-def table_3(data: Data) -> pd.DataFrame | None:
-    """The paper's Table 3, a row per alpha_A and entry: the variance of A(0) over heads, then what
-    W_Q and W_K change in A and in k, per optimiser and after the later of Figure 13's steps; None
-    where it has the first one alone."""
-    variances, moved = data[SPREAD][1], data[MOVED][1]
-    last = int(moved[STEP].max())
-    if last == 1:
-        return None
-    entries = []
-    for alpha in scans.alphas(variances):
-        start = ends(variances[variances[ALPHA] == alpha])["at initialisation"]
-        fit = power_of_n(start, VARIANCE)
-        entries.append(("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha), fit))
-    for optimizer, alpha, step, rows in cells(moved):
-        for column, what in reversed(INDUCED.items()) if step == last else ():
-            theory = predicted(column, optimizer, alpha, step)
-            fit = power_of_n(rows, column)
-            entries.append((optimizer, alpha, step, f"update to {what}", theory, fit))
-    records = [
-        {
-            "alpha_attention": alpha,
-            "entry": entry,
-            "optimizer": optimizer,
-            "step": step,
-            "published": float(published or 0),
-            "exponent": measured.value,
-            "standard_error": measured.error,
-            "seeds": measured.groups,
-        }
-        for optimizer, alpha, step, entry, published, measured in entries
-    ]
-    order = {"by": "alpha_attention", "ascending": False, "kind": "stable"}
-    return pd.DataFrame(records).sort_values(**order)

@@ -6,9 +6,9 @@ al., Figures 11 to 13 and Table 4).
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
 with the slope that the paper prints. Adam's optima at fixed steps stand in one panel, too. A curve
-or an optimiser of your own is drawn under its name. Also writes table_4.csv, measured exponents
-next to the published ones: of the straight line in logarithms, and of a power law with an
-irreducible term, which the paper says it fits (App. H) and by which findings judge.
+or an optimiser of your own is drawn under its name. Findings judge by a power law with an
+irreducible term, which the paper says it fits (App. H); the straight line in logarithms stands
+beside it.
 """
 
 import math
@@ -21,7 +21,7 @@ import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
-from plots.everett.entries import Entry, entries
+from plots.everett.entries import Entry, beside, entries
 from plots.everett.horizons import HORIZON_STYLES
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.naming import AnyOf, told_apart
@@ -62,11 +62,9 @@ def findings(data: Data) -> list[Printed]:
     for entry in table_4:
         parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
         local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
-        weighted = entry.weighted.text(2)
         if parts:
             text.append(
-                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}; "
-                f"weighted by the errors of the optima {weighted}"
+                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
             )
         if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
@@ -82,17 +80,9 @@ def findings(data: Data) -> list[Printed]:
 
 def _of_table_4(entry: Entry) -> Finding:
     """By the paper's estimator, and the straight line beside it."""
-    finding = _beside(entry.name, entry.deciding, entry.published)
+    finding = beside(entry.name, entry.deciding, entry.published)
     line = f"{finding.measured} with an irreducible term; {entry.fit.text()} without"
     return replace(finding, measured=line) if entry.levels_off else finding
-
-
-def _beside(name: str, measured: Estimate, published: float) -> Finding:
-    exponent = isinstance(measured, rates.Exponent)  # the other ones are differences of two
-    text = measured.text(2) if exponent else measured.through_widths()
-    if math.isnan(published):
-        return Finding(name, text, "no claim", "", measured)
-    return Finding(name, text, f"{published:+.2f}", measured.distance(published), measured)
 
 
 def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
@@ -107,7 +97,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
             change = entry.fit - start.fit
             drops.append(-change.value)
             name = f"{entry.name} minus fixed"
-            text.append(_beside(name, change, entry.published - start.published))
+            text.append(beside(name, change, entry.published - start.published))
     if not drops:
         return ["growing minus fixed horizon's exponent: not measured"]
     labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
@@ -120,7 +110,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
 
 
 def draw(data: Data) -> Iterator[tuple]:
-    """A figure per optimiser, Adam's optima alone, and Table 4 (optimiser, rule, horizon)."""
+    """A figure per optimiser, and Adam's optima alone."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
         own = [entry for entry in table_4 if entry.optimizer == optimizer]
@@ -135,7 +125,6 @@ def draw(data: Data) -> Iterator[tuple]:
         fixed = [entry for entry in own if entry.horizon == "fixed"]
         if name == FIGURES["adam"] and fixed:
             yield "figure_12_adam_optima", _optima(fixed), [index]
-    yield "table_4", pd.DataFrame([entry.record() for entry in table_4])
 
 
 def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):

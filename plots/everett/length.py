@@ -7,6 +7,7 @@ and 3,200, and what the paper prints for 50,000. Right: the lowest loss of stand
 muP, both with full alignment and constants, at one width, which the paper has below zero.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pandas as pd
 
 from plots import naming, rates, style, tables
 from plots.everett import horizons
+from plots.everett.entries import beside
 from plots.everett.published import STEPS, TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.rates import Exponent
@@ -75,13 +77,11 @@ def findings(data: Data) -> list[Printed]:
     """Both, by steps."""
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
     for rule, by_steps in exponents(data.exponents).items():
-        published = TABLE_4["fixed"]["adam"].get(rule)
+        published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for steps, fit in by_steps.items():
             before = {n: Estimate(e.value, e.error) for n, e in by_steps.items() if n <= steps}
             name = f"{style.LABELS.get(rule, rule)}, {steps} steps: exponent of the best rate"
-            known = replace(fit, by_size=before)
-            beside = () if published is None else (f"{published:+.2f}", fit.distance(published))
-            text.append(Finding(name, fit.text(), *(beside or ("no claim", "")), known))
+            text.append(beside(name, replace(fit, by_size=before), published))
     by_steps = gains(data.compared)
     for steps, (width, gain) in by_steps.items():
         before = {n: one for n, (_, one) in by_steps.items() if n <= steps}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from plots import rates, style, tables
 from plots.everett import horizons
-from plots.everett.entries import Entry, entries, floored
+from plots.everett.entries import Entry, beside, entries, floored
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Printed
 from plots.tables import CURVE, PARAMETERIZATION
 
 LENGTH = "steps"
@@ -67,8 +67,7 @@ def findings(data: Data) -> list[Printed]:
         name = f"{entry.optimizer}, {style.LABELS[entry.rule]}, {length}: exponent of the best rate"
         text = f"{entry.deciding.text(2)}; straight line {entry.fit.value:+.2f}"
         text = text if entry.levels_off else entry.fit.text(2)
-        verdict = entry.deciding.distance(entry.published)
-        lines.append(Finding(name, text, f"{entry.published:+.2f}", verdict, entry.deciding))
+        lines.append(beside(name, entry.deciding, entry.published, text))
     return lines
 
 

@@ -14,8 +14,9 @@ import pandas as pd
 
 from plots import naming, rates, style, tables
 from plots.everett import horizons
+from plots.everett.entries import beside
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Printed
 from plots.rates import Exponent, Sweeps
 from plots.tables import PARAMETERIZATION
 
@@ -52,18 +53,12 @@ def findings(data) -> list[Printed]:
     """Both exponents, and what constants change."""
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
     for rule, fits in exponents(data).items():
-        label, published = style.LABELS.get(rule, rule), TABLE_4["fixed"]["adam"].get(rule)
+        name = f"adam, {style.LABELS.get(rule, rule)}"
+        published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for setting, fit in fits.items():
-            claim = ("no claim", "", fit)
-            if published is not None:
-                claim = (f"{published:+.2f}", fit.distance(published), fit)
-            text.append(Finding(f"adam, {label}, {SETTINGS[setting]}", fit.text(), *claim))
+            text.append(beside(f"{name}, {SETTINGS[setting]}", fit, published))
         if len(fits) == 2:
-            change = fits["with"] - fits["without"]
-            claim = ("no claim", "", change)
-            text.append(
-                Finding(f"adam, {label}: what they change", change.through_widths(), *claim)
-            )
+            text.append(beside(f"{name}: what they change", fits["with"] - fits["without"]))
     table, lines = data["with"]
     named = {(rule,): sweeps for rule, sweeps in lines.items()}
     return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
