@@ -1,7 +1,8 @@
 """Slopes of what was measured: powers of the size with their errors, and verdicts.
 
-`ok`: within the tolerance of the aim. `expected exception`: off the aim, towards the prediction of
-the first steps and past it by no more than the tolerance. `grows`, `vanishes`: off by more.
+`ok`: within the tolerance of the aim. `expected exception`: off the aim, on the side of what the first
+steps are predicted to have, and not beyond that by more than the tolerance. `grows`, `vanishes`: off
+by more.
 `unclear`: the standard errors leave the word open, or some values are zero and others are not.
 `not finite`: NaN or infinite. `-`: always zero, or nothing is known to compare with.
 """
