@@ -213,6 +213,8 @@ class Family:
     def left(self, folder: Path) -> dict[str, bytes]:
         """What a run must end with, whatever has happened to it; RunError if its seal is broken."""
         run = folder / "run"
+        if leftovers := [*(folder / "cache").glob(".*.tmp")]:
+            raise SystemExit(f"not swept: {leftovers}")
         runs.done(run, str((runs.summary(run) or {}).get("run")))
         patterns = ("*.jsonl", "observations/*", "checkpoints/step-00000012/*.safetensors")
         return {
