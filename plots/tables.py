@@ -157,9 +157,9 @@ def read(
     numbers: Sequence[str] = (),
 ) -> pd.DataFrame:
     """A table with `columns`, those of numbers as floats; TableError if it cannot be read, lacks
-    one, is empty, has a row twice, or has a word, infinity or nothing for a number. `source` and `maker` are the file's
-    usual name and what writes it, for messages; `numbers` are further columns of numbers, which
-    may be missing."""
+    one, is empty, has a row twice, or has a word, infinity or nothing for a number. `source` and
+    `maker` are the file's usual name and what writes it, for messages; `numbers` are further
+    columns of numbers, which may be missing."""
     try:
         stat = path.stat()
         table = _load(path, stat.st_mtime_ns, stat.st_size)
