@@ -26,7 +26,7 @@ from training.data.text import in_validation
 from training.data.token_cache import META, TokenCache, cache_problem
 from training.errors import UserError
 
-ROOT = Path(token_cache.__file__).parents[1]
+ROOT = Path(token_cache.__file__).parents[2]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 
 
