@@ -285,55 +285,6 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
 
 # Mistakes
 
-EVERETT = "table everett parameterization=mup width=64 base_width=32"
-BORDELON = "table bordelon head_dim=8 heads=4 depth=3"
-# A mistake in a value: one line that names it and what would be valid. What the prescriptions
-# refuse is tested with them; here some of it, as it arrives.
-ONE_LINE = [
-    (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
-    (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
-    (SOLVE.format("mup", "muon", "1", "1", "1"), "Muon's rates go by shapes"),
-    (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 0", "whole number >= 1, got 0"),
-    ("table stratos width=64", "a table of exponents; leave out width=64"),
-    ("table dinan width=64 model=audio", "unknown model 'audio'.*valid: language, vision"),
-    ("table dinan width=wide", "width must be positive and finite, got 'wide'"),
-    ("table dinan width 64", "'width': expected key=value, such as width=256"),
-    (EVERETT + " patch_inputs=5", "unknown key of everett 'patch_inputs'.*valid: parameteriz"),
-    ("table dinan width=64 outputs=5", "unknown key of dinan 'outputs'"),  # its readout is tied
-    ("table dinan width=64 init=vit", "unknown key of dinan 'init'"),  # as model= says
-    (EVERETT + " s=0.5", "unknown key of everett 's'"),
-    (BORDELON + " mlp_ratio=2", "unknown key of bordelon 'mlp_ratio'"),
-    (EVERETT + " qk_exponent=1e9 head_dim=64", r"64\^\(1e\+09\).* outside the range of fl"),
-    (EVERETT + " qk_exponent=-1e9 head_dim=64", "outside the range of floats"),
-    (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
-    (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
-    (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
-    ("table everett width=32 parameterization=mup", "everett needs base_width="),
-    ("table dinan", "dinan needs width="),
-    ("table bordelon heads=8 depth=4", "bordelon needs head_dim="),
-    (
-        "table everett parameterization=mupp width=64 base_width=32",
-        "unknown parameterization 'mupp'.*'mup'",
-    ),
-    (EVERETT + " embedding_std=nan", "embedding_std must be positive and finite, got 'nan'"),
-    (EVERETT + " head_dim=0", "head_dim=0: expected a whole number of at least 1"),
-    (EVERETT + " mlp_ratio=half", "mlp_ratio=half: expected a whole number of at least 1"),
-    (EVERETT + " model=vision patch_inputs=-3", "patch_inputs=-3: expected a whole number"),
-    ("table everett parameterization=mup width=0 base_width=32", "width must be positive"),
-    ("table dinan width=64 strategy=ntk", "unknown strategy 'ntk'.*valid"),
-    (BORDELON + " alpha_depth=2", "alpha_depth must lie in"),
-]
-
-
-@pytest.mark.parametrize(("command", "message"), ONE_LINE)
-def test_a_wrong_value_is_one_line_and_exit_code_2(command, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(command.split())
-    printed = capsys.readouterr()
-    assert (stopped.value.code, printed.out) == (2, "")
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-    assert re.search(message, printed.err), printed.err
-
 
 @pytest.mark.parametrize(
     ("command", "word"),
