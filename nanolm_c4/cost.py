@@ -54,7 +54,8 @@ def parameters(config: Config) -> dict[str, int]:
 
     embedding = V D; non_embedding, with readout, positions and scales in it as in the table, is
     L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum. Bordelon et al.'s decoder has no
-    scales and a readout's bias: V in place of (2L + 1) D; without norms there are no scales.
+    scales and a readout's bias: V in place of (2L + 1) D; without norms there are no scales. A tied
+    readout is the embedding, and counts once.
     """
     total = sum(rows * columns * count for rows, columns, count in _tensors(config))
     embedding = vocabulary(config) * config.model.width
@@ -67,7 +68,7 @@ def _tensors(config: Config) -> list[tuple[int, int, int]]:
     hidden = shape.mlp_ratio * shape.width
     bias, scales = (1, words, 1), (1, shape.width, (2 * shape.layers + 1) * shape.norms)
     return [
-        (words, shape.width, 2),  # embedding and readout
+        (words, shape.width, 1 if shape.tied else 2),  # embedding and readout
         (shape.context, shape.width, 1),
         (shape.width, shape.width, 4 * shape.layers),
         (hidden, shape.width, 2 * shape.layers),
