@@ -324,8 +324,9 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
 
 # The exceptions, each with its source.
 _OTHERS = (
-    "of tied logits that of a position's own token is of order one at every width, those of the "
-    "others are random sums that fall as width^(-1/2) until they are smaller"
+    "tied logits have two sizes: that of a position's token keeps the embedding's share of what is "
+    "read out at every width, if no dense layer stands before it; those of the V - 1 others are "
+    "random sums that fall as width^(-1/2)"
 )
 _QUERIES = (
     "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
