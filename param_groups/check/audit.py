@@ -48,9 +48,8 @@ from torch import nn
 from param_groups.check.command import load_function
 from param_groups.check.measuring import pooled
 from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
-from param_groups.check.reading import SCALES, first_step, judged_steps, read
+from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
-from param_groups.families import OPTIMIZER_FAMILY
 from param_groups.roles import PlanError
 from param_groups.rows import align
 
@@ -109,7 +108,7 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
         table=align([*dict.fromkeys(table)]),
         nearest=nearest,
         deviations=_together(lines, numbers.names),
-        unread=_not_read(readings, numbers),
+        unread=not_read(readings, numbers.family),
         remarks=remarks + falls,
     )
 
@@ -168,23 +167,6 @@ def _geometric(values: Sequence[float]) -> float | None:
     shares = [b / a for a, b in itertools.pairwise(values)]
     even = max(shares) - min(shares) < 1e-6 * shares[0]
     return shares[0] if even and abs(shares[0] - 1) > 1e-6 else None
-
-
-def _not_read(readings: Readings, numbers: PlanExponents) -> list[str]:
-    """What the numbers may lack, with the tensors that it concerns."""
-    found: dict[str, dict[str, None]] = {}
-    for tensors in readings.values():
-        for name, one in tensors.items():
-            kind = one.optimizer.partition(" and ")[0]
-            family = OPTIMIZER_FAMILY.get(kind, "spectral")
-            mixed = f"{kind} beside {numbers.family}: rules are for one family of optimisers"
-            doubts = [mixed] if family not in ("spectral", numbers.family) else []
-            for doubt in (*one.unread, *doubts):
-                found.setdefault(doubt, {})[name] = None
-    return [
-        f"{doubt} ({len(names)} tensors, such as {next(iter(names))})"
-        for doubt, names in found.items()
-    ]
 
 
 def _together(lines: Iterable[tuple[str, str]], names: Sequence[str]) -> list[str]:

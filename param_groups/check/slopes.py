@@ -139,7 +139,8 @@ def slope_of(points: Sequence[Coordinate]) -> tuple[float, float]:
     x = [one - fmean(x) for one in x]
     spread = sum(one * one for one in x)
     rows = [[of[seed] for seed in seeds] for of in logs.values()]
-    means, levels = [fmean(row) for row in rows], [fmean(column) for column in zip(*rows)]
+    means = [fmean(row) for row in rows]
+    levels = [fmean(column) for column in zip(*rows, strict=True)]
     slope = sum(a * b for a, b in zip(x, means, strict=True)) / spread
     middle = fmean(means)
     bent = sum((y - middle - slope * a) ** 2 for a, y in zip(x, means, strict=True))
@@ -255,15 +256,18 @@ def table(slopes: Sequence[Slope]) -> str:
     return "\n\n".join([align(modules), align(tensors), *(f"{EXCEPTION}: {n}" for n in notes)])
 
 
-def summary(slopes: Sequence[Slope], numbers: Sequence[Judged] = ()) -> str:
-    """The outcome in one line."""
+def summary(
+    slopes: Sequence[Slope], numbers: Sequence[Judged] = (), left: Sequence[str] = ()
+) -> str:
+    """The outcome in one line; `left`: what was not judged."""
     groups = [group for updates in (False, True) for group in _lines(slopes, updates).values()]
     words = [worst(slope.verdict for slope in group) for group in groups]
     counts = ", ".join(f"{words.count(word)} {word}" for word in SEVERITY if word in words)
     still = "; no step has changed anything" if at_rest(slopes) else ""
     wrong = len({(pooled(one.name), one.quantity) for one in numbers if one.verdict in BAD})
     before = f"; of the numbers alone {wrong} wrong" if wrong else ""
-    return f"{'FAILED' if failed(slopes, numbers) else 'passed'}: {counts}{still}{before}"
+    passed = f"NOT ALL JUDGED ({len(left)} left)" if left else "passed"
+    return f"{'FAILED' if failed(slopes, numbers) else passed}: {counts}{still}{before}"
 
 
 def _lines(slopes: Sequence[Slope], updates: bool) -> Mapping[str, list[Slope]]:

@@ -9,6 +9,7 @@ import torch
 from param_groups.check import audit
 from param_groups.check.reading import read
 from tests.param_groups.check import planted
+from training import optimizers
 
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
@@ -33,7 +34,7 @@ def audited(subject, case=None):
         model, right = built(subject, size)
         made = case.plan(size) if case else right
         groups = made.groups(model, check=False, several=True)
-        found = read(model, [torch.optim.AdamW(groups)])
+        found = read(model, [optimizers.build(str(subject.make(size).optimizer), groups)])
         for row, old in zip(made.rows, right.rows, strict=True):  # of tensors that start otherwise
             scale = (row.init_std + abs(row.init_mean)) / (old.init_std + abs(old.init_mean) or 1)
             one = found[row.name]

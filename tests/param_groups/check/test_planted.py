@@ -9,7 +9,7 @@ import pytest
 
 from param_groups.check import Check, failed, judge, measure
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import _held
+from param_groups.check.reading import read
 from param_groups.check.slopes import BAD, decided
 from tests.param_groups.check import planted
 from training import optimizers
@@ -64,7 +64,8 @@ def test_an_optimiser_with_the_mistake_beside_a_right_plan_is_called_wrong():
             continue
         tried += 1
         plans = planted.right_plans(case.subject)
-        held = {n: _held(check_of(case, n, apart=True)) for n in case.subject.sizes}
+        checks = {n: check_of(case, n, apart=True) for n in case.subject.sizes}
+        held = {n: read(one.model, [one.optimizer], now=True) for n, one in checks.items()}
         found = words(judge_optimizers(plans, held))
         number = {"eps": "epsilon", "decay": "weight_decay"}.get(case.number, case.number)
         right = number in {quantity for _, quantity in found} if case.power else not found

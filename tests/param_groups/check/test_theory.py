@@ -75,10 +75,10 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
         n: plan_of(Everett(rule, n, 32, qk_exponent=qk), attention, heads=n // 4 if grows else 16)
         for n in (64, 128)
     }
-    note = judging.heads_note(make("mup", True, -0.5))
+    (note,) = judging.heads_note(make("mup", True, -0.5))
     assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
     for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
-        assert judging.heads_note(make(*silent)) == ""
+        assert judging.heads_note(make(*silent)) == []
 
 
 def of_label(label):
