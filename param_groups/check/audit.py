@@ -1,6 +1,7 @@
 """Which rule do the numbers of anybody's optimiser follow, tensor by tensor?
 
     param-groups audit FILE.py                      build(width) -> (model, optimizer)
+    param-groups audit FILE.py --rule mup           the rule that is meant
     param-groups audit FILE.py --depths 2 4 8       build(width, depth), at the first width
     param-groups audit FILE.py --step               takes one step, too, and compares its size
     param-groups audit FILE.py --save numbers.json  what it reads, for later
@@ -10,6 +11,8 @@
 rate, epsilon and decay per step of every tensor are read at two sizes or more. Their powers of the
 size are compared with those of one rate for all tensors and of the papers' rules, with all
 multipliers absorbed, in the forward pass, or the readout's alone there. The nearest rule is named.
+A mistake may make one rule of another. So say with `--rule` which one is meant: mup, standard, or a
+whole name as it is printed, with the place of the multipliers. Without, any known rule will do.
 Multipliers of the forward pass are not read, nor are initial sizes of vectors and in a scan of the
 depth. Frozen tensors are left out.
 
@@ -71,13 +74,14 @@ class Audit:
 # Verdicts
 
 
-def audit(readings: Readings, *, depth: bool) -> Audit:
+def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     """The nearest rule, and what deviates from it.
 
     Args:
         readings: {size: `read` of the model of that size}, two sizes or more.
         depth: whether the sizes are depths; then rates of blocks and of all others have one power
             each, and initial values are not judged.
+        rule: the rule that is meant, by its name or the begin of it; by default any of those known.
     """
     frozen = {n for found in readings.values() for n, r in found.items() if r.optimizer == "frozen"}
     readings = {
@@ -87,7 +91,7 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
     numbers, sizes = PlanExponents(plans_of(readings, depth=depth)), sorted(readings)
     first = readings[sizes[0]]
     kinds = {name: numbers.powers(name).kind for name in numbers.names}
-    nearest, missed = nearest_rule(numbers)
+    nearest, missed = nearest_rule(numbers, rule)
     lines = [
         (n, f"{number} goes as size^{_text(power)}, expected size^{_text(aim)}")
         for n, number, power, aim in missed
@@ -228,6 +232,7 @@ def main(
     parser.add_argument("file", type=Path, help="FILE.py with build(width[, depth])")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--depths", type=int, nargs="+", help="scan the depth at the first width")
+    parser.add_argument("--rule", default="", metavar="NAME", help="that is meant, such as mup")
     parser.add_argument("--step", action="store_true", help="take a step and compare its size")
     parser.add_argument("--ignore", nargs="+", default=[], metavar="KEY", help="keys of groups")
     parser.add_argument("--save", type=Path, help="write the numbers that are read")
@@ -255,7 +260,7 @@ def main(
     saved = json.loads(json.dumps(saved))
     if args.save:
         args.save.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    result = audit(readings, depth=bool(args.depths))
+    result = audit(readings, depth=bool(args.depths), rule=args.rule)
     if args.against:
         try:
             before = json.loads(args.against.read_text(encoding="utf-8"))
@@ -269,7 +274,10 @@ def main(
         for line in [*result.remarks, *(f"deviates: {line}" for line in lines)]:
             print(line)
         if lines or not result.unread:
-            print(f"{len(lines)} deviations" if lines else "every tensor follows it")
+            free = (
+                "" if args.rule else "; whether it is the rule you mean is not judged: --rule NAME"
+            )
+            print(f"{len(lines)} deviations" if lines else f"every tensor follows it{free}")
     for line in result.unread:
         print(f"not read: {line}")
     if lines or result.unread:

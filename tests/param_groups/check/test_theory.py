@@ -230,6 +230,25 @@ def test_parameter_scaling_moves_what_starts_at_zero_by_the_floor():
         assert expected_update("readout_bias.weight", numbers, expected_of(plans))[0] == 0
 
 
+@pytest.mark.parametrize("exponent", [-0.5, 0.5, 1.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+def test_an_embedding_exponent_is_in_the_rates_of_tables_and_in_what_they_change(
+    exponent, optimizer
+):
+    """Hayou & Liu's -1/2 is no mistake; the same power in a bias of the embedding's kind is."""
+    make = lambda n: Everett("mup", n, 32, optimizer, embedding_exponent=exponent)
+    plans = {n: plan_of(make(n)) for n in (8, 48)}
+    assert not bad(plans)
+    name = "position_embedding.weight"
+    moved = bad(planted(plans, name, "lr", -exponent))
+    assert moved == {(name, "rate"): VANISHES if exponent > 0 else GROWS}
+    expected = expected_of(plans)
+    aim, predicted = expectation(expected, "change", "embedding")
+    assert (aim, predicted) == (min(exponent, 0), exponent)
+    reason = theory.exception(expected, "change", "embedding")
+    assert ("embedding_exponent" in reason) == (exponent > 0)
+
+
 # A rule of one's own
 
 
