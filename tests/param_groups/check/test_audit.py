@@ -15,7 +15,7 @@ from param_groups.check.reading import read
 from param_groups.check.theory import PlanExponents
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
-from training import optimizers
+from training.optim import optimizers
 
 
 class Layer(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from param_groups.check import audit
 from param_groups.check.reading import read
 from tests.param_groups.check import planted
-from training import optimizers
+from training.optim import optimizers
 
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
