@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.check.reading import Reading, read
 from param_groups.check.recording import (
     keep_gradient,
     recording,
@@ -96,24 +97,14 @@ class Coordinate:
     rms: float
 
 
-@dataclass(frozen=True)
-class Held:
-    """An optimiser's numbers for one tensor; `kind` is its class, `eps` None where it has none."""
-
-    kind: str
-    lr: float
-    eps: float | None
-    weight_decay: float
-
-
 @dataclass
 class Measurement:
     """All that a check measured, and the plan at every width."""
 
     points: list[Coordinate] = field(default_factory=list)
     plans: dict[int, Plan] = field(default_factory=dict)
-    held: dict[int, dict[str, Held]] = field(default_factory=dict)
-    """What the check's own optimisers have for every tensor that is trained, by width."""
+    held: dict[int, dict[str, Reading]] = field(default_factory=dict)
+    """What the check's own optimisers have for every tensor, by width."""
     silent: tuple[str, ...] = ()
     """Modules that own planned tensors and were never called."""
 
@@ -163,7 +154,7 @@ def measure(
         result.plans[width] = check.plan
         _check_rows(result.plans)
         if check.optimizer is not None:
-            result.held[width] = _held(check)
+            result.held[width] = read(check.model, [check.optimizer], now=True)
         with torch.random.fork_rng():  # dropout, too, is a function of the seed
             torch.manual_seed(seed)
             points, result.silent = _measure_one(check, width, seed, steps, torch.device(device))
@@ -372,27 +363,6 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
                 "model that the check is given, or freeze what is not to be trained"
             )
     return optimizer
-
-
-def _held(check: Check) -> dict[str, Held]:
-    """What the check's own optimiser has, with the factors that schedules of timm and others take
-    from a group."""
-    names = {id(tensor): name for name, tensor in check.model.named_parameters()}
-    found = {}
-    assert check.optimizer is not None
-    for group in check.optimizer.param_groups:
-        eps, kind = group.get("eps"), type(check.optimizer).__name__.lower()
-        if "muon" in kind:
-            kind = str(group.get("optimizer", kind))
-        for tensor in group["params"]:
-            if id(tensor) in names:
-                found[names[id(tensor)]] = Held(
-                    kind,
-                    float(group["lr"] * group.get("lr_scale", 1.0) * group.get("lr_mult", 1.0)),
-                    float(eps) if isinstance(eps, (int, float)) else None,
-                    float(group.get("weight_decay", 0.0) * group.get("wd_mult", 1.0)),
-                )
-    return found
 
 
 def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
