@@ -239,10 +239,13 @@ def test_an_optimizer_that_misses_a_tensor_is_refused():
         check.optimizer = torch.optim.Adam([check.model.first.weight], lr=1e-3)
         return check
 
-    with pytest.raises(
-        CheckError, match="does not hold 'hidden.weight'; build it over plan.groups"
-    ):
+    with pytest.raises(CheckError, match="does not hold 'hidden.weight'; build it over all"):
         measure(partial, (16, 32, 64), steps=1, seeds=(0,))
+
+
+def test_an_optimizer_alone_is_sent_to_the_commands_that_take_it():
+    with pytest.raises(CheckError, match="has no plan.*`param-groups audit`.*transfer` trains it"):
+        measure(lambda w, s: replace(own(w, s), plan=None), (16, 32, 64), steps=1, seeds=(0,))
 
 
 def test_what_is_done_after_init_is_checked():
