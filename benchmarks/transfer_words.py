@@ -1,24 +1,26 @@
 """Is the word of `param-groups transfer` right? Rules that stay and mistakes that move, many times.
 
-    python -m benchmarks.transfer_words --json benchmarks/results/transfer_words.json
+    python -m benchmarks.transfer_words --losses benchmarks/results/transfer_words.csv \\
+        --json benchmarks/results/transfer_words.json
 
-Three layers guess the next letter of Python's manual from four, at widths 32, 64 and 128, the last
-with 51 thousand parameters. Every rule is judged by `transfer.answer` in repetitions with seeds of
+Three layers learn a random table: the class of two letters, a fifth of them wrong. The widest model
+has 80 thousand parameters. Every rule is judged by `transfer.answer` in repetitions with seeds of
 their own, on the grids that `transfer.wanted` asks for, with the command's defaults. Runs of one
 rate train side by side as a stack of models, each with the initial values and data of its seed.
 Fresh seeds are left out: they say prices, not words. The power of all seeds together says whether a
-rule really does what its word says.
+rule does what its word says. Runs whose losses the table has are not trained again.
 """
 
 from __future__ import annotations
 
-import functools
+import argparse
+import csv
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pydoc_data.topics import topics
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +30,24 @@ from torch.func import functional_call, stack_module_state, vmap
 from benchmarks import harness
 from param_groups import Everett, Muon, Prescription, Rule, Tuned, plan
 from param_groups.check import transfer
-from param_groups.check.transfer import MOVES, STAYS, UNDECIDED, Grid
+from param_groups.check.transfer import MOVES, STAYS, UNDECIDED, Grid, Run
 from param_groups.optim import MuonAdamW
 from param_groups.schedules import factor
 
-LETTERS, CONTEXT, BATCH, STEPS = 28, 4, 128, 100
-BASE, WIDTHS, OCTAVES = 32, (32, 64, 128), tuple(map(float, range(-7, -1)))
+LETTERS, CLASSES, WRONG, BATCH, STEPS = 16, 4, 0.2, 64, 100
+BASE, OCTAVES = 32, (-7.0, -6.0, -5.0, -4.0, -3.0, -2.0)
+WIDTHS, OF_MUON = (48, 96, 192), (32, 64, 128)  # whose steps cost the width's third power
 ROLES = {"0": "token_embedding", "2": "mlp_in", "4": "mlp_out", "6": "readout"}
 RULES = [Rule(f"{name}.weight", role) for name, role in ROLES.items()]
-INIT = {"token_embedding": 0.5, "mlp_in": 0.1, "mlp_out": 0.1, "readout": 0.02}  # torch has others
+INIT = {"token_embedding": 0.5, "mlp_in": 0.1, "mlp_out": 0.1, "readout": 0.02}
+
+
+class Planted(NamedTuple):
+    """A rule by width, the word that is right for it, and the widths it is judged at."""
+
+    word: str
+    rule: Callable[[int], Prescription]
+    widths: tuple[int, ...] = WIDTHS
 
 
 def one_rate(width: int, **more: float) -> Everett:
@@ -50,43 +61,35 @@ def mup(width: int) -> Everett:
 
 
 def muon(width: int, **more: Any) -> Muon:
-    """At rates of the rest so low that the hidden matrices decide which rate is best."""
+    """With rates of the rest so low that the hidden matrices decide which rate is best."""
     return Muon(mup(width), adam_factor=1 / 16, **more)
 
 
-PLANTED: dict[str, tuple[str, Callable[[int], Prescription]]] = {
-    "standard, one rate": (MOVES, one_rate),
-    "muP, base width forgotten": (MOVES, lambda n: Everett("mup", n, n)),
-    "Muon, match RMS without its power": (
-        MOVES,
-        lambda n: muon(n, convention="match_rms", rate_exponent=0.0),
+PLANTED = {
+    "standard, one rate": Planted(MOVES, one_rate),
+    "muP, base width forgotten": Planted(MOVES, lambda n: Everett("mup", n, n)),
+    "standard, embedding's rate only": Planted(MOVES, lambda n: one_rate(n, embedding_exponent=1)),
+    "Muon, match RMS without its power": Planted(
+        MOVES, lambda n: muon(n, convention="match_rms", rate_exponent=0.0), OF_MUON
     ),
-    "standard, embedding's rate only": (MOVES, lambda n: one_rate(n, embedding_exponent=1.0)),
-    "muP": (STAYS, mup),
-    "Muon": (STAYS, muon),
-    "Tuned": (STAYS, lambda n: Tuned(mup(n), init=INIT)),
+    "muP": Planted(STAYS, mup),
+    "Tuned": Planted(STAYS, lambda n: Tuned(mup(n), init=INIT)),
+    "Muon": Planted(STAYS, muon, OF_MUON),
 }
 
 
 class Sum(nn.Module):
-    """Of the letters' vectors, at their mean size."""
+    """Of the two letters' vectors, at their mean size."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.sum(-2) / CONTEXT**0.5
+        return x.sum(-2) / 2**0.5
 
 
 def build(width: int) -> nn.Sequential:
-    """Letters at their places, two hidden layers, the next letter."""
+    """First and second letters, two hidden layers, the class."""
     hidden = lambda: nn.Linear(width, width, bias=False)
-    table, readout = nn.Embedding(CONTEXT * LETTERS, width), nn.Linear(width, LETTERS, bias=False)
+    table, readout = nn.Embedding(2 * LETTERS, width), nn.Linear(width, CLASSES, bias=False)
     return nn.Sequential(table, Sum(), hidden(), nn.GELU(), hidden(), nn.GELU(), readout)
-
-
-@functools.cache
-def text() -> Tensor:
-    """The manual: 26 letters, a space, and all else."""
-    small = "".join(topics.values()).lower().encode()
-    return torch.tensor([b - 96 if 97 <= b <= 122 else 27 * (b != 32) for b in small])
 
 
 def train(rule: Prescription, width: int, octave: float, seeds: range) -> list[float]:
@@ -100,23 +103,27 @@ def train(rule: Prescription, width: int, octave: float, seeds: range) -> list[f
     for group in groups:
         group["params"] = [stacks[name] for name in group.pop("param_names")]
         group |= {"layout": "experts"} if group["optimizer"] == "muon" else {}
-    optimizer = MuonAdamW(groups)
-    peaks = [group["lr"] for group in groups]
+    optimizer, peaks = MuonAdamW(groups), [group["lr"] for group in groups]
     draws = [torch.Generator().manual_seed(seed) for seed in seeds]
+    classes = lambda draw, *shape: torch.randint(CLASSES, shape, generator=draw)
+    tables = [classes(draw, LETTERS, LETTERS) for draw in draws]
 
-    def loss_of(parameters: dict[str, Tensor], letters: Tensor, following: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(models[0], parameters, (letters,)), following)
+    def batch(table: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        pairs = torch.randint(LETTERS, (BATCH, 2), generator=draw)
+        wrong = torch.rand(BATCH, generator=draw) < WRONG
+        right = table[pairs[:, 0], pairs[:, 1]]
+        return pairs + torch.tensor([0, LETTERS]), torch.where(wrong, classes(draw, BATCH), right)
+
+    def loss_of(parameters: dict[str, Tensor], pairs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(models[0], parameters, (pairs,)), labels)
 
     losses = []
     for step in range(STEPS):
         part = factor("cosine", step + 1, warmup_steps=STEPS // 10, total_steps=STEPS + 1)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * part
-        last = len(text()) - CONTEXT
-        at = torch.stack([torch.randint(last, (BATCH,), generator=draw) for draw in draws])
-        places = torch.arange(CONTEXT)
-        letters = text()[at[..., None] + places] + LETTERS * places
-        loss = vmap(loss_of)(stacks, letters, text()[at + CONTEXT])
+        pairs, labels = zip(*map(batch, tables, draws), strict=True)
+        loss = vmap(loss_of)(stacks, torch.stack(pairs), torch.stack(labels))
         optimizer.zero_grad()
         loss.sum().backward()
         optimizer.step()
@@ -125,47 +132,69 @@ def train(rule: Prescription, width: int, octave: float, seeds: range) -> list[f
     return torch.where(mean.isfinite(), mean, torch.inf).tolist()
 
 
-def judge(name: str, repetitions: int, chosen: int) -> dict[str, object]:
-    """How often each word is said of a rule."""
-    right, rule = PLANTED[name]
+def judge(name: str, repetitions: int, chosen: int, losses: dict[Run, float]) -> dict[str, object]:
+    """How often each word is said of a rule; trains what the `losses` lack."""
+    right, rule, widths = PLANTED[name]
     seeds, started = range(repetitions * chosen), time.process_time()
-    trained = functools.cache(lambda width, octave: train(rule(width), width, octave, seeds))
 
     def answer(own: range) -> transfer.Answer:
-        grid = Grid(WIDTHS, OCTAVES, 1.0, tuple(own), ())
-        losses: dict[transfer.Run, float] = {}
-        while runs := transfer.wanted(grid, losses):
-            losses |= {run: trained(run.width, run.octave)[run.seed] for run in runs}
-        return transfer.answer(grid, losses)
+        grid = Grid(widths, OCTAVES, 1.0, tuple(own), ())
+        known: dict[Run, float] = {}
+        while runs := transfer.wanted(grid, known):
+            for width, octave in {run[:2] for run in runs if run not in losses}:
+                trained = zip(seeds, train(rule(width), width, octave, seeds), strict=True)
+                losses.update({Run(width, octave, seed): loss for seed, loss in trained})
+            known |= {run: losses[run] for run in runs}
+        return transfer.answer(grid, known)
 
     answers = [answer(range(first, first + chosen)) for first in seeds[::chosen]]
     said, together = Counter(one.verdict for one in answers), answer(seeds)
-    row = {
+    return {
         "rule": name,
         "right": right,
-        "words": {word: said[word] for word in (STAYS, MOVES, UNDECIDED)},
+        "widths": widths,
+        **{word: said[word] for word in (STAYS, MOVES, UNDECIDED)},
         "wrong": said[{STAYS: MOVES, MOVES: STAYS}[right]] / repetitions,
-        "together": (together.verdict, together.power and together.power.exponent, together.reach),
-        "powers": [round(one.power.exponent, 3) for one in answers if one.power],
-        "reach": [round(one.reach, 3) for one in answers],
+        "power of all seeds": together.power and round(together.power.exponent, 3),
+        "95 %": round(together.reach, 3),
         "cpu_seconds": round(time.process_time() - started),
     }
-    print(
-        f"{name}: {row['words']}, together {row['together']}, {row['cpu_seconds']} s",
-        file=sys.stderr,
-    )
-    return row
 
 
 def main() -> None:
     made = harness.parser(__doc__ or "")
+    made.formatter_class = argparse.RawDescriptionHelpFormatter
+    made.add_argument("--losses", type=Path, help="table of runs, read and written")
     made.add_argument("--repetitions", type=int, default=20)
     made.add_argument("--seeds", type=int, default=2, help="that choose in each (default 2)")
     made.add_argument("--rules", nargs="+", choices=PLANTED, default=[*PLANTED])
     options = made.parse_args()
     torch.set_num_threads(1)
-    rows = [judge(name, options.repetitions, options.seeds) for name in options.rules]
-    harness.show(options, "cpu", rows, parameters=sum(p.numel() for p in build(128).parameters()))
+    losses = read(options.losses) if options.losses and options.losses.exists() else {}
+    rows = []
+    for name in options.rules:
+        rows.append(judge(name, options.repetitions, options.seeds, losses.setdefault(name, {})))
+        print(rows[-1], file=sys.stderr)
+        if options.losses:
+            write(options.losses, losses)
+    parameters = {width: sum(p.numel() for p in build(width).parameters()) for width in WIDTHS}
+    harness.show(options, "cpu", rows, parameters=parameters)
+
+
+def read(path: Path) -> dict[str, dict[Run, float]]:
+    """Rule -> run -> loss."""
+    losses: dict[str, dict[Run, float]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for rule, width, octave, seed, loss in list(csv.reader(file))[1:]:
+            losses.setdefault(rule, {})[Run(int(width), float(octave), int(seed))] = float(loss)
+    return losses
+
+
+def write(path: Path, losses: dict[str, dict[Run, float]]) -> None:
+    """The same, with a digit beyond what a seed's spread lets matter."""
+    rows = [(name, *run, f"{loss:.5f}") for name, of in losses.items() for run, loss in of.items()]
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("rule", *Run._fields, "loss"), *rows])
 
 
 if __name__ == "__main__":
