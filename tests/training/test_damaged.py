@@ -264,12 +264,3 @@ def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
     assert (outside / "kept").exists()
     pickle.loads(bomb)  # the bomb is live
     assert mark.exists()
-
-
-def test_no_code_of_ours_can_unpickle():
-    """torch.load and pickle are not called where results are read."""
-    folders = ("training", "measure", "param_groups", "plots", "nanolm_c4")
-    for path in [p for folder in folders for p in (ROOT / folder).glob("*.py")]:
-        text = path.read_text()
-        assert "torch.load(" not in text and "import pickle" not in text, path
-        assert "allow_pickle=True" not in text, path
