@@ -57,7 +57,8 @@ class Check:
     Args:
         model: unwrapped and uncompiled.
         plan: its plan, which the check initialises it with. In a file it may be a function of the
-            rules that a trace of the models at the two smallest widths reads: plan(rules).
+            rules that a trace of the models at the two smallest widths reads: plan(rules). None is
+            for an optimizer alone over the model's own initial values, which `transfer` trains.
         batches: step t trains on batches[t], again from the first when they run out; all outputs
             are compared on batches[0].
         loss: loss(model, batch), the mean loss of a batch, a scalar.
@@ -68,12 +69,22 @@ class Check:
     """
 
     model: nn.Module
-    plan: Plan
+    plan: Plan | None
     batches: Sequence[Any]
     loss: Callable[[nn.Module, Any], Tensor]
     optimizer: torch.optim.Optimizer | None = None
     clip_norm: float | None = None
     after_init: Callable[[nn.Module], None] | None = None
+
+    @property
+    def planned(self) -> Plan:
+        """The plan; CheckError without one."""
+        if self.plan is None:
+            raise CheckError(
+                "the check has no plan: give Check(plan=...). Of an optimizer alone `param-groups "
+                "audit` reads the powers, and `param-groups transfer` trains it"
+            )
+        return self.plan
 
 
 Build = Callable[[int, int], Check]  # (width, seed) -> Check
@@ -151,7 +162,7 @@ def measure(
             )
         if not len(check.batches):
             raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
-        result.plans[width] = check.plan
+        result.plans[width] = check.planned
         _check_rows(result.plans)
         if check.optimizer is not None:
             result.held[width] = read(check.model, [check.optimizer], now=True)
@@ -273,17 +284,17 @@ def _measure_one(
 ) -> tuple[list[Coordinate], tuple[str, ...]]:
     """The points of one width and seed, and the modules that were never called."""
     model = check.model.to(device)
-    check.plan.initialise(model, seed, overwrite=True)
+    check.planned.initialise(model, seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
-    parts = watched(model, check.plan)
+    parts = watched(model, check.planned)
     with _embedded(check) as ids:
         first, inputs, gradients = _first_outputs(check, parts, batches[0])
     along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    by_muon = {row.name: row.layout for row in check.plan.rows if row.optimizer == "muon"}
+    by_muon = {row.name: row.layout for row in check.planned.rows if row.optimizer == "muon"}
     points: list[Coordinate] = []
 
     def keep(quantity: str, name: str, part: str, step: int, rms: float) -> None:
@@ -342,7 +353,7 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     a tensor by a share of itself, whatever its rate."""
     optimizer = check.optimizer
     if optimizer is None:
-        name = str(check.plan.prescription.get("optimizer", "adam"))
+        name = str(check.planned.prescription.get("optimizer", "adam"))
         kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD, "muon": MuonAdamW}
         if name not in kinds:
             raise CheckError(
@@ -351,7 +362,7 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
             )
         # What `after_init` changes is meant, and would be refused as another plan's values.
         as_drawn = check.after_init is None
-        groups = check.plan.groups(check.model, check=as_drawn, several=name == "muon")
+        groups = check.planned.groups(check.model, check=as_drawn, several=name == "muon")
         optimizer = kinds[name](groups)
     for group in optimizer.param_groups if not decays else ():
         group["weight_decay"] = 0.0
@@ -359,8 +370,8 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move
             raise CheckError(
-                f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
-                "model that the check is given, or freeze what is not to be trained"
+                f"the optimizer does not hold {name!r}; build it over all tensors of the check's "
+                "model, as plan.groups(model) has them, or freeze what is not to be trained"
             )
     return optimizer
 
@@ -396,8 +407,8 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 @contextmanager
 def _embedded(check: Check) -> Iterator[list[Tensor]]:
     """Collects what a table that `Tied` makes the readout, too, is called with."""
-    tied = [row.name for row in check.plan.rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
-    tables = tied if check.plan.prescription.get("tied") else []
+    tied = [row.name for row in check.planned.rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
+    tables = tied if check.planned.prescription.get("tied") else []
     ids: list[Tensor] = []
     modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
     handles = [
@@ -416,7 +427,7 @@ def _first_outputs(
     """Of modules by name: the outputs on a batch, the RMS of the inputs, and the loss's gradients
     at the outputs. The last two are of modules that own a planned tensor."""
     logits = [name for name, part in parts.items() if part == "logits"]
-    owners = {n.rpartition(".")[0] for row in check.plan.rows for n in (row.name, *row.tied_to)}
+    owners = {n.rpartition(".")[0] for row in check.planned.rows for n in (row.name, *row.tied_to)}
     planned = [name for name in parts if name in owners]
     read = [name for name in planned if parts[name] != "embedding"]
     check.model.eval()  # no dropout: outputs are compared between steps
@@ -439,7 +450,7 @@ def _first_outputs(
         for name, of_calls in grads.items()
         if all(grad is not None for grad in of_calls)
     }
-    for row in check.plan.rows:  # an embedding whose tensor is added, and no module called
+    for row in check.planned.rows:  # an embedding whose tensor is added, and no module called
         module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
         if row.role in TABLES and module not in outputs and tensor.grad is not None:
             gradient[row.name] = rows([tensor.grad])

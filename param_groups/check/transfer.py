@@ -186,7 +186,10 @@ def seed_noise(grid: Grid, losses: Losses) -> tuple[float, float]:
     for width in grid.widths:
         known = means(grid, losses, width)
         lowest = min(known.values(), default=math.inf)
-        near = [rate for rate, mean in known.items() if mean <= (1 + NEAR) * lowest < math.inf]
+        rates = [rate for rate, mean in known.items() if math.isfinite(mean)]  # rising
+        best = rates.index(fits.best_grid_value(known)) if rates else 0
+        beside = rates[max(best - 1, 0) : best + 2]  # a steep curve has no others near its best
+        near = [r for r in rates if r in beside or known[r] <= (1 + NEAR) * lowest]
         if len(near) > 1 and len(grid.seeds) > 1:
             of = np.array([[losses[Run(width, math.log2(r), s)] for s in grid.seeds] for r in near])
             rest = of - of.mean(axis=0) - of.mean(axis=1, keepdims=True) + of.mean()
