@@ -134,7 +134,7 @@ def run(case, folder, names):
         assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
         assert "\n" not in said, said
     assert written(folder) == before, f"something was written: {written(folder)}"
-    return said.replace(f"{folder}/", "")
+    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
 def command(words):
