@@ -293,15 +293,13 @@ def sample(
     exponents = layers(parameterization, config.hidden_layers)
     dims = [1, *[width] * (config.hidden_layers + 1), config.vocabulary]
     weights = [
-        Sum((GaussianMatrix(networks, rows, columns, power_of(width, -layer.b), generator),))
+        Sum((GaussianMatrix(networks, rows, columns, raised(width, -layer.b), generator),))
         for layer, columns, rows in zip(exponents, dims, dims[1:], strict=False)
     ]
-    return Model(
-        tuple(weights), tuple(power_of(width, -layer.a) for layer in exponents), normalized
-    )
+    return Model(tuple(weights), tuple(raised(width, -layer.a) for layer in exponents), normalized)
 
 
-def power_of(width: int, exponent: Fraction) -> float:
+def raised(width: int, exponent: Fraction) -> float:
     """width^exponent."""
     return float(width) ** float(exponent)
 

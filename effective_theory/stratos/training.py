@@ -39,8 +39,8 @@ from effective_theory.stratos.bigram import (
     layers,
     mean_square,
     over_widths,
-    power_of,
     propagate,
+    raised,
     sample,
     sizes,
 )
@@ -84,7 +84,7 @@ class Member:
         count = config.hidden_layers
         exponents = [c[kind(l, count)] for l in range(count + 2)]
         rate = config.small_learning_rate if self.logits_grow else config.learning_rate
-        return [rate * power_of(width, -exponent) for exponent in exponents]
+        return [rate * raised(width, -exponent) for exponent in exponents]
 
 
 def member(name: str) -> Member:
@@ -180,7 +180,7 @@ def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.
     def measure(width: int, networks: int, generator: torch.Generator) -> Results:
         model = sample(item.parameterization, width, networks, config, generator)
         exponents = layers(item.parameterization, config.hidden_layers)
-        variances = [power_of(width, -2 * layer.b) for layer in exponents]
+        variances = [raised(width, -2 * layer.b) for layer in exponents]
         steps = sign_steps(model, item.rates(width, config), config.steps, networks)
         results: Results = {}
         start = None
