@@ -129,7 +129,7 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
 def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
     """How much of the final loss is infilling of what masks hide, and how much copying of what
     stands in the input, in nats per target of its kind; of tables that say so."""
-    infilling, share = "final_eval_infilling", "final_eval_infilled_tokens"
+    infilling, share = searches.INFILLING
     if infilling not in runs or not len(runs):
         return []
     filled = (runs[infilling] / runs[share]).to_dict()

@@ -66,9 +66,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                     if (family, other) == ("param_scaling", setting) and width in sweeps
                 ]
                 span = max(losses) - min(losses)
-                share = abs(by_width[width].value) / span if span else float("nan")
-                verdict = f"{share:.0%} of the span of parameterisations"
-                finding = replace(finding, verdict=verdict)
+                if span:
+                    share = abs(by_width[width].value) / span
+                    verdict = f"{share:.0%} of the span of parameterisations"
+                    finding = replace(finding, verdict=verdict)
             if len(by_width) > 1:
                 more = replace(by_width[width] - by_width[min(by_width)], by_size={})
                 name = f"{label}, {words}: the difference at D = {width} minus at D = "

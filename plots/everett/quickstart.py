@@ -110,10 +110,11 @@ def findings(data: Data) -> list[Printed]:
         result.append(finding(place, cost, f"{cost.value:+.3f} nats", **band))
     for curve, title in titles.items():
         spread, n = seed_spread(table, curve)
-        result.append(
-            f"{title}: final loss varies by {spread:.3f} nats over seeds "
-            f"(standard deviation, pooled over {n} points with two seeds)"
-        )
+        if n:
+            result.append(
+                f"{title}: final loss varies by {spread:.3f} nats over seeds "
+                f"(standard deviation, pooled over {n} points with two seeds)"
+            )
         edges = [width for width, one in sweeps_of[curve].items() if not one.best.inside]
         if edges:
             result.append(f"{title}: no parabola at width {rates.listed(edges)}; grid point used")
