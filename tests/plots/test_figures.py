@@ -279,11 +279,6 @@ def test_help_is_that_of_the_figure(capsys):
             "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv TABLE",
         ),
         (
-            "dinan/figure_3_4_metrics_longer",
-            "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset longer && "
-            "plots ship results/bart_span_denoise/figure_3_4_longer/metrics.csv TABLE",
-        ),
-        (
             "bordelon/figure_4_distances",
             "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop && "
             "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop && "
