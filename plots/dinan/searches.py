@@ -139,7 +139,7 @@ def fits(searched: Searched) -> dict[str, dict[int, rates.RateSweep]]:
     return rates.curve_sweeps(searched.rows, STRATEGIES)
 
 
-def judged(searched: Searched, strategy: str, sweep: rates.RateSweep) -> pd.DataFrame:
+def judging_runs(searched: Searched, strategy: str, sweep: rates.RateSweep) -> pd.DataFrame:
     """The runs that judge the best rate, by rising seed: of three seeds or more each at the rate
     that the others choose, those that diverge there left out."""
     rows = of(searched, strategy, sweep.width)

@@ -185,6 +185,13 @@ def test_everett_attention_scales(name, given, power):
     assert forward.residual_multiplier == forward.logit_multiplier == 1.0
 
 
+@pytest.mark.parametrize("power", [1e9, -1e9])
+def test_an_attention_scale_that_no_float_holds_is_refused(power):
+    forward = Everett("mup", 64, 32, qk_exponent=power).forward()
+    with pytest.raises(PlanError, match=r"64\^\(-?1e\+09\).* is outside the range of floats"):
+        forward.attention_scale(64)
+
+
 # The published special case with omega = 1 at the readout (Everett et al., B.16), worked out by
 # hand: muP and mean field keep Adam's rates of full alignment; standard and NTK, whose readout
 # starts sqrt(n) larger, must slow everything below it by n^(-1/2).
