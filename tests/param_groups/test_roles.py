@@ -210,6 +210,9 @@ def test_fans_follow_the_layout(module, role, layout, expected):
         ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
         ((4, 5, 6), Layout.EXPERTS, (6, 5)),
         ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6)),
+        ((4, 5, 6), Layout.OUTS_IN, (6, 20)),
+        ((6, 4, 5), Layout.IN_OUTS, (6, 20)),
+        ((4, 5, 6), Layout.INS_OUT, (20, 6)),
     ],
 )
 def test_fans_of_shapes(shape, layout, expected):
