@@ -28,18 +28,18 @@ import numpy as np
 from bart_span_denoise import bpe, corpora
 from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import MASKED, Noise
-from training import token_cache
+from training.data import token_cache
+from training.data.text import SPLITS, open_source, split_sentences
+from training.data.token_cache import Progress, TokenCache
 from training.errors import UserError
 from training.files import scratch_folder, sha256
-from training.text import SPLITS, open_source, split_sentences
-from training.token_cache import Progress, TokenCache
 
 # torch takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:
     import torch
 
     from bart_span_denoise.config import Config, DataConfig
-    from training.sampling import Place
+    from training.data.sampling import Place
 
 IGNORE = -100  # target without a loss: torch's default ignore_index
 CODE_VERSION = 1  # raise it when the same text would give other files; old caches are then unused

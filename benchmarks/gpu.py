@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import distributed
 
 from benchmarks import harness, throughput
-from training import loop, optimizers, sharding
+from training import loop, sharding
 from training.linear_cross_entropy import linear_cross_entropy
+from training.optim import optimizers
 
 SMALL = {"width": 64, "layers": 2, "context": 32, "head_dim": 32, "vocab": 257, "batch": 8}
 SMALL |= {"steps": 2, "warmup": 1, "free": 0, "threads": 2, "optimizer": "adam", "mode": "fp32"}

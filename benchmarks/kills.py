@@ -38,7 +38,8 @@ import torch
 
 from benchmarks import harness
 from tests.experiment_cases import CASES, FILES, SHARDS, write_files
-from training import checkpoint, loop
+from training import loop
+from training.checkpoints import checkpoint
 from training.config import load, parse_overrides
 from training.experiment import Experiment, load_experiment
 

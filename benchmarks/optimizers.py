@@ -30,7 +30,7 @@ import torch
 from benchmarks import harness
 from nanolm_c4.model import RULES, Decoder
 from param_groups import EpsFollows, Everett, Muon, Plan, Prescription, plan
-from training import optimizers
+from training.optim import optimizers
 
 BETAS, LR, EPS, WEIGHT_DECAY = (0.9, 0.98), 2**-9, 1e-9, 1e-4
 REFERENCE = "fused_adamw"

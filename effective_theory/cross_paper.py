@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from effective_theory.stratos import STRATOS_TABLE
+from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role, Tensor
 from param_groups.__main__ import STRATOS_NAMES
 from param_groups.check.theory import power

@@ -29,9 +29,10 @@ from typing import Any
 
 import torch
 
-from effective_theory import bigram_training, compare
-from effective_theory.bigram import BigramConfig
-from effective_theory.config import Config
+from effective_theory.dinan import compare
+from effective_theory.dinan.config import Config
+from effective_theory.stratos import training as bigram_training
+from effective_theory.stratos.bigram import BigramConfig
 from training.config import describe, load
 from training.environment import describe as describe_environment
 from training.errors import UserError, one_line_errors

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training import token_cache
+from training.data import token_cache
+from training.data.text import SPLITS, Source, open_source, split_sentences
+from training.data.token_cache import Progress, Report, TokenCache
 from training.errors import UserError, reason
 from training.files import sha256, write_bytes
-from training.text import SPLITS, Source, open_source, split_sentences
-from training.token_cache import Progress, Report, TokenCache
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@
     python -m plots report [--results DIR]            all figures and findings as one HTML page
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
     python -m plots claims                            judges every claim of the papers
-    python -m plots fill                              writes findings into READMEs and configs
+    python -m plots fill                              writes claims and findings into READMEs
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
 NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
 Figures are PNG and PDF: of shipped tables in plots/figures/PAPER, of others by the first table.
+Findings are printed; those of shipped tables stand in plots/findings/PAPER/NAME.txt, too.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plots import style, tables
+from plots import catalogue, style, tables
 from plots.catalogue import drawings, find, load, names, one_line, preset_of, shipped
 from plots.tables import TableError
 
@@ -39,8 +40,10 @@ def make(
         made = [one for table in module.TABLES for one in tables.commands(table + preset)]
         how = f", which these make: {' && '.join(made)}" if made else ""
         raise TableError(f"{name} has no shipped table{how}; give the path of one")
-    own = paths[0] if paths[0].is_dir() else paths[0].parent
-    folder = out or (own if given else style.FIGURES / name.partition("/")[0])
+    if where and not (given or out):
+        raise TableError("--where of the shipped tables would replace their figures; give --out")
+    beside = paths[0] if paths[0].is_dir() else paths[0].parent
+    folder = out or (beside if given else style.FIGURES / name.partition("/")[0])
     for path in (folder, *folder.parents):
         if path.is_file():
             raise TableError(f"{path} is a file, not a folder; give --out a folder")
@@ -50,8 +53,10 @@ def make(
         text = "\n".join(map(str, module.findings(data)))
         for stem, item in drawings(name, data, paths):
             files |= {folder / file: content for file, content in style.files(item, stem).items()}
-    folder.mkdir(parents=True, exist_ok=True)
+    if not (given or out):
+        files[catalogue.FINDINGS / f"{name}.txt"] = f"{text}\n".encode()
     for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return text, list(files)
 

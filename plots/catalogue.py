@@ -15,6 +15,7 @@ from plots.findings import Printed
 from plots.tables import PRESETS, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
+FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables, as printed
 
 
 def names() -> list[str]:

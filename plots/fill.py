@@ -1,10 +1,9 @@
-"""Writes findings of the shipped tables into READMEs, configs and sweep files.
+"""Writes claims and findings of the shipped tables into READMEs.
 
     python -m plots fill
 
 Between a line `<!-- claims: EXPERIMENT -->`, or `<!-- findings: FIGURE PATTERN -->` with a pattern
-of findings' names, and the next `<!-- end -->` this command writes a table. In a YAML file it
-writes findings, runs and machine between `# findings: FIGURE PATTERN` and `# end`.
+of findings' names, and the next `<!-- end -->` this command writes a table.
 """
 
 import argparse
@@ -17,9 +16,9 @@ from plots.claims import PAPERS, claims
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
 
-PLACES = ("*.md", "*/README.md", "*/configs/*.yaml", "*/sweeps/*.yaml")
+READMES = ("*.md", "*/README.md")
 MARKED = re.compile(
-    r"^((?:<!-- |# )(claims|findings): (\S+) ?([^\n]*?)(?: -->)?\n)(.*?)^(<!-- end -->|# end)$",
+    r"^(<!-- (claims|findings): (\S+) ?([^\n]*?) -->\n)(.*?)^(<!-- end -->)$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -53,20 +52,13 @@ def findings_of(figure: str, pattern: str) -> list[Finding]:
     return found
 
 
-def filled(text: str, file: Path | None = None) -> str:
-    """A file's text with what its marks ask for; of a sweep's `file`, from that sweep's table."""
+def filled(text: str) -> str:
+    """A README's text with the tables that its marks ask for."""
 
     def block(match: re.Match[str]) -> str:
         head, kind, what, pattern, _, foot = match.groups()
         if kind == "claims":
             lines = claims_table(what)
-        elif head.startswith("#"):
-            if not (runs := _rests_on(what, file)):  # a copy of a sweep file under another name
-                return match[0]
-            lines = [f"# {runs}:"]
-            for one in findings_of(what, pattern):
-                beside = f" ({one.published})" if one.published else ""
-                lines.append(f"#   {one.name}: {one.measured}{beside}")
         else:
             lines = ["| finding | measured | published | verdict |", "|---|---|---|---|"]
             for one in findings_of(what, pattern):
@@ -76,21 +68,9 @@ def filled(text: str, file: Path | None = None) -> str:
     return MARKED.sub(block, text)
 
 
-def _rests_on(figure: str, file: Path | None) -> str:
-    """Preset, runs, seeds and machine of a figure's first table, of the sweep `file` if given."""
-    for path in catalogue.shipped(figure):
-        origin = tables.origin(path)
-        made_by, preset = tables.file_of(origin.get("sweep", ""))
-        if file in (None, made_by):
-            facts = (f"{origin.get('runs', 0):,} runs", tables.facts([path])[-1])
-            device = origin.get("environment", {}).get("device", "")
-            return ", ".join([f"preset {preset}"] * bool(preset) + [*facts, device])
-    return ""
-
-
 def files() -> list[Path]:
-    """The files that have marks."""
-    paths = sorted(path for place in PLACES for path in ROOT.glob(place))
+    """The READMEs, and files beside the root's, that have marks."""
+    paths = sorted(path for pattern in READMES for path in ROOT.glob(pattern))
     return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
@@ -99,6 +79,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)
     for path in files():
-        file = path.relative_to(ROOT)
-        path.write_text(filled(path.read_text(encoding="utf-8"), file), encoding="utf-8")
-        print(file)
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(ROOT))

@@ -11,9 +11,9 @@ import re
 import shutil
 from pathlib import Path
 
+from training.data.text import C4_NAME, C4_PATH, C4_REVISION, FETCHED
 from training.errors import UserError, one_line_errors
 from training.files import sha256, write_bytes, write_text, writing
-from training.text import C4_NAME, C4_PATH, C4_REVISION, FETCHED
 
 DATA = Path("data")
 LOCAL = r"http://(127\.0\.0\.1|localhost)(:\d+)?(/[^@]*)?"  # no user, whose @ would name a host

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from training import optimizers
 from training.config import set_keys, validate
 from training.experiment import load_experiment
+from training.optim import optimizers
 from vit_cifar5m.model import cross_entropy
 
 

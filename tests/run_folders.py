@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from training import checkpoint, files, loop, runs, state
+from training import files, loop, runs
+from training.checkpoints import checkpoint, state
 
 STATE = "shard-00001-model-00001-of-00001.safetensors"  # of a run in one process
 

@@ -23,7 +23,7 @@ import pytest
 from scripts import download
 from tests.text_files import as_txt, error_line
 from training.config import load
-from training.text import C4_REVISION, embedded_file, read_embedded, split_sentences
+from training.data.text import C4_REVISION, embedded_file, read_embedded, split_sentences
 
 pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).resolve().parents[1]

@@ -39,7 +39,7 @@ COMMANDS = sorted(
 )
 # Their work takes minutes, a GPU or data: they are taken only as far as their options.
 LONG = (
-    "benchmarks bart_span_denoise.data effective_theory.run measure.coordinate_check "
+    "benchmarks bart_span_denoise.data effective_theory.run training.coordinate_check "
     "nanolm_c4.data plots vit_cifar5m.initial"
 ).split()
 
@@ -69,7 +69,7 @@ def parses(words):
         config, *overrides = (word for word in arguments if not word.startswith("--"))
         load(importlib.import_module(module).EXPERIMENT.config, ROOT / config, overrides)
         return None
-    if module == "measure.coordinate_check":  # tests/measure runs it
+    if module == "training.coordinate_check":  # tests/measure runs it
         from training.config import load
         from training.experiment import load_experiment
 
@@ -90,7 +90,7 @@ def parses(words):
         arguments = [*arguments, "--help"]
     elif module == "sweeps" and arguments[0] in ("run", "search"):
         arguments = [*dict.fromkeys([*arguments, "--dry-run"])]
-    elif module == "effective_theory.predict":
+    elif module == "effective_theory.dinan.predict":
         arguments = [*arguments, "theory.attention_draws=256"]
     elif module.startswith(tuple(LONG)):
         arguments = [*arguments, "--help"]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.thorough
 # Where, the line after which, and what: the five points of "A new optimiser" in training/README.md.
 AMSGRAD = (
     (
-        "training/optimizers.py",
+        "training/optim/optimizers.py",
         "OPTIMIZERS = {",
         '    "amsgrad": Kind(lambda groups, fused, **numbers: torch.optim.AdamW('
         'groups, amsgrad=True, **numbers), ("betas",)),',

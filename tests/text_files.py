@@ -7,9 +7,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from training import text
+from training.data import text
+from training.data.text import in_validation
 from training.errors import UserError
-from training.text import in_validation
 
 
 def as_txt(folder, documents):

@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset
 
 from training import signals
+from training.data.sampling import BatchIds, EpochPlaces
 from training.errors import UserError
-from training.sampling import BatchIds, EpochPlaces
 from training.task import Batch, Samples, Task
 
 Item = TypeVar("Item")

@@ -20,11 +20,12 @@ from accelerate.utils import send_to_device, set_seed
 from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
-from training import loading, optimizers, processes, runs, sharding, summary, trackers
+from training import loading, processes, runs, sharding, summary, trackers
+from training.checkpoints.resume import Checkpoints
+from training.data.sampling import steps_per_epoch
 from training.evaluation import evaluate
 from training.log import History, Log
-from training.resume import Checkpoints
-from training.sampling import steps_per_epoch
+from training.optim import optimizers
 from training.task import (
     Diverged,
     LiveRun,

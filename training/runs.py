@@ -206,7 +206,7 @@ def _enter(
 ) -> Summary | None:
     """The summary of a run that is done, or None with the folder held and ready for training."""
     from param_groups.plan import dumps
-    from training import checkpoint
+    from training.checkpoints import checkpoint
 
     def finished() -> Summary | None:
         refuse_other(run_dir, config, plan)

@@ -31,9 +31,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from training import compiled, linear_cross_entropy, optimizers, sharding
+from training import compiled, linear_cross_entropy, sharding
 from training.errors import UserError
 from training.experiment import Experiment
+from training.optim import optimizers
 
 _CPU = torch.device("cpu")
 _BLOCK = 512  # bytes; torch's allocator of GPU memory rounds up to a multiple

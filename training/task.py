@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from param_groups import Plan
-from training import optimizers
+from training.data.sampling import BatchIds, EpochPlaces
 from training.log import Log, finite
-from training.sampling import BatchIds, EpochPlaces
+from training.optim import optimizers
 from training.settings import RunConfig
 
 Batch = TypeVar("Batch")

@@ -2,7 +2,7 @@
 
 Everything is read by number from mapped files, so that data-loading processes share one copy in
 the system's cache, and travels as bytes until a batch is made of it. Which image comes when is
-`training.sampling`'s: a pure function of the seed and the position.
+`training.data.sampling`'s: a pure function of the seed and the position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from training import shapes, token_cache
+from training.data import shapes, token_cache
 from training.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ BINARY_TRAIN = [f"data_batch_{k}.bin" for k in range(1, 6)]
 BINARY_TEST = "test_batch.bin"
 
 EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has, for runs that ask for no more
-# An epoch's order numbers up to 2^31 images in 4 bytes each (training.sampling): 8 GB of these in
-# every process, and some 0.07 s to shuffle each million of them.
+# An epoch's order numbers up to 2^31 images in 4 bytes each (training.data.sampling): 8 GB of these
+# in every process, and some 0.07 s to shuffle each million of them.
 MOST_EMBEDDED = 2_000_000_000
 # Far past every training image's number; the same for every seed, so that runs of several seeds
 # are compared on the same images.
@@ -164,7 +164,7 @@ class Drawn(Dataset):
 
 
 def embedded(train_images: int | None, visits: int, seed: int) -> Drawn:
-    """Images of `training.shapes`, by default enough for a run of so many visits.
+    """Images of `training.data.shapes`, by default enough for a run of so many visits.
 
     The number decides the order. Runs of up to 5,000,000 visits have the order of as many images,
     so that the shorter one sees the first images of the longer one.

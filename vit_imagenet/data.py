@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import Dataset
 
+from training.data.sampling import Place
 from training.errors import UserError
-from training.sampling import Place
 from vit_imagenet.images import Source, drawn, embedded, image_folder
 from vit_imagenet.losses import IGNORE
 from vit_imagenet.shards import arrow_splits

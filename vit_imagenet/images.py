@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import folder as torchvision_folder
 
-from training import shapes
+from training.data import shapes
 from training.errors import UserError
 from vit_imagenet.transforms import Content
 
@@ -73,7 +73,7 @@ def embedded(image_size: int, validation_fraction: float) -> tuple[Pixels, Pixel
 
 @functools.lru_cache(maxsize=2)
 def drawn(validation_fraction: float) -> tuple[Pixels, Pixels, list[str]]:
-    """50,000 drawn images of 32 x 32 pixels and ten classes (`training.shapes`), split likewise.
+    """50,000 drawn images (`training.data.shapes`), 32 x 32 pixels, ten classes, split likewise.
 
     A class is a direction and a fineness of stripes, which flips and other scales change.
     """

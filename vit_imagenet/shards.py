@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from training import token_cache
+from training.data import token_cache
 from training.errors import UserError
 from vit_imagenet.images import SPLITS, Record, existing_folder
 

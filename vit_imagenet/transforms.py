@@ -29,8 +29,8 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch.utils.data import default_collate
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
+from training.data.sampling import Place
 from training.errors import UserError
-from training.sampling import Place
 
 if TYPE_CHECKING:
     from vit_imagenet.config import AugmentationConfig

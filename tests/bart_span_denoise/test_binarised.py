@@ -23,8 +23,8 @@ from tests.bart_span_denoise.texts import (
     random_sizes,
 )
 from tests.text_files import error_line
-from training.sampling import Place
-from training.text import split_sentences
+from training.data.sampling import Place
+from training.data.text import split_sentences
 
 # fairseq takes seconds to import: one process has all tests that do.
 pytestmark = pytest.mark.xdist_group("fairseq")

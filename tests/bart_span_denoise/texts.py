@@ -9,7 +9,7 @@ import torch
 from bart_span_denoise import data, fairseq_interop
 from bart_span_denoise.bpe import EOS
 from bart_span_denoise.config import Config
-from training.text import in_validation
+from training.data.text import in_validation
 
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]

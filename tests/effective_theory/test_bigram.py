@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory import bigram, bigram_exponents, bigram_training
-from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Sum, propagate
-from effective_theory.stratos import STRATOS_TABLE
+from effective_theory.stratos import bigram
+from effective_theory.stratos import exponents as bigram_exponents
+from effective_theory.stratos import training as bigram_training
+from effective_theory.stratos.bigram import BigramConfig, GaussianMatrix, Model, Sum, propagate
+from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.rules import exponents as ex
 from tests.effective_theory.test_bigram_exponents import FITTED
 from training.config import validate

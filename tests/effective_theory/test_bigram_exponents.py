@@ -7,9 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from effective_theory import bigram, bigram_training
-from effective_theory.bigram import BigramConfig
-from effective_theory.bigram_exponents import (
+from effective_theory.stratos import bigram
+from effective_theory.stratos import training as bigram_training
+from effective_theory.stratos.bigram import BigramConfig
+from effective_theory.stratos.exponents import (
     TABLE_2_ROWS,
     Place,
     columns,
@@ -17,7 +18,7 @@ from effective_theory.bigram_exponents import (
     table_2,
     variance_exponents,
 )
-from effective_theory.stratos import STRATOS_TABLE
+from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.rules import exponents as ex
 
 FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from effective_theory import compare
-from effective_theory.compare import Comparison
-from effective_theory.config import Config
-from effective_theory.inputs import inputs
+from effective_theory.dinan import compare
+from effective_theory.dinan.compare import Comparison
+from effective_theory.dinan.config import Config
+from effective_theory.dinan.inputs import inputs
 from training.config import load
 
 pytestmark = pytest.mark.xdist_group("compare")  # what most look at is computed once

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory import gaussian
-from effective_theory.config import TheoryConfig
-from effective_theory.gaussian import activation_kernels, attention_means, mean_and_error
+from effective_theory.dinan import gaussian
+from effective_theory.dinan.config import TheoryConfig
+from effective_theory.dinan.gaussian import activation_kernels, attention_means, mean_and_error
 from training.errors import UserError
 
 # Variances 1.3, 0.6, 1.3, 1.3 and 0; the first correlates with the third by 1, the fourth by -1.

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory.config import Config, MeasureConfig
-from effective_theory.gaussian import activation_kernels
-from effective_theory.inputs import inputs
-from effective_theory.kernels import contact_terms, forward
+from effective_theory.dinan.config import Config, MeasureConfig
+from effective_theory.dinan.gaussian import activation_kernels
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.kernels import contact_terms, forward
 from training.errors import UserError
 
 

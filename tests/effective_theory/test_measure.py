@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory.config import ALPHABET, Config, block_names
-from effective_theory.inputs import inputs
-from effective_theory.measure import combine, extrapolate, limit, measure, measure_widths, network
-from effective_theory.network import Encoder
-from effective_theory.observation import observe, rate, tangent_kernels
+from effective_theory.dinan.config import ALPHABET, Config, block_names
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.measure import (
+    combine,
+    extrapolate,
+    limit,
+    measure,
+    measure_widths,
+    network,
+)
+from effective_theory.dinan.network import Encoder
+from effective_theory.dinan.observation import observe, rate, tangent_kernels
 
 STEMS = ["vision", "language"]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from effective_theory.config import Activation, Config, block_names
-from effective_theory.inputs import inputs
-from effective_theory.network import ACTIVATIONS, Encoder
+from effective_theory.dinan.config import Activation, Config, block_names
+from effective_theory.dinan.inputs import inputs
+from effective_theory.dinan.network import ACTIVATIONS, Encoder
 
 BLOCK_TENSORS = [
     *(f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from effective_theory import predict
+from effective_theory.dinan import predict
 
 _DRAWS = 1024
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from effective_theory.stratos import STRATOS_TABLE
+from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.__main__ import STRATOS_NAMES, stratos_table
 from param_groups.rules import exponents as ex
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from effective_theory.config import RatesConfig
-from effective_theory.gaussian import activation_kernels
-from effective_theory.kernels import forward
-from effective_theory.tangent import adamw_factors, magnitudes, tangent, tensors
+from effective_theory.dinan.config import RatesConfig
+from effective_theory.dinan.gaussian import activation_kernels
+from effective_theory.dinan.kernels import forward
+from effective_theory.dinan.tangent import adamw_factors, magnitudes, tangent, tensors
 from tests.effective_theory.test_kernel_theory import _close, _config, _x
 from training.errors import UserError
 

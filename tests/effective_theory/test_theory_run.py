@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
 
 
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
-    from effective_theory import compare
+    from effective_theory.dinan import compare
 
     monkeypatch.setattr(compare, "TOLERANCE_WIDTH", 16)
     monkeypatch.setattr(compare, "TOLERANCE_NETWORKS", 2)
@@ -103,7 +103,7 @@ def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path
 
 
 def test_a_missed_tolerance_is_exit_code_1(monkeypatch, tmp_path, capsys):
-    from effective_theory.bigram_exponents import FittedExponent
+    from effective_theory.stratos.exponents import FittedExponent
 
     monkeypatch.setattr(FittedExponent, "met", property(lambda row: row.column != "h_1"))
     assert call("bigram", "--out", str(tmp_path), *SMALL[-3:]) == 1

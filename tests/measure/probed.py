@@ -8,7 +8,7 @@ from torch import nn
 from measure.probes import Probes
 from nanolm_c4.model import RULES, Decoder
 from param_groups import Everett, Muon, plan
-from training import optimizers
+from training.optim import optimizers
 
 MUON = Muon(Everett("mup", 16, 8))
 

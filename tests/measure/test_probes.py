@@ -27,8 +27,8 @@ from tests.measure.probed import (
     single,
     step_between,
 )
-from training import optimizers
 from training.errors import UserError
+from training.optim import optimizers
 
 # RMS of parameters, gradients and updates; share below 10 eps
 

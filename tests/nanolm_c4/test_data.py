@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from nanolm_c4 import data
 from nanolm_c4.config import DataConfig
 from tests.text_files import as_c4, as_txt, error_line, of_split
-from training import text as texts
-from training.sampling import BatchIds
-from training.text import embedded_file, read_embedded
+from training.data import text as texts
+from training.data.sampling import BatchIds
+from training.data.text import embedded_file, read_embedded
 
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from measure import coordinate_check
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from tests.nanolm_c4.test_infinite_limits_decoder import numbers
 from tests.text_files import as_txt
+from training import coordinate_check
 from training.config import load
 
 LAPTOP = Path(__file__).resolve().parents[2] / "nanolm_c4/configs/laptop.yaml"

@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from measure import coordinate_check
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
 from tests.experiment_cases import write_texts
 from tests.memory import most_allocated
 from tests.text_files import as_txt
 from training import config as configs
+from training import coordinate_check, runs
 from training import linear_cross_entropy as losses
-from training import optimizers, runs
 from training.config import load, validate
 from training.linear_cross_entropy import IGNORE
+from training.optim import optimizers
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "nanolm_c4/configs"

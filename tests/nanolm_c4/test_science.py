@@ -8,8 +8,8 @@ import torch
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from param_groups.fits import power_law
-from training import optimizers
 from training.config import load
+from training.optim import optimizers
 
 VOCABULARY, CONTEXT = 48, 16
 

@@ -33,7 +33,7 @@ from param_groups import (
 )
 from param_groups.prescription import Momenta
 from param_groups.rules.horizon import PUBLISHED
-from training import optimizers
+from training.optim import optimizers
 
 BETAS = (0.9, 0.95)
 BATCH, TOKENS = 2.0**18, 2.5e9  # of the base

@@ -14,8 +14,8 @@ import param_groups
 from param_groups import Decay, Depth, Everett, Muon, PlanError, Role, Rule, guard, optim, plan
 from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
-from training import optimizers
-from training.optimizers import build
+from training.optim import optimizers
+from training.optim.optimizers import build
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
 
 from param_groups import Everett, PlanError, Role, Rule, guard, plan, schedule
-from training.optimizers import OPTIMIZERS, build
+from training.optim.optimizers import OPTIMIZERS, build
 
 STEPS = 10
 

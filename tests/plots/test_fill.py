@@ -1,7 +1,6 @@
-"""READMEs, configs and sweep files hold the findings of the shipped tables."""
+"""READMEs hold the claims and findings of the shipped tables; configs and sweep files hold none."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("claims")
 def test_every_marked_file_is_as_the_command_writes_it():
     for path in fill.files():
         text = path.read_text(encoding="utf-8")
-        assert text == fill.filled(text, path.relative_to(ROOT)), f"{path}: `python -m plots fill`"
+        assert text == fill.filled(text), f"{path}: `python -m plots fill`"
 
 
 @pytest.mark.thorough
@@ -47,34 +46,31 @@ def test_numbers_between_marks_are_written_and_nothing_else_is_touched():
     assert row in new and "old" not in new and fill.filled(new) == new
 
 
-def test_a_yaml_file_says_runs_seeds_and_machine():
-    text = "# head\n# findings: everett/quickstart muP minus\n# end\nexperiment: nanolm_c4\n"
-    lines = fill.filled(text).splitlines()
-    assert lines[2] == "# 60 runs, 1 to 2 seeds per point, Intel(R) Xeon(R) Processor:"
-    assert lines[3].startswith("#   muP minus standard: +0.798 ± ") and lines[4] == "# end"
-
-
 def test_a_pattern_without_a_finding_is_an_error():
     with pytest.raises(TableError, match="everett/quickstart has no finding 'none'"):
-        fill.filled("# findings: everett/quickstart none\n# end\n")
+        fill.filled("<!-- findings: everett/quickstart none -->\n<!-- end -->\n")
 
 
-def test_a_sweep_file_rests_on_its_own_table_of_a_figure_with_several():
-    text = "# findings: everett/learning_rates_desktop adam, muP\n# end\n"
-    file = Path("nanolm_c4/sweeps/figure_12_adam.yaml")
-    assert "\n# preset desktop, 752 runs, 3 to 5 seeds" in fill.filled(text, file)
-    assert fill.filled(text, file.with_name("a_copy_of_mine.yaml")) == text
+def test_nothing_but_text_for_readers_is_written(tmp_path, monkeypatch):
+    """Results flow into READMEs, and never back into what starts the runs."""
+    marks = "<!-- findings: theory/shares vision: share of Q -->\n<!-- end -->\n"
+    files = [tmp_path / "a" / name for name in ("README.md", "configs/c.yaml", "sweeps/s.yaml")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(marks)
+    monkeypatch.setattr(fill, "ROOT", tmp_path)
+    fill.main([])
+    changed = [file for file in files if file.read_text() != marks]
+    assert changed == files[:1]
 
 
 @pytest.mark.parametrize(
     "path", tracked("*/sweeps/*.yaml", "*/configs/*.yaml"), ids=lambda path: path.stem
 )
-def test_every_config_begins_with_what_to_expect_how_long_it_takes_and_the_command(path):
+def test_four_lines_say_what_to_expect_how_long_it_takes_and_the_command(path):
     name = path.relative_to(ROOT)
     head = re.match(r"(?:#.*\n)+", path.read_text(encoding="utf-8"))[0]
-    assert re.search(rf"python -m \S+ .*({name}|{path.stem})\b|bash scripts/\w+\.sh", head)
-    assert re.search(r"\d (?:s|minutes|hours|H100-hours) (?:of|on) (?:one|two|\d)", head)
-    assert ("# findings: " in head) == bool(re.search(r"\n# .*\d runs, \d.*:\n#   ", head))
-    assert re.search(
-        r"^# (?:findings: |Expected: |Not known: |No table of it)|not known", head, re.M
-    )
+    what, expected, time, command = head.splitlines()
+    assert len(what) <= 100 and re.fullmatch(r"# Expected: [^±]*\.", expected)
+    assert re.search(r"\d (?:s|minutes|hours|H100-hours) (?:of|on) (?:one|two|\d)", time)
+    assert re.search(rf"python -m \S+ .*({name}|{path.stem})\b|bash scripts/\w+\.sh", command)

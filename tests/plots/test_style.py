@@ -10,8 +10,7 @@ from matplotlib.text import Text
 
 from plots import style, tables
 from plots.__main__ import make
-from plots.catalogue import drawings
-from plots.everett import epsilon, learning_rates
+from plots.everett import epsilon
 
 # Linear RGB as seen with full deuteranopia and protanopia (Machado, Oliveira and Fernandes, 2009,
 # Table 1, severity 1).
@@ -96,17 +95,6 @@ def drawn(tmp_path, monkeypatch):
     return run
 
 
-@pytest.fixture(scope="module")
-def sweeps():
-    """The figures of everett/learning_rates from the shipped tables."""
-    paths = [tables.shipped(table) for table in learning_rates.TABLES]
-    return [
-        item
-        for _, item in drawings("everett/learning_rates", learning_rates.read(paths), paths)
-        if not isinstance(item, pd.DataFrame)
-    ]
-
-
 def words(figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
@@ -151,40 +139,3 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
 )
 def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused):
     assert message in refused("adafactor", "--where", condition)
-
-
-def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_out):
-    for figure in sweeps:
-        if len(figure.axes) == 1:  # Adam's optima in one panel, of measured slopes alone
-            continue
-        figure.draw_without_rendering()
-        assert "slope that the paper prints, fixed" in words(figure)
-        for axis in figure.axes[-4:]:
-            dotted = [line for line in axis.lines if line.get_linestyle() == ":"]
-            assert len(dotted) == 1
-            assert r"(paper $D^{" in axis.get_legend().get_texts()[0].get_text()
-        for axis in figure.axes:
-            boxes = [
-                label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()
-            ]
-            boxes.sort(key=lambda box: box.x0)
-            assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
-
-
-def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
-    figure = sweeps[1]
-    assert "vertex of a parabola ± standard error" in words(figure)
-    for axis in figure.axes[:8]:
-        curves = [line for line in axis.lines if line.get_marker() == "o"]
-        points = {point for line in curves for point in zip(*line.get_data(), strict=True)}
-        stars = [line for line in axis.lines if line.get_marker() == "*"]
-        assert len(stars) == len(curves)
-        assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in stars} <= points
-        assert all(
-            line.get_markerfacecolor() == "white" for line in axis.lines if line.get_marker() == "D"
-        )
-
-
-def test_epsilon_is_on_a_logarithmic_axis(drawn):
-    figure = drawn("everett/epsilon", where=["prescription.parameterization=mup"])[0][0]
-    assert [axis.get_xscale() for axis in figure.axes[:2]] == ["log"] * 2

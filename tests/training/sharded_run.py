@@ -27,10 +27,12 @@ from measure.probes import ProbeRecorder
 from param_groups import Everett, Muon, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from tests.training import toy_run as toy
-from training import checkpoint, optimizers, processes, sharding, signals, state
+from training import processes, sharding, signals
+from training.checkpoints import checkpoint, state
 from training.config import parse_overrides, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.linear_cross_entropy import linear_cross_entropy
+from training.optim import optimizers
 from training.settings import RunConfig
 from training.task import Task
 

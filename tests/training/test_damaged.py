@@ -15,7 +15,8 @@ from torch.distributed import checkpoint as dcp
 from tests.processes import finished
 from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop, runs, summary
+from training import files, loop, runs, summary
+from training.checkpoints import checkpoint
 from training.errors import RunError, UserError
 from training.files import write_json
 from training.log import Log

@@ -11,8 +11,8 @@ from param_groups.schedules import factor
 from tests.run_folders import lines
 from tests.training.tiny_task import IGNORE, Rows, task, weights
 from training import environment, sharding
+from training.data.sampling import sample_ids
 from training.loop import train
-from training.sampling import sample_ids
 from training.task import build_optimizer
 
 

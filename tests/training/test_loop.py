@@ -15,9 +15,9 @@ from param_groups import Everett, plan
 from param_groups.schedules import factor
 from tests.run_folders import dies_after, lines
 from tests.training.tiny_task import IGNORE, RULES, Rows, initial, mean_loss, task, weights
+from training.data.sampling import sample_ids
 from training.errors import UserError
 from training.loop import train
-from training.sampling import sample_ids
 
 
 def test_training_is_plain_torch_adamw_on_the_mean_loss_per_target(tmp_path):

@@ -15,11 +15,12 @@ from tests.training.test_divergence import overflowing
 from tests.training.tiny_task import task
 from training import linear_cross_entropy as losses
 from training import loop as loops
-from training import optimizers, processes, sharding
-from training.adafactor import _factored, _unfactored
+from training import processes, sharding
 from training.compiled import Compiled
 from training.loop import Loop, train
-from training.optimizers import _atan2, _param_scaling
+from training.optim import optimizers
+from training.optim.adafactor import _factored, _unfactored
+from training.optim.optimizers import _atan2, _param_scaling
 
 TOKENS, WIDTH, VOCABULARY = 23, 6, 37
 

@@ -5,7 +5,7 @@ import pytest
 from param_groups.families import OPTIMIZER_FAMILY
 from tests.training.test_optimizers import CASES, REFERENCES, group, parameter
 from training.errors import UserError
-from training.optimizers import DEFAULTS, OPTIMIZERS, build
+from training.optim.optimizers import DEFAULTS, OPTIMIZERS, build
 
 
 def test_what_cannot_be_built_is_one_line():

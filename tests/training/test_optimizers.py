@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from training import decoupled, optimizers
-from training.adafactor import factored_axes
 from training.compiled import Compiled
-from training.optimizers import OPTIMIZERS, build
+from training.optim import decoupled, optimizers
+from training.optim.adafactor import factored_axes
+from training.optim.optimizers import OPTIMIZERS, build
 
 # None of these is build's default.
 BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0

@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from tests.processes import Program, all_end
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
-from training import checkpoint, loop, optimizers, processes, runs, state
+from training import loop, processes, runs
+from training.checkpoints import checkpoint, state
+from training.data.sampling import sample_ids
 from training.errors import UserError
 from training.log import Log
-from training.sampling import sample_ids
+from training.optim import optimizers
 
 SCRIPT = Path(__file__).with_name("toy_run.py")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from training.data.sampling import BatchIds, EpochPlaces, sample_ids
 from training.errors import UserError
-from training.sampling import BatchIds, EpochPlaces, sample_ids
 
 ORDER = {"size": 50, "seed": 3, "global_batch": 12, "micro_batch": 4, "first_step": 0}
 # sample_ids(size=10, seed=7, start=0, count=20)

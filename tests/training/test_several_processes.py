@@ -14,7 +14,7 @@ from tests.processes import LAUNCH_CONFIGS, Program, launch_environment
 from tests.run_folders import lines, newest, tensors
 from tests.training import toy_run as toy
 from training.config import load
-from training.sampling import sample_ids
+from training.data.sampling import sample_ids
 from vit_cifar5m import train as vit
 
 ROOT = Path(__file__).resolve().parents[2]

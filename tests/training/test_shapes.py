@@ -1,11 +1,11 @@
-"""training.shapes: the same images everywhere, of the drawn image's own number alone."""
+"""training.data.shapes: the same images everywhere, of the drawn image's own number alone."""
 
 import hashlib
 
 import numpy as np
 import pytest
 
-from training import shapes
+from training.data import shapes
 from vit_cifar5m import data
 
 LAST = 2**40 + 7

@@ -14,7 +14,8 @@ import torch
 from tests.processes import Program, launch_environment
 from tests.run_folders import lines, newest, tensors
 from tests.training import sharded_run as small
-from training import checkpoint, sharding
+from training import sharding
+from training.checkpoints import checkpoint
 from training.errors import Damaged, UserError
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the runs are made once

@@ -1,4 +1,4 @@
-"""training.text: which documents each source has, how they are split, and what is refused."""
+"""training.data.text: which documents each source has, how they are split, and what is refused."""
 
 import gzip
 import importlib.util
@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tests.text_files import as_c4, as_jsonl_gz, as_parquet, as_txt, error_line, of_split
-from training import text
-from training.text import (
+from training.data import text
+from training.data.text import (
     SPLITS,
     embedded_file,
     in_validation,

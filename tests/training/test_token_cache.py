@@ -1,4 +1,4 @@
-"""training.token_cache under both text experiments: caches are whole or absent, and checked."""
+"""Token caches under both text experiments: whole or absent, and checked."""
 
 import errno
 import json
@@ -19,11 +19,12 @@ from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
 from tests.processes import finished
 from tests.text_files import error_line
-from training import files, token_cache
+from training import files
 from training.config import load
+from training.data import token_cache
+from training.data.text import in_validation
+from training.data.token_cache import META, TokenCache, cache_problem
 from training.errors import UserError
-from training.text import in_validation
-from training.token_cache import META, TokenCache, cache_problem
 
 ROOT = Path(token_cache.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
@@ -164,7 +165,7 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
 MEETING = """
 import sys, time
 from pathlib import Path
-from training import token_cache
+from training.data import token_cache
 
 cache, meeting, name, step, partners = sys.argv[1:]
 ordinary = getattr(token_cache, step)

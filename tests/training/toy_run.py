@@ -19,9 +19,10 @@ from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Muon, Role, Rule, plan
-from training import loop, optimizers, runs, signals
+from training import loop, runs, signals
 from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
+from training.optim import optimizers
 from training.settings import RunConfig
 from training.task import Task
 

@@ -17,7 +17,7 @@ from measure.representations import weight_movement
 from param_groups import Bordelon, plan
 from param_groups.check.measuring import Check, measure
 from param_groups.check.slopes import EXCEPTION, GROWS, NOT_FINITE, OK, VANISHES, fit
-from training import optimizers
+from training.optim import optimizers
 from vit_cifar5m.config import ModelConfig
 from vit_cifar5m.model import ROLES, VisionTransformer
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from training import shapes
+from training.data import shapes
+from training.data.sampling import BatchIds
 from training.errors import UserError
 from training.loading import batches
-from training.sampling import BatchIds
 from vit_cifar5m import data as module
 from vit_cifar5m.config import DataConfig, SourceConfig
 from vit_cifar5m.data import check_single_visit, collate, from_config
@@ -268,7 +268,7 @@ def test_a_run_has_as_many_drawn_images_as_it_visits():
     stated = DataConfig.model_fields["train_images"].description.replace("\n", " ")
     for number in (module.MOST_EMBEDDED, module.EMBEDDED_IMAGES):
         assert f"{number:,}" in stated
-    assert np.iinfo(np.int32).max >= module.MOST_EMBEDDED  # 4 bytes each in training.sampling
+    assert np.iinfo(np.int32).max >= module.MOST_EMBEDDED  # 4 bytes each in training.data.sampling
 
 
 @pytest.mark.parametrize("source", ["embedded", "cifar5m", "cifar10"])

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.run_folders import lines
-from training import runs, shapes, signals
+from training import runs, signals
 from training import task as tasks
 from training.config import load
+from training.data import shapes
+from training.data.sampling import sample_ids
 from training.errors import UserError
-from training.sampling import sample_ids
 from vit_cifar5m import data, train
 from vit_cifar5m.config import Config
 from vit_cifar5m.model import VisionTransformer

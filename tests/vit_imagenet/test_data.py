@@ -15,10 +15,10 @@ from pyarrow import parquet
 from timm.data import create_transform
 from torch.utils.data import DataLoader
 
-from training import shapes
+from training.data import shapes
+from training.data.sampling import EpochPlaces, Place
 from training.errors import UserError
 from training.loading import batches as from_worker
-from training.sampling import EpochPlaces, Place
 from vit_imagenet.config import AugmentationConfig, DataConfig
 from vit_imagenet.data import from_config
 from vit_imagenet.images import embedded

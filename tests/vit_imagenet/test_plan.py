@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from param_groups import Dinan, plan
 from param_groups.schedules import factor
-from training import optimizers
+from training.optim import optimizers
 from vit_imagenet.config import ModelConfig
 from vit_imagenet.model import ROLES, build
 

@@ -11,8 +11,8 @@ from timm.data import Mixup, create_transform
 from torch.utils.data import DataLoader
 
 from tests.vit_imagenet.test_data import SIZE, UNMIXED, digits, equal
+from training.data.sampling import EpochPlaces, Place
 from training.errors import UserError
-from training.sampling import EpochPlaces, Place
 from vit_imagenet.config import AugmentationConfig
 from vit_imagenet.transforms import Collate, seeded
 

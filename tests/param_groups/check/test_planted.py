@@ -12,7 +12,7 @@ from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import _held
 from param_groups.check.slopes import BAD, decided
 from tests.param_groups.check import planted
-from training import optimizers
+from training.optim import optimizers
 
 CASES = [*planted.cases(seed=1, wrong=420, right=105)]
 QUANTITY = {"eps": "epsilon"}

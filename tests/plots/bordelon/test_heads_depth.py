@@ -10,9 +10,8 @@ import pytest
 from scipy.integrate import quad
 
 from plots.__main__ import make
-from plots.bordelon import depth, heads, initial_heads
+from plots.bordelon import depth, initial_heads
 from plots.tables import TableError
-from tests.plots.made import lines as by_name
 from tests.plots.made import rows, written
 
 # Figures 3 and 4
@@ -71,34 +70,6 @@ def test_known_powers_are_found(tmp_path):
     assert line("4b: exponent at").endswith("agrees")
     stems = {"figure_3_initial_heads", "figure_4_many_heads"}
     assert {file.stem for file in [*drawn, *files]} == stems
-
-
-def test_a_rate_that_grows_disagrees(tmp_path):
-    found = heads.read(heads_tables(tmp_path, late=-1.5)[3:])
-    last = heads.findings(found)[-1]
-    assert last.measured.startswith("-0.500") and last.verdict == "disagrees"
-
-
-def test_loss_and_spread_over_heads(tmp_path):
-    """The final loss is 1 + (8 + s) / (2 H) for seeds s = 0, 1, 2; H = 4 stays at chance."""
-    found = heads.read(heads_tables(tmp_path)[3:])
-    losses = by_name(heads.findings(found))
-    fall = losses["4a: final loss, H = 4 minus H = 32 (nats)"]
-    assert fall.measured.startswith("+1.159") and "(n = 3)" in fall.measured
-    assert fall.verdict == "agrees"
-    spread = losses["4a: standard deviation over seeds by H (nats)"].measured
-    assert spread == "4: 0.000, 8: 0.062, 16: 0.031, 32: 0.016 (n = 3)"
-    power = losses["4a: the same, of H that have learnt (8, 16, 32)"]
-    # Leaving out any seed changes the spread at every H by the same factor.
-    assert power.measured.startswith("-1.000 ± 0.000") and power.verdict == "agrees"
-    assert power.estimate.errors["points"] == pytest.approx(0.471, abs=1e-3)
-
-
-def test_there_is_no_verdict_on_the_spread_of_what_has_not_learnt(tmp_path):
-    metrics = heads.read(heads_tables(tmp_path)[3:])[-1]
-    raised = metrics.assign(eval_loss=metrics["eval_loss"] + 1.2)
-    *_, last = heads._of_losses(raised)
-    assert last.measured == "not measured" and last.verdict == "no verdict: at chance"
 
 
 @pytest.mark.parametrize("head_dim", [1, 4, 16])
@@ -164,18 +135,6 @@ def gain_of(losses):
     return gain
 
 
-def test_the_gain_at_the_largest_depth_is_judged_unless_a_curve_is_at_chance(tmp_path):
-    _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
-    assert gain_of(losses).verdict == "within noise"
-    half = losses[depth.ALPHA_L] == 0.5
-    gain = gain_of(losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half))
-    assert gain.measured.startswith("+0.500") and gain.verdict == "agrees"
-    gain = gain_of(depth.read(depth_tables(tmp_path, level=2.4)).losses)
-    assert gain.measured.startswith("+0.800")
-    assert gain.verdict.startswith("no verdict: above chance")
-    assert gain.verdict.endswith("alpha_L = 1/2, L = 16; alpha_L = 1, L = 1")
-
-
 def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
     """Losses differ by 1 between seeds: unpaired, a lost run would be a gain."""
     _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
@@ -197,41 +156,6 @@ def test_runs_that_did_not_finish_count_nowhere(tmp_path):
     paths = depth_tables(tmp_path, statuses=("finished", "diverged", "finished"))
     movement, losses, _ = depth.read(paths)
     assert set(movement["seed"]) == set(losses["seed"]) == {0, 2}
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
-    """The better one on average over depths, unless a run of it is lost."""
-    paths = depth_tables(tmp_path)
-    observations, results, metrics = map(pd.read_csv, paths)
-    more = [table.assign(run="more-" + table["run"]) for table in (observations, results, metrics)]
-    more[1]["optimizer.lr"] *= 2
-    more[2]["eval_loss"] += more[2]["model.layers"].map({1: 0.3, 4: -0.3, 16: -0.3})
-    half = more[1]["prescription.alpha_depth"] == 0.5
-    if lost:
-        gone = half & (more[1]["model.layers"] == 4) & (more[1]["seed"] == 0)
-        more[1].loc[gone, "status"] = "diverged"
-    for path, old, new in zip(paths, (observations, results, metrics), more, strict=True):
-        pd.concat([new, old]).to_csv(path, index=False)
-    movement, losses, tried = depth.read(paths)
-    for table in (movement, losses):
-        assert table["run"].nunique() == 18
-        for alpha, new in ((0.5, not lost), (1.0, True)):
-            runs = table[table["prescription.alpha_depth"] == alpha]["run"]
-            assert set(runs.str.startswith("more")) == {new}
-    basis, *_ = found = depth.findings(depth.Data(movement, losses, tried))
-    assert f"eta_0 = {2 if lost else 4} (alpha_L = 1/2), 8 (alpha_L = 1)" in basis
-    of_rates = by_name(found)
-    own = of_rates["5b: best eta_0 by L, alpha_L = 1/2"].measured
-    end = " (first or last)"
-    assert own == f"1: 2{end}, 4: {2 if lost else 4}{end}, 16: 4{end}"
-    for layers, gain in ((1, "+0.050"), (4, "+0.200"), (16, "+0.800")):
-        line = of_rates[f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {layers} (nats)"]
-        if lost and layers == 4:  # what is left of runs of which some diverge are the better ones
-            assert line.measured == "not measured"
-            continue
-        assert line.measured.startswith(gain) and "(n = 3)" in line.measured
-        assert line.verdict == ("agrees" if layers == 16 else "")
 
 
 def depth_without(folder, table, **changed):

@@ -183,14 +183,6 @@ def test_the_error_over_pairs_of_seeds_is_that_of_independent_seeds():
     assert math.isnan(observed.over_seeds({}).value)
 
 
-def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
-    found = by_name(kernels.findings(data(kernel_rows(seeds=(0, 1, 2)), attention_rows())))
-    finding = found["initial pooled kernel: mean of the diagonal, by L"]
-    assert finding.verdict == "agrees" and "2: 2.000±0.000, 4: 1.500±0.000" in finding.measured
-    finding = found["initial pooled kernel: exponent of L in what branches add"]
-    assert finding.measured.startswith("-1.000 ±") and finding.published == "-1 derived"
-
-
 def test_the_spread_over_heads_and_the_change_are_measured_against_n():
     found = by_name(kernels.findings(data(kernel_rows(), attention_rows(seeds=(0, 1, 2)))))
     for alpha, slope in (("1", "-1.00"), ("1/2", "+0.00")):
@@ -209,55 +201,6 @@ def test_the_spread_over_heads_and_the_change_are_measured_against_n():
 def test_spread_is_the_unbiased_variance_within_places():
     values = np.array([[1.0, 2.0, 6.0], [10.0, 10.0, 10.0]])
     assert kernels.spread(values) == pytest.approx(7 / 2)
-
-
-def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
-    paths = written(tmp_path, k=kernel_rows(), a=attention_rows(heads=5))
-    _, metrics = runs(tmp_path, losses=gains)
-    logged = pd.read_csv(metrics)
-    logged.assign(eval_loss=logged["eval_loss"] + 1).to_csv(metrics, index=False)
-    figures = kernels.draw(kernels.read([*paths, metrics]))
-    drawn = {name: figure.axes for name, figure, _ in figures}
-    for name, label, last in (
-        ("figure_6_dynamics", "test loss (nats/image)", 6.0),
-        ("figure_8_dynamics", "training loss (nats/image)", 5.0),
-    ):
-        axes = drawn[name]
-        assert axes[0].get_ylabel() == label
-        titles = [rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"]
-        assert [axis.get_title() for axis in axes] == titles
-        # The base model's mean of its seeds, in the last bin of steps.
-        assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
-    (first, *_) = drawn["figure_6_dynamics"]
-    assert all(line.get_marker() == "o" for line in first.get_lines())
-    assert first.get_xscale() == "log"  # as in the paper
-    panels = [axis for axis in drawn["figure_9_kernels"] if axis.get_title().startswith("L = ")]
-    # Initial kernels are alike up to their scale, which is divided out.
-    ends = ["similarity 1.00"] * 3 + ["the largest"]
-    titles = [f"L = {n}\n{end}" for n, end in zip((2, 4, 8, 16), ends, strict=True)]
-    assert [axis.get_title() for axis in panels[:4]] == titles
-    images = [axis.get_images()[0] for axis in panels[:4]]
-    diagonals = [np.diag(image.get_array()).mean() for image in images]
-    assert diagonals == pytest.approx([1] * 4)
-    low, high = images[0].get_clim()  # on colours that tell signs apart
-    assert low == -high and high >= max(np.abs(image.get_array()).max() for image in images)
-
-
-def test_figures_7a_and_12_have_what_alpha_changes_against_steps_and_flops(tmp_path):
-    figures = {one[0]: one[1] for one in decoder.draw(read(tmp_path, (0, 1, 2), gains))}
-    steps, flops = figures["figure_7_dynamics"].axes, figures["figure_12_flops"].axes
-    steps = np.reshape(steps, (3, -1))
-    assert {axis.get_xscale() for axis in steps.flat} == {"linear"}
-    assert {axis.get_xscale() for axis in flops} == {"log"}
-    # N gains 0.2 more per doubling at alpha_A = 1/2.
-    lines = {line.get_label(): line.get_ydata()[-1] for line in steps[1][2].get_lines()}
-    assert lines["N = 16"] == pytest.approx(0.6) and lines["N = 2"] == pytest.approx(0)
-    # The same differences against 6 x 4000 x 7 FLOPs per step: none as H grows, 0.6 at N = 16.
-    x, y = flops[0].get_lines()[1].get_data()
-    assert x[0] == 6 * 4000 * 7 and y[-1] == pytest.approx(0.0, abs=1e-9)
-    ends = {line.get_label(): line.get_ydata()[-1] for line in flops[1].get_lines()}
-    assert ends["N = 16"] == pytest.approx(0.6)
-    assert "minus that at 1/2" in figures["figure_12_flops"].get_suptitle()
 
 
 # The decoder
@@ -305,29 +248,6 @@ def test_the_decoders_losses_gains_and_flops(tmp_path):
     assert found["gain of growing N at alpha_A = 1/2 minus that at 1"].measured.startswith("+0.6")
 
 
-def test_both_claims_of_alpha_stand_beside_what_is_measured_and_the_base_once(tmp_path):
-    def between(losses, seeds=(0, 1, 2)):
-        text = "\n".join(map(str, decoder.findings(read(tmp_path, seeds, losses))))
-        assert "Fig. 7a shows lower losses at 1/2" in text
-        assert "Fig. 12 says of the same runs that 1 is better at fixed compute" in text
-        start = "loss at alpha_A = 1 minus that at 1/2, "
-        assert text.count(start) == 10
-        return {
-            line.removeprefix(start).split("  ")[0]: line
-            for line in text.splitlines()
-            if line.startswith(start)
-        }
-
-    found = between(gains)
-    sizes = {f"{symbol} = {size}" for symbol in "HNL" for size in (4, 8, 16)}
-    assert set(found) == {"base"} | sizes and "+0.2000 ± 0.0000" in found["N = 4"]
-    assert "7a: > 0, 12: < 0" in found["N = 4"] and "12:" not in found["L = 4"]
-    assert found["N = 4"].endswith("as Fig. 7a, against the caption of Fig. 12")
-    reverse = between(lambda alpha, key, size, seed: 5 - 0.1 * alpha + gains(1, "base", 2, seed))
-    assert reverse["base"].endswith("as the caption of Fig. 12, against Fig. 7a")
-    assert between(gains, (0, 1))["N = 4"].endswith("undecided (n = 2)")
-
-
 def test_flops_are_six_per_parameter_and_token(tmp_path):
     own = read(tmp_path).metrics
     row = own[(own[HEADS] == 4) & (own["step"] == 30)].iloc[0]
@@ -348,31 +268,6 @@ def test_runs_that_diverged_have_no_final_loss(tmp_path):
     assert decoder.findings(read)[-1].endswith(": " + ", ".join(read.cut))
     found = decoder.finals(read, HEADS, 1.0)
     assert set(found[16]) == {0} and set(found[8]) == {0, 1}
-
-
-def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "SCANS", [sizes for sizes in SCANS if 8 not in sizes.values()])
-    table = tmp_path / "kernels.csv"
-    kernel_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
-    paths = [*runs(tmp_path, losses=gains), table]
-    own = decoder.read(paths)
-    shown = "\n".join(map(str, decoder.findings(own)))
-    assert {one[0] for one in decoder.draw(own)} == {
-        f"figure_{name}" for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")
-    }
-    assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
-    assert "mean over 6 pairs of 3 seeds" in shown
-    name = "final last_token kernel: alignment of alpha_A = 1 and 1/2, by N"
-    line, excess = (line.removeprefix(name) for line in shown.splitlines() if line.startswith(name))
-    value = np.mean(
-        [
-            alignment(*(symmetric(1) + symmetric(120 + s) / 2 for s in pair))
-            for pair in ((0, 1), (0, 2), (1, 2))
-        ]
-    )
-    assert line.strip().startswith(f"2: {value:.3f}±")
-    # The constructed kernels are the same at both: what differs is the seed's.
-    assert excess.strip().startswith(", minus within one 2: 0.000±0.000, 4: ")
 
 
 # Bad tables

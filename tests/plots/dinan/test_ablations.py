@@ -61,33 +61,6 @@ def test_an_exchange_is_judged_by_seed_at_the_best_rate_of_either(tmp_path):
     assert len(figure.axes[2].get_yticklabels()) == len(LOWEST)
 
 
-def test_a_missing_curve_and_an_optimum_at_an_edge_are_said(tmp_path):
-    rows = [
-        one
-        for one in ROWS
-        if one["curve"] != "standard_c_we"
-        and (one["curve"] != "standard" or one["optimizer.lr"] < 8)
-    ]
-    text = "\n".join(map(str, ablations.findings(read(tmp_path, rows))))
-    assert "best rate first or last of those tried: standard at n = 64" in text
-    assert "D = " not in text and text.count("\ngain of ") == len(ablations.EXCHANGES) - 1
-
-
-def test_a_run_that_diverges_where_it_judges_is_left_out_and_decides_nothing(tmp_path):
-    lost = {"status": "diverged", "final_eval_loss": None}
-    judge = ("standard_both", 4, 0)
-    rows = [
-        one | lost if (one["curve"], one["optimizer.lr"], one["seed"]) == judge else one
-        for one in ROWS
-    ]
-    found = ablations.findings(read(tmp_path, rows))
-    text = "\n".join(map(str, found))
-    assert "some diverge, and are left out: standard_both at n = 64\n" in text
-    assert "inf" not in text
-    gain = lines(found)["gain of both, in standard (nats)"]
-    assert "(n = 2)" in gain.measured and gain.verdict == "undecided (n = 2)"
-
-
 def test_tables_of_other_curves_or_of_several_widths_are_one_line(tmp_path):
     for rows, message in (
         ([*ROWS, ROWS[0] | {"model.width": 32}], "several widths; expected one: .*model.width=32"),

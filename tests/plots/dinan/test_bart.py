@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 
 from param_groups.fits import Optimum
-from plots.__main__ import make
 from plots.dinan import bart_rates, bart_strategies, searches
 from plots.rates import RateSweep
-from tests.plots.dinan.searched import RATES, both, found, frames, parabola, r2c2, run, tables_of
-from tests.plots.made import lines, written
-
-GAP = "BART-large: standard - neural-tangent (nats)"
-COST = "n = 1024: cost of lr* / 4, standard - neural-tangent"
-MATCH = "n = 1024: mapped lr*, neural-tangent / standard (octaves)"
-SKIPS = "standard, n = 1024: overflowing steps per run, by lr"
+from tests.plots.dinan.searched import RATES, both, found, parabola, r2c2, run, tables_of
+from tests.plots.made import lines
 
 
 def swept(folder, runs):
@@ -70,31 +64,6 @@ def test_the_limits_follow_the_best_line_and_what_can_be_shown_of_the_others():
     assert searches.limits([], 100) == (0.0, 1.0)
 
 
-def test_optima_stand_beside_the_published_ones(tmp_path):
-    runs = parabola("standard", best=1.1e-3) + parabola("neural_tangent", best=6e-4)
-    said = found(bart_rates, tmp_path, [*runs, *parabola("standard", best=1.0, width=64)])
-    best = said["standard, n = 1024: lr* of the grid"]
-    assert best.measured == "0.001, mapped 0.001 (of 6 rates)"
-    assert (best.published, best.verdict) == ("0.001", "lr x 2^+0.0")
-    vertex = said["standard, n = 1024: lr* by a parabola, mapped"]
-    # Losses are an exact parabola, so the vertex is too, without residuals.
-    assert vertex.measured == "0.0011, ± 0.00 octaves (5 rates)"
-    assert (vertex.published, vertex.verdict) == ("0.001 (grid)", "lr x 2^+0.14")
-    best = said["neural-tangent, n = 1024: lr* of the grid"]
-    assert best.measured == "16.4, mapped 0.0005 (of 6 rates)"
-    assert (best.published, best.verdict) == ("32.768", "lr x 2^-1.0")
-    assert said[MATCH].measured == "-0.87 ± 0.00" and said[MATCH].verdict == "disagrees"
-    lowest = 2 + 0.04 * math.log2(1.1) ** 2
-    loss = said["standard, n = 1024: lowest loss"].measured
-    assert loss == f"{lowest:.4f} ± ? nats, {lowest / math.log(2):.4f} ± ? bits (n = 1)"
-    edge = said["standard, n = 64: lr* of the grid"]  # of another width the paper says nothing
-    assert edge.measured.endswith("at the edge)") and edge.published == ""
-    small = found(bart_rates, tmp_path / "small", parabola("standard", parameters=6e7))
-    assert small[best.name.replace("neural-tangent", "standard")].published == ""
-    vertex = said["standard, n = 64: lr* by a parabola, mapped"].measured
-    assert vertex == "no parabola: the best rate is at the edge"
-
-
 @pytest.mark.parametrize(
     ("error", "at_edge", "verdict"),
     [
@@ -109,42 +78,6 @@ def test_optima_of_large_errors_or_at_an_edge_do_not_agree_by_the_grid(error, at
     sweep = RateSweep(64, 1.0, {1e-3: {0: 2.0}}, best, "own", {0: 2.0}, {1e-3: {0: 2.0}}, 0.1)
     match, *_ = bart_rates._between([sweep, sweep], 64)
     assert match.verdict == verdict
-
-
-@pytest.mark.parametrize(("curvature", "verdict"), [(0.06, "disagrees"), (0.02, "agrees")])
-def test_robustness_is_judged_by_its_sign(tmp_path, curvature, verdict):
-    """Two octaves cost 4 times the curvature; two seeds decide nothing."""
-    for seeds, word in (((0, 1, 2), verdict), ((0, 1), "undecided (n = 2)")):
-        runs = parabola("standard", seeds=(0, 1, 2))
-        runs += parabola("neural_tangent", curvature=curvature, seeds=seeds)
-        said = found(bart_rates, tmp_path / word, runs)
-        lowered = said["standard, n = 1024: loss at lr* / 4 minus lowest (nats)"]
-        assert lowered.measured == "+0.1600 ± 0.0000 (n = 3)"
-        value = f"{4 * (0.04 - curvature):+.4f} ± 0.0000 (n = {len(seeds)})"
-        assert (said[COST].measured, said[COST].verdict) == (value, word)
-    lowest = min(RATES) * 1.1
-    short = [
-        one for one in both() if one[0]["optimizer.lr"] > lowest * 2 or "neural" in one[0]["curve"]
-    ]
-    said = found(bart_rates, tmp_path / "short", short)
-    assert said[COST].measured == said[COST].verdict == "not measured"
-
-
-@pytest.mark.parametrize(
-    ("skips", "measured", "verdict"),
-    [({4e-3: 3, 2e-3: 1}, "0.004: 3, 0.002: 1", ""), ({}, "none", "none here")],
-)
-def test_overflowing_steps_are_means_over_seeds_by_rate(tmp_path, skips, measured, verdict):
-    runs = [
-        run("standard", rate, 2.0, seed=seed, skips=range(20, 20 + seed * skips.get(rate, 0)))
-        for rate in RATES
-        for seed in (0, 2)
-    ]
-    said = found(bart_rates, tmp_path, runs)[SKIPS]
-    assert (said.measured, said.published, said.verdict) == (measured, "at the higher lr", verdict)
-    results, metrics = frames(runs)
-    bare = written(tmp_path, results=results, metrics=metrics.drop(columns="skipped_steps"))
-    assert lines(bart_rates.findings(bart_rates.read(bare)))[SKIPS].measured == "not recorded"
 
 
 def test_the_final_loss_is_split_into_infilling_and_copying(tmp_path):
@@ -178,25 +111,6 @@ def test_the_exponent_of_the_mapped_optimum_is_that_between_widths(tmp_path):
     name = "standard: exponent of the width in mapped lr*"
     assert said[name].measured.startswith("+0.00 ± ")
     assert found(bart_rates, tmp_path, both())[name].measured == "no fit: 1 width"
-
-
-@pytest.mark.parametrize(
-    ("lowest", "seeds", "verdict"),
-    [
-        (1.95, (0, 1, 2), "disagrees"),
-        (2.005, (0, 1, 2), "agrees"),
-        (2.05, (0, 1, 2), "agrees"),
-        (1.975, (3, 4, 5), "within noise"),
-    ],  # other seeds: 2.01 and 2.015, ± 0.0058 each
-)
-def test_minimum_losses_are_compared_with_the_papers_words(tmp_path, lowest, seeds, verdict):
-    runs = parabola("standard", seeds=(0, 1, 2))
-    _, said = compared(tmp_path, runs + parabola("neural_tangent", lowest=lowest, seeds=seeds))
-    loss = said["standard, BART-large: lowest loss (nats)"].measured
-    assert loss == "2.0100 ± 0.0058 (n = 3), 2.8998 bits, at (0.001, 0.01)"
-    assert (said[GAP].published, said[GAP].verdict) == ("below 0, marginally", verdict)
-    if seeds == (0, 1, 2):  # by seed
-        assert said[GAP].measured == f"{2 - lowest:+.4f} ± 0.0000 (n = 3)"
 
 
 def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose(tmp_path):
@@ -249,37 +163,3 @@ def test_the_early_stage_of_the_larger_model(tmp_path):
     assert reached == "not measured (n = 0, 1 did not reach it)"
     verdict = said["R2C2: standard - neural-tangent up to step 50 (nats)"].verdict
     assert verdict == "disagrees in sign, one seed"
-
-
-def test_a_larger_model_may_be_narrow_and_deep(tmp_path):
-    deep = [
-        run(s, 7e-4, 3.0, width=n, steps=50, parameters=6e8, **{"model.layers": 22})
-        for s in ("standard", "neural_tangent")
-        for n in (64, 1024)  # and one that is as wide as BART-large is not called so
-    ]
-    data, said = compared(tmp_path, both(), deep)
-    for n in (64, 1024):
-        assert f"standard, n = {n}, 22 + 22 blocks: lowest loss (nats)" in said
-    assert list(data.models) == [1024] and list(data.larger) == [64, 1024]
-
-
-def test_figure_3_has_a_line_per_rate_with_its_legend(tmp_path):
-    runs = both() + both(width=64, skips=(20, 60))
-    figure = dict(bart_rates.draw(swept(tmp_path, runs)))["figure_3_bart_rates"]
-    panels = [axis for axis in figure.axes if axis.get_title()]
-    assert [axis.get_title() for axis in panels] == [
-        "standard, n = 64",
-        "neural-tangent, n = 64",
-        "standard, BART-large",
-        "neural-tangent, BART-large",
-    ]
-    texts = [text.get_text() for text in panels[3].get_legend().get_texts()]
-    assert texts[2] == "32.8 (0.001) [2.050] *"
-    assert [text.partition(" ")[0] for text in texts] == "131 65.5 32.8 16.4 8.19 4.1".split()
-    assert panels[0].get_ylabel() == "validation loss (nats/token)"
-
-
-def test_without_the_larger_models_tables_there_is_figure_4_alone(tmp_path):
-    paths = tables_of(tmp_path, both())
-    _, files = make("dinan/bart_strategies", paths, tmp_path / "out")
-    assert {file.stem for file in files} == {"figure_4_bart_strategies"}

@@ -68,35 +68,6 @@ def test_exponents_stand_beside_those_that_follow_from_the_relative_rates(tmp_pa
     assert sum("$n^{" in word for word in words) == 4
 
 
-@pytest.mark.parametrize(
-    ("pair", "measured", "verdict"),
-    [
-        ("hybrid - neural-tangent", "-0.075 ± 0.007", "agrees"),
-        ("hybrid - standard", "-0.200 ± 0.007", "agrees"),
-        ("hybrid - maximal-update", "-0.075 ± 0.007", "agrees"),
-        ("neural-tangent - standard", "-0.125 ± 0.007", "agrees"),
-        ("neural-tangent - maximal-update", "+0.000 ± 0.007", "within noise"),
-        ("standard - maximal-update", "+0.125 ± 0.007", "disagrees"),
-    ],
-)
-def test_lowest_losses_at_the_largest_width_are_compared_with_the_papers_order(
-    tmp_path, pair, measured, verdict
-):
-    """Of the grid's rates: at n = 128 optima of standard and hybrid lie between two."""
-    found = lines(rate_transfer.findings(read(tmp_path, ROWS)))[f"n = 128: {pair} (nats)"]
-    assert found.measured.startswith(f"{measured} at n = 128 (")
-    assert (found.published, found.verdict) == ("below 0", verdict)
-
-
-def test_missing_strategies_and_optima_at_an_edge_are_said(tmp_path):
-    rows = [one for one in ROWS if one["curve"] == "standard" and one["optimizer.lr"] <= 1 / 8]
-    table = read(tmp_path, rows)
-    text = "\n".join(map(str, rate_transfer.findings(table)))
-    assert "best rate first or last of those tried: standard at n = 16, 32, 64" in text
-    assert "no fit: 1 width; at edge: 16, 32, 64" in text and "hybrid" not in text
-    assert len(dict(rate_transfer.draw(table))["rate_transfer"].axes) == 2
-
-
 def test_a_table_of_other_curves_is_one_line(tmp_path):
     with pytest.raises(TableError, match="no row with curve standard, neural_tangent"):
         read(tmp_path, [one | {"curve": f"adam {one['curve']}"} for one in ROWS])

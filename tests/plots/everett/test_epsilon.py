@@ -19,21 +19,6 @@ def test_heat_maps_are_losses_above_the_best_of_a_width():
     assert finding.verdict == "best: 1e-09 at 64, 1e-09 at 128"
 
 
-def test_mitigations_are_measured_against_the_enlarged_epsilon():
-    found = lines(epsilon._of_mitigations(mitigations()))
-    gain = found["mean-field: gain of atan2 over enlarged"]
-    assert gain.measured.startswith("+0.600 ± 0.014 at D = 64") and gain.verdict == "agrees"
-    assert found["standard: gain of small over enlarged"].verdict == "agrees"  # none, as claimed
-    assert found["standard - NTK: small"].verdict == "agrees"
-    table = mitigations()
-    table.loc[table["curve"] == "small", "final_eval_loss"] += 0.1
-    apart = lines(epsilon._of_mitigations(table))
-    assert apart["mean-field: small - atan2"].measured.startswith("+0.100 ± 0.014")
-    worse = lines(epsilon._of_mitigations(mitigations(gains=(0.5, 0.0, 0.0, 0.0))))
-    assert worse["standard: gain of small over enlarged"].verdict == "disagrees"
-    assert worse["NTK: gain of small over enlarged"].verdict == "within noise"
-
-
 def test_what_a_cure_gains_with_every_doubling_of_the_width_is_a_line_through_all_of_them():
     table = mitigations(growth=0.25, widths=(32, 64, 128))
     found = lines(epsilon._of_mitigations(table))
@@ -45,13 +30,3 @@ def test_what_a_cure_gains_with_every_doubling_of_the_width_is_a_line_through_al
     assert (none.measured, none.verdict) == ("+0.000 ± 0.010", "agrees")
     single = lines(epsilon._of_mitigations(mitigations(widths=(32,))))
     assert single["NTK: small over enlarged, per doubling of D"].verdict == "not measured"
-
-
-def test_an_enlarged_epsilon_is_named_with_its_value():
-    assert epsilon.baseline_text(mitigations()) == "ε = 0.0001 (paper: 1e-9)"
-    assert epsilon.baseline_text(mitigations("default")) == "default ε"
-    shown = {stem: figure for stem, figure, _ in epsilon.draw((heat(), mitigations()))}
-    assert list(shown) == ["figure_4_epsilon", "figure_8_mitigations"]
-    (legend,) = shown["figure_8_mitigations"].legends
-    assert "ε = 0.0001 (paper: 1e-9)" in [text.get_text() for text in legend.get_texts()]
-    assert [stem for stem, *_ in epsilon.draw((None, mitigations()))] == ["figure_8_mitigations"]

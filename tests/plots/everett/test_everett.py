@@ -164,21 +164,3 @@ def test_what_constants_change_in_an_exponent(tmp_path):
     assert found["adam, NTK, without constants"].estimate.value == pytest.approx(-0.5)
     assert found["adam, NTK, with constants"].estimate.value == pytest.approx(-0.8)
     assert found["adam, NTK: what they change"].measured.startswith("-0.30 ± ")
-
-
-def test_embeddings_of_1_are_told_apart_from_the_papers_setting(tmp_path):
-    """Two optimisers in one table, whose curves name them."""
-    table = pd.concat(
-        interventions(name, {f"{prefix}_full_constants": 0.1, f"{prefix}_none_constants": 0.0})
-        for name, prefix in (("adam", "adam"), ("adam_param_scaling", "param_scaling"))
-    ).assign(**{"prescription.embedding_std": 1.0})
-    paths = written(tmp_path, embedding_1=table, figure_2_adam=interventions())
-    text, files = make("everett/loss_vs_size", paths, tmp_path / "out")
-    assert {file.stem for file in files} == {"embedding_1", "figure_2_adam"}
-    found = lines(loss_vs_size.findings(loss_vs_size.read(paths)))
-    gain = found["embeddings of 1: adam, NTK: full_constants -> none_constants"]
-    assert gain.measured.startswith("+0.100") and gain.published == "no claim"
-    assert "embeddings of 1: adam, muP - standard: full_constants" in found
-    best = next(name for name in found if name.startswith("embeddings of 1: lowest loss"))
-    assert found[best].verdict == "" and found[best].estimate.value == pytest.approx(0)
-    assert "lowest loss of adam: adam_param_scaling, ntk" in text

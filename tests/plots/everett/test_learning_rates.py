@@ -71,13 +71,6 @@ def test_table_4_is_judged_by_the_papers_estimator_with_the_jackknifes_error():
     assert f"{entry.fit.value:+.2f} ± " in said.measured and said.published == "-0.99"
 
 
-def test_the_claim_on_horizons_counts_and_measures_the_drops():
-    data = {"adam": horizons(), "sgd": horizons(optimal=-0.3, rules=("standard",))}
-    text = "\n".join(map(str, learning_rates.findings(data)))
-    assert "smaller in 4 of 5 settings, by 0.40" in text
-    assert "-0.20 to 0.40" in text and "in 12 of 12, by 0.405, 0.18 to 1.05" in text
-
-
 def test_the_published_differences_are_those_of_the_erratum():
     fixed, optimal = (published.TABLE_4[horizon] for horizon in ("fixed", "compute_optimal"))
     drops = sorted(fixed[o][r] - optimal[o][r] for o in fixed for r in RULES)
@@ -92,15 +85,6 @@ def test_one_width_has_no_fit_and_says_so(tmp_path):
     assert "growing minus fixed horizon's exponent: not measured" in text
     assert "unknown, of one seed at" not in text and "unknown, of one seed" in text
     assert all(file.exists() for file in files)
-
-
-def test_diverged_widths_and_missing_seeds_are_drawn_and_named(tmp_path):
-    table = horizons(rules=("mup",), diverged_above=2**-6)
-    table = table[~((table.seed == 1) & (table["optimizer.lr"] == 2**-8))]
-    gone = (table["model.width"] == 32) & (table.curve == "mup_fixed")
-    table.loc[gone, ["status", "final_eval_loss"]] = ["diverged", math.nan]
-    text, _ = make("everett/learning_rates", written(tmp_path, figure_12_adam=table), tmp_path)
-    assert "adam, a run diverged at every rate: mup_fixed at D = 32" in text
 
 
 def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
@@ -119,17 +103,6 @@ def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
         learning_rates.read([path])
     (path,) = written(tmp_path, figure_13_adafactor_laptop=table)
     assert list(learning_rates.read([path])) == ["adafactor"]
-
-
-def test_a_short_horizon_is_not_called_compute_optimal():
-    table = horizons(widths=(32, 64))
-    optimal = table.curve.str.endswith("optimal")
-    for horizon, label in (("20 tokens per parameter", "compute-optimal"), ("1 token", "1 token")):
-        table["horizon"] = "fixed"
-        table.loc[optimal, "horizon"] = horizon
-        text = "\n".join(map(str, learning_rates.findings({"adam": table})))
-        assert f"adam, muP, {label}" in text and f"exponent at {label} is smaller" in text
-        assert ("compute-optimal" in text) == (label == "compute-optimal")
 
 
 def test_decay_is_compared_with_runs_without(tmp_path):
@@ -159,23 +132,6 @@ def test_adafactor_is_compared_with_adam_and_parameter_scaling():
     assert {f.verdict for f in one} == {"nan% of the span of parameterisations"}
 
 
-def test_whether_adafactor_scales_as_adam_does_is_a_finding_with_its_error():
-    """Five points with two seeds 0.02 apart at every width, so each mean is known to 0.01 nats."""
-    table = families(gap=0.01)
-    wide = table.curve.str.startswith("adafactor") & (table["model.width"] == 256)
-    for more, verdict in ((0.03, "agrees"), (0.05, "disagrees")):
-        table["final_eval_loss"] += more * wide
-        found = lines(adafactor.findings(table))
-        line = found["muP, one global rate: the difference at D = 256 minus at D = 32 (nats)"]
-        assert (line.measured, line.published, line.verdict) == (
-            f"+{more:.3f} ± 0.020",
-            "same scaling",
-            verdict,
-        )
-        table["final_eval_loss"] -= more * wide
-    assert sum("minus at D = 32" in name for name in found) == 8
-
-
 def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path):
     paths = written(tmp_path, depth=depths(one=0.5))
     found = lines(depth.findings(depth.read(paths)))
@@ -189,40 +145,3 @@ def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path)
     assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
         "+0.000 ± 0.000 nats (n = 4 of 4)"
     )
-
-
-def test_base_rates_that_diverge_at_the_deepest_model_are_said():
-    table = depths()
-    lost = (table.curve == "no_rule") & (table["model.width"] == 256)
-    lost &= (table["optimizer.lr"] == 2**-7) & (table["prescription.parameterization"] == "mup")
-    table.loc[lost, "status"] = "diverged"
-    found = lines(depth.findings(table))
-    assert found["cost of the base depth's rate at the deepest, no rule"].measured.endswith(
-        "nats (n = 3 of 4; 1 diverged)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("alignments", "stem", "title"),
-    [
-        (["global"], "figure_12_adam", "Adam, one global learning rate"),
-        (["full"], "learning_rates_adam", "Adam, full alignment"),
-        (["full", "global"], "learning_rates_adam", "Adam, full alignment and one global learning"),
-    ],
-)
-def test_other_alignments_never_bear_the_title_of_one_global_rate(alignments, stem, title):
-    table = horizons(widths=(32, 64))
-    table["prescription.alignment"] = (alignments * len(table))[: len(table)]
-    first, *_ = learning_rates.draw({"adam": table})
-    assert first[0] == stem and first[1].get_suptitle().startswith(title)
-
-
-def test_slopes_of_a_row_have_equal_octaves_and_divergence_is_a_cross():
-    table = horizons(rules=("standard", "mup"), diverged_above=2**-5)
-    steep = (table.curve == "mup_fixed") & (table["model.width"] == 256)
-    table.loc[steep, "optimizer.lr"] /= 64
-    (_, figure, _), *_ = learning_rates.draw({"adam": table})
-    spans = [math.log2(top / low) for low, top in (axis.get_ylim() for axis in figure.axes[-2:])]
-    assert spans[0] == pytest.approx(spans[1]) and spans[0] > 4
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
-    assert len(crosses) == 4 and {line.get_xdata()[0] for line in crosses} == {2**-4}

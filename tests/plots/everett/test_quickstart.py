@@ -1,12 +1,9 @@
 """The quick start's figure: drawn from its table alone, the findings right on a constructed one."""
 
-import math
-
 import pandas as pd
 import pytest
 
 from plots import tables
-from plots.__main__ import make
 from plots.everett import quickstart
 from plots.everett.quickstart import MUP, STANDARD, findings, read
 from tests.plots.everett.constructed import sweep
@@ -75,28 +72,11 @@ def test_widths_are_the_sweep_files_and_bands_hold_for_that_sweep_alone(tmp_path
         assert not data.banded and {one.verdict for one in found.values()} == {""}
 
 
-def test_diverged_runs_are_losses_without_limit_and_seeds_are_averaged():
-    losses = quickstart.sweeps(table(diverged_above=2**-5), STANDARD)[64].losses
-    assert losses[2.0**-4] == math.inf
-    assert losses[2.0**-7] == pytest.approx(3 + 2 + 0.01)
-
-
 def test_a_rate_that_was_not_run_there_is_no_finding():
     data = table()
     gone = (data["model.width"] == 256) & (data["optimizer.lr"] == 2.0**-7)
     finding = said(data[~gone])["loss at D=256 with the rate of D=64, standard"]
     assert finding.measured.startswith("+nan") and finding.verdict == "MISSED"
-
-
-def test_the_spread_over_seeds_is_a_pooled_standard_deviation():
-    spread, n = quickstart.seed_spread(table(), MUP)
-    assert spread == pytest.approx(0.02 / math.sqrt(2)) and n == 40
-
-
-def test_curves_with_divergence_and_one_seed_can_be_drawn(tmp_path):
-    table(seeds=(0,), diverged_above=2**-6).to_csv(tmp_path / "t.csv", index=False)
-    _, files = make("everett/quickstart", [tmp_path / "t.csv"], tmp_path / "out")
-    assert [file.name for file in files] == ["quickstart.png"]
 
 
 def test_a_sweep_without_one_of_the_two_widths_is_one_line(tmp_path, refused):

@@ -4,13 +4,12 @@ import math
 
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
 
 from plots.__main__ import make
 from plots.findings import Finding
 from plots.tables import TableError
 from plots.theory import bigram as exponents
-from plots.theory import error, kernels, shares
+from plots.theory import error, shares
 from tests.plots import made
 
 WIDTHS = (64, 128, 256, 512)
@@ -81,30 +80,6 @@ def test_shares_add_up_and_are_those_of_the_largest_width():
     assert found["measured"].sum() == pytest.approx(1)
 
 
-def test_distances_are_given_per_width():
-    _, stem, head, by_width, *_ = kernels.findings(entries())
-    assert "n = 64: 3.12 %" in by_width and "n = inf: 0.00 %" in by_width
-    assert (stem.name, stem.published) == ("vision: G, stem, n = 512", "2.0000")
-    assert stem.measured == "2.0078 ± 0.0002" and stem.verdict == "off by +0.01, 39.1 SE"
-    assert head.name == "vision: G, head, n = 512"
-    _, stem, *_ = kernels.findings(entries(error=0.01))
-    assert stem.verdict == "agrees within 2 SE"
-
-
-def test_a_number_that_is_the_same_in_all_networks_has_no_verdict():
-    found = kernels.findings(entries(error=0.0))
-    assert not any(isinstance(line, Finding) for line in found) and len(found) == 3
-
-
-def test_shares_stand_beside_their_predictions():
-    found = shares.findings(entries(error=0.01))
-    query = next(line for line in found if isinstance(line, Finding) and "Q" in line.name)
-    assert query.name == "vision: share of Q in the tangent kernel, %"
-    assert (query.published, query.verdict) == ("50.00", "agrees within 2 SE")
-    # 1 % of group and total, their squares added, of a half; the measured total is 0.4 % larger
-    assert query.measured == "50.00 ± 0.70"
-
-
 def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     lines = exponents.findings(exponents.read([table(fitted())]))
     told = {line.name: line for line in lines if isinstance(line, Finding)}
@@ -126,23 +101,6 @@ def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     assert (broken.published, broken.verdict) == ("0.5 (A.2: 0)", "agrees within 2 SE")
     assert "sp, h_1: judged elsewhere" in lines
     assert "Table 1: last activations' change before step 3: SP 25.0%" in lines
-
-
-def test_panels_of_the_bigram_model_say_what_and_when(table):
-    ((_, figure),) = exponents.draw(exponents.read([table(fitted())]))
-    titles = [axis.get_title() for axis in figure.axes]
-    assert titles[0].startswith("Table 1: RMS in training, steps 1 and 3")
-    assert titles[1] == "Table 2: variance at initialisation"
-    assert [title.split(":")[0] for title in titles[2:]] == ["Table 3", "alignment"]
-    legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
-    assert "1/d" in legend[0] and legend[1] == "2: the same with RMSNorm"
-    dashed = [
-        [(offset[1], shape.get_linestyles()[0][1] is not None) for offset in shape.get_offsets()]
-        for axis in figure.axes[1:3]
-        for shape in axis.collections
-        if isinstance(shape, PathCollection)
-    ]
-    assert dashed == [[(0.0, False)], [(0.0, True)], [(0.0, True)]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""Adafactor without momentum (Shazeer & Stern, 2018), in optax.adafactor's order of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from training import sharding
+from training.compiled import Compiled
+from training.optim.decoupled import (
+    PARAM_SCALE_FLOOR,
+    Decoupled,
+    Group,
+    decay_weights,
+    local_parts,
+    param_scales,
+    rms,
+    rms_inside,
+    update,
+)
+
+# Everett et al., Appendix C, leave optax's defaults in place for these three.
+ADAFACTOR_DECAY = 0.8
+ADAFACTOR_CLIP = 1.0
+ADAFACTOR_MIN_DIM = 128  # all the paper's widths have that; narrower models need a smaller one
+
+
+class Adafactor(Decoupled):
+    """Adafactor without momentum, in optax.adafactor's order of operations.
+
+    At step t = 1, 2, ... of a tensor theta (Shazeer & Stern, 2018, Algorithms 4 and 5):
+
+    1. beta_t = 1 - t^-0.8 (0 at the first step), s = g^2 + eps.
+    2. If the second-largest axis has at least `min_dim_factored` entries, the two largest axes i
+       and j are factored:
+       r <- beta_t r + (1 - beta_t) mean_j(s), c <- beta_t c + (1 - beta_t) mean_i(s),
+       v = r c / mean_i(r); further axes index independent matrices. Otherwise
+       v <- beta_t v + (1 - beta_t) s.
+    3. u = g / sqrt(v), then u <- u / max(1, RMS(u)): clipped per tensor, before any scaling.
+    4. u <- max(RMS(theta), 1e-3) * u, and theta <- (1 - lr*wd) * theta - lr * u, with the RMS
+       taken before decay.
+
+    "eps" of a group is the eps of line 1, 1e-30 in the papers: it competes with squared
+    gradients. One deviation from optax: its weight_decay_rate is not multiplied by the rate.
+    State: "v_row" (without axis j) and "v_col" (without axis i), or "v" (theta's shape).
+    """
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        steps, directions = self._steps(group, params), list[Tensor]()
+        if group["fused"]:
+            self._compiled(group, params, grads, steps)
+            return
+        torch._foreach_add_(steps, 1.0)
+        for param, grad, step in zip(params, grads, steps, strict=True):
+            decay = 1 - step.item() ** -ADAFACTOR_DECAY
+            square = grad.square().add_(group["eps"])
+            axes = factored_axes(param.shape, group["min_dim_factored"])
+            if axes is not None:
+                directions.append(self._factored(param, grad, square, decay, *axes))
+                continue
+            [second] = self._buffers([param], "v")
+            second.mul_(decay).add_(square.mul_(1 - decay))
+            directions.append(torch.rsqrt(second, out=square).mul_(grad))
+        # Clip and parameter scale are one number per tensor.
+        scales = param_scales(params)
+        clips = rms(directions, params)
+        torch._foreach_div_(clips, ADAFACTOR_CLIP)
+        torch._foreach_clamp_min_(clips, 1.0)
+        torch._foreach_div_(scales, clips)
+        theta = local_parts(params)
+        decay_weights(group, theta)
+        torch._foreach_addcmul_(theta, directions, scales, value=-group["lr"])
+
+    def _factored(
+        self, param: Tensor, grad: Tensor, square: Tensor, decay: float, i: int, j: int
+    ) -> Tensor:
+        """g / sqrt(v) of one factored tensor; the names are those of the class's docstring."""
+        row_mean, col_mean = _mean(square, j, param), _mean(square, i, param)
+        v_row, v_col = self._rows_and_columns(param, square, i, j)
+        row = v_row.unsqueeze(j).lerp_(row_mean, 1 - decay)
+        col = v_col.unsqueeze(i).lerp_(col_mean, 1 - decay)
+        row = (row / _mean(row, i, param)).rsqrt_()
+        return torch.mul(grad, row, out=square).mul_(col.rsqrt())
+
+    def _rows_and_columns(self, param: Tensor, like: Tensor, i: int, j: int) -> list[Tensor]:
+        """v without axis j and without axis i, zero before the first use."""
+        state = self.state[param]
+        if "v_row" not in state:
+            for key, axis in (("v_row", j), ("v_col", i)):
+                state[key] = _zeros_without(axis, param, like.narrow(axis, 0, 1))
+        return local_parts((state["v_row"], state["v_col"]))
+
+    def _compiled(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor]
+    ) -> None:
+        """The same where a tensor's update is one compiled function."""
+        fresh = (self._counted(steps) ** -ADAFACTOR_DECAY).unbind()  # 1 - beta_t
+        rest = (*self._numbers(group), torch.tensor(group["eps"], dtype=torch.float64))
+        for param, grad, weight in zip(params, grads, fresh, strict=True):
+            axes = factored_axes(param.shape, group["min_dim_factored"])
+            if axes is None:
+                [second] = self._buffers([param], "v")
+                _unfactored(param, grad, second, weight, *rest)
+            else:
+                _factored(
+                    param, grad, *self._rows_and_columns(param, grad, *axes), weight, *rest, *axes
+                )
+
+
+@Compiled
+def _unfactored(
+    w: Tensor,
+    g: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    eps: Tensor,
+) -> None:
+    second = v + (g * g + eps - v) * weight
+    update(skip, (v, second), (w, _stepped(w, g * second.rsqrt(), rate, keep)))
+
+
+@Compiled
+def _factored(
+    w: Tensor,
+    g: Tensor,
+    v_row: Tensor,
+    v_col: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    keep: Tensor,
+    skip: Tensor,
+    eps: Tensor,
+    i: int,
+    j: int,
+) -> None:
+    square = g * g + eps
+    row = v_row + (square.mean(j) - v_row) * weight
+    col = v_col + (square.mean(i) - v_col) * weight
+    rows, cols = row.unsqueeze(j), col.unsqueeze(i)
+    direction = g * (rows / rows.mean(i, keepdim=True)).rsqrt() * cols.rsqrt()
+    update(skip, (v_row, row), (v_col, col), (w, _stepped(w, direction, rate, keep)))
+
+
+def _stepped(w: Tensor, direction: Tensor, rate: Tensor, keep: Tensor) -> Tensor:
+    """Lines 3 and 4: clipped, scaled, with decay."""
+    clip = (rms_inside(direction) / ADAFACTOR_CLIP).clamp_min(1.0)
+    scale = rms_inside(w).clamp_min(PARAM_SCALE_FLOOR)
+    return w * keep - direction * (rate * (scale / clip))
+
+
+def factored_axes(shape: Sequence[int], min_dim: int) -> tuple[int, int] | None:
+    """The second-largest and the largest axis, or None if the former is shorter than `min_dim`.
+
+    Among equal axes the later counts as larger (optax's factored dimensions).
+    """
+    if len(shape) < 2:
+        return None
+    second, largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
+    return (second, largest) if shape[second] >= min_dim else None
+
+
+def keeps_first_axis(key: str, shape: Sequence[int]) -> bool:
+    """Whether the state tensor `key` of a parameter of this shape has its first axis too."""
+    axes = factored_axes(shape, 0)  # 0: a tensor with this state was factored
+    lacks = {} if axes is None else {"v_row": axes[1], "v_col": axes[0]}
+    return lacks.get(key) != 0
+
+
+def _mean(values: Tensor, axis: int, owner: Tensor) -> Tensor:
+    """The mean over an axis of the whole tensor, of which `values` is this process's part."""
+    if axis != 0 or not sharding.is_sharded(owner):
+        return values.mean(dim=axis, keepdim=True)
+    return sharding.total(values.sum(dim=0, keepdim=True), owner).div_(owner.shape[0])
+
+
+def _zeros_without(axis: int, param: Tensor, like: Tensor) -> Tensor:
+    """The parameter's shape without one axis; `like` is this process's part, that axis being 1."""
+    zeros = torch.zeros_like(like.squeeze(axis))
+    if not sharding.is_sharded(param):
+        return zeros
+    shape = (*param.shape[:axis], *param.shape[axis + 1 :])
+    return sharding.wrap(zeros, param, shape, first_axis=axis != 0)
