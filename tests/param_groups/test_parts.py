@@ -16,8 +16,7 @@ from param_groups.check.stock import HEAD_DIM, batch_of, loss_of, sizes
 from param_groups.check.theory import GROWS, OK, VANISHES
 from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
-from param_groups.stock.rules import NANOGPT_RULES, present, stock
-from tests.param_groups.stock_lists import LLAMA_RULES
+from param_groups.stock.rules import stock
 from tests.param_groups.test_muon import Kernel, matrix, spectral
 
 
@@ -149,50 +148,32 @@ def llama(ratio):
     return build
 
 
-def nanogpt(width):
-    """GPT-2's names over nn.Linear."""
-    model = stock("hf:gpt2", **sizes("hf:gpt2", width))
-    for path, layer in [*model.named_modules()]:
-        if type(layer).__name__ == "Conv1D":
-            parent, _, name = path.rpartition(".")
-            linear = nn.Linear(*layer.weight.shape)
-            setattr(model.get_submodule(parent), name, linear)
-    return model
-
-
 def phi3(width):
     return stock("hf:phi3", **{**sizes("hf:llama", width), "pad_token_id": 0})
 
 
-PHI3 = (
-    *LLAMA_RULES,
-    Rule("*.qkv_proj.weight", Role.QKV, parts=(2, 1, 1)),
-    Rule("*.mlp.gate_up_proj.weight", Role.MLP_IN, parts=(1, 1)),
-)
 HALF, KEYS = math.sqrt(0.5), (math.sqrt(0.5), HEAD_DIM)
-MODELS = {  # (builder, rules or None, tensor, its rates over lr part by part)
-    "nanogpt": (nanogpt, NANOGPT_RULES, "c_attn.weight", [1, 1, 1]),
-    "gpt2": (lambda n: stock("hf:gpt2", **sizes("hf:gpt2", n)), None, "c_attn.weight", [1] * 3),
-    "llama 1": (llama(1), None, "k_proj.weight", [1]),
-    "llama 4": (llama(4), None, "k_proj.weight", [0.5]),
-    "llama 8": (llama(8), None, "k_proj.weight", [8**-0.5]),
+MODELS = {  # (builder, tensor, its rates over lr part by part)
+    "gpt2": (lambda n: stock("hf:gpt2", **sizes("hf:gpt2", n)), "c_attn.weight", [1] * 3),
+    "llama 1": (llama(1), "k_proj.weight", [1]),
+    "llama 4": (llama(4), "k_proj.weight", [0.5]),
+    "llama 8": (llama(8), "k_proj.weight", [8**-0.5]),
     "mixtral": (
-        *(lambda n: stock("hf:mixtral", **sizes("hf:mixtral", n)), None),
+        lambda n: stock("hf:mixtral", **sizes("hf:mixtral", n)),
         *("experts.gate_up_proj", [2, 2]),
     ),
-    "phi3": (phi3, PHI3, "qkv_proj.weight", [1, HALF, HALF]),
-    "phi3 gate": (phi3, PHI3, "gate_up_proj.weight", [2, 2]),
+    "phi3": (phi3, "qkv_proj.weight", [1, HALF, HALF]),
+    "phi3 gate": (phi3, "gate_up_proj.weight", [2, 2]),
     "vit": (
-        *(lambda n: stock("timm:vit_tiny_patch16_224", **sizes("timm:vit_small", n)), None),
+        lambda n: stock("timm:vit_tiny_patch16_224", **sizes("timm:vit_small", n)),
         *("attn.qkv.weight", [1, 1, 1]),
     ),
 }
 
 
-def of_model(build, rules, width, rule, lr=2**-8):
+def of_model(build, width, rule, lr=2**-8):
     model = build(width)
-    rules = present(rules, model) if rules else rules_for(model)
-    return model, plan(model, rules, rule(width), lr=lr, absorb_multipliers=True)
+    return model, plan(model, rules_for(model), rule(width), lr=lr, absorb_multipliers=True)
 
 
 def muon(width, **more):
@@ -201,12 +182,12 @@ def muon(width, **more):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_that_people_have_are_planned_alike_at_every_width(name):
-    build, rules, tensor, rates = MODELS[name]
+    build, tensor, rates = MODELS[name]
     plans, wrong = {}, {}
     for width in (128, 256, 512):
         with torch.device("meta"):
-            _, plans[width] = of_model(build, rules, width, muon)
-            _, wrong[width] = of_model(build, rules, width, lambda n: muon(n, rate_exponent=0.5))
+            _, plans[width] = of_model(build, width, muon)
+            _, wrong[width] = of_model(build, width, lambda n: muon(n, rate_exponent=0.5))
         (row, *_) = [row for row in plans[width].rows if row.name.endswith(tensor)]
         each = [factor * row.lr / 2**-8 for _, factor in row.parts or ((0, 1.0),)]
         assert each == pytest.approx(rates)
@@ -217,10 +198,10 @@ def test_models_that_people_have_are_planned_alike_at_every_width(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_what_is_measured_neither_grows_nor_vanishes(name):
-    build, rules, *_ = MODELS[name]
+    build, *_ = MODELS[name]
 
     def task(width, seed):
-        model, made = of_model(build, rules, width, muon)
+        model, made = of_model(build, width, muon)
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
