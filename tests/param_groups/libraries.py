@@ -74,8 +74,9 @@ def described(name):
     for r in found.readings:
         place = "inside" if r.inside and r.role and r.role.facts.branch else "outside"
         start = f"starts at {r.scale:g}" if r.start and not r.keep else r.keep * "kept"
-        cells = (r.role or "unread", r.layout or "", f"{r.fan_in} > {r.fan_out}", place)
-        line = " ".join(filter(None, map(str, (*cells, r.parts, start, r.problem))))
+        parts = f"parts {r.parts}" if r.parts is not None else ""
+        cells = (r.role or "unread", r.layout, f"{r.fan_in} > {r.fan_out}", place, parts)
+        line = " ".join(map(str, filter(None, (*cells, start, r.problem))))
         kinds[line].append(starred(r.name))
     lines = [f"{line}: {' '.join(dict.fromkeys(names))}" for line, names in kinds.items()]
     lines += [f"{what}: {value}" for what, value in found.factors.items()]

@@ -138,7 +138,7 @@ def test_options_of_timms_are_found_in_the_tensors(case):
     assert found["blocks.1.attn.qkv.weight"] is Role.QKV and found["pos_embed"].facts.axis
     assert {role for name, role in found.items() if "reg" in name} <= {Role.POSITION_EMBEDDING}
     if case == "LayerScale":
-        numbers = plan(model, rules_for(model), Everett("mup", 16, 16, qk_exponent=-0.5), lr=0.1)
+        numbers = plan(model, rules_for(model), Everett("standard", 16, 16), lr=0.1)
         assert numbers["blocks.0.ls1.gamma"].init_mean == 0.1
 
 
@@ -177,7 +177,7 @@ def test_a_layer_scale_whose_start_cannot_be_read_is_an_error_with_ways_out():
         (values, "its likes hold several"),
         (on_meta(convnext), "is on the meta device"),
     ):
-        with pytest.raises(PlanError, match=f"'stages.0.blocks.0.gamma' {why}") as error:
+        with pytest.raises(PlanError, match=f"'stages.0.blocks.0.gamma' .*{why}") as error:
             rules_for(model)
         assert "\n" not in str(error.value)
 
