@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ def flow(
 ) -> Flow:
     """What the results of a call carry; `came` is what its activations do together."""
     bare, out = call.bare, call.outs[0]
-    marked = lambda *marks: replace(came, marks=came.marks | {*marks})
+    marked: Callable[[str], Flow] = lambda mark: replace(came, marks=came.marks | {mark})
     if bare in calls.NORMS:
         return _norm(notes, call, came)
     for t in views:

@@ -89,8 +89,10 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
     """Uses in both passes; without numbers in their paths where another expert was chosen."""
     pairs: list[Pair] = []
     for numbers in ("\0", r"\d+"):
-        key = lambda use, numbers=numbers: (use.op, re.sub(numbers, "", use.path))
-        first, second = ({key(use): use for use in reversed(uses)} for uses in (small, large))
+        first, second = (
+            {(use.op, re.sub(numbers, "", use.path)): use for use in reversed(uses)}
+            for uses in (small, large)
+        )
         pairs = pairs or [(first[k], use) for k, use in reversed(second.items()) if k in first]
     return pairs
 

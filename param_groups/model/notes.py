@@ -169,11 +169,10 @@ class Notes:
     ) -> Flow:
         """Notes a use of all parameters in a view; what its result carries."""
         (names, path), at, first = self.views[id(tensor)], len(self.results), 0
-        strides = lambda t: [s if n > 1 else None for s, n in zip(t.stride(), t.shape, strict=True)]
         for name in names:
             whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
-            steps = strides(whole)
-            own = [steps.index(s) if s and s in steps else None for s in strides(tensor)]
+            steps = _strides(whole)
+            own = [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
             summed, made = (tuple(own[i] for i in group) for group in axes)
             sizes = [
                 tensor.shape[i] if o is None or whole.ndim != tensor.ndim else whole.shape[o]
@@ -182,7 +181,7 @@ class Notes:
             fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
             if made and made[0] is not None:  # rows of a fused matrix
                 before = tensor.storage_offset() - whole.storage_offset()
-                first = before // whole.stride(made[0]) % whole.shape[made[0]]
+                first = int(before // whole.stride(made[0]) % whole.shape[made[0]])
             acts = float(tensor.detach().mean()) if name in self.constant else None
             beside = frozenset(marks)
             self.uses[name].append(Use(op, path, long, summed, made, fans, beside, acts, at))
@@ -226,6 +225,11 @@ class Notes:
         if len(other.names) == 1:
             self.note_factor("branch", other)
         return True
+
+
+def _strides(tensor: Tensor) -> list[int | None]:
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    return [stride if size > 1 else None for stride, size in sizes]
 
 
 def ranges(

@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
             return self._scores(call, found, flows, came)
         marks = came.marks - {"input"} if came.made else came.marks
         marks |= {"grouped"} if grouped else NOTHING
-        made = came.made if grouped else frozenset[tuple[str, int]]()
+        made = frozenset[tuple[str, int]]()
         for t, summed, makes, axis in ours:
             op = "matmul" if call.name in calls.TWO | calls.ADDING else call.name
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
@@ -143,6 +143,7 @@ class Recorder(TorchFunctionMode):
         if any(raw is not None and raw.shape[-2:] == out.shape[-2:] for raw in raws):  # mixed heads
             before = next(t for t, *_ in found if id(t) in notes.flows)
             kept = replace(came, factor=elementwise.rebased(notes, came, before, out))
+        made |= came.made if grouped else frozenset()
         return replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
 
     # Attention
@@ -174,7 +175,7 @@ class Recorder(TorchFunctionMode):
         factor = times(three["query"][0].factor, three["key"][0].factor)
         factor = times(factor, size**-0.5 if scale is None else float(scale))
         self._found(Attention(size, factor, soft=True), mask, **three)
-        if self.notes.names(mask):
+        if mask is not None and self.notes.names(mask):
             self.notes.use(mask, "added")
         return _ATTENDED
 
@@ -201,6 +202,6 @@ def _multi_head(
     q, k, v = map(F.linear, (query, key, value), weights, biases)
     if more["bias_k"] is not None:
         k, v = k + more["bias_k"], v + more["bias_v"]
-    q, k, v = (t.unflatten(-1, (heads, -1)).movedim(0, -2) for t in (q, k, v))
+    q, k, v = (t.view(*t.shape[:-1], heads, -1).movedim(0, -2) for t in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v)
     return F.linear(y.movedim(-2, 0).flatten(-2), out_weight, more["out_bias"])

@@ -27,7 +27,7 @@ from param_groups.model.judging import Reading
 from param_groups.model.notes import Notes, Ranges
 from param_groups.model.recording import Recorder
 from param_groups.model.starts import read_starts
-from param_groups.roles import Layout, PlanError, Rule, fans
+from param_groups.roles import Layout, Measured, PlanError, Rule, fans
 from param_groups.rows import align
 
 Build = Callable[..., nn.Module]
@@ -191,7 +191,7 @@ def _by_hand(known: Sequence[Rule], readings: Sequence[Reading], factors: Factor
     """Rules by hand with what was measured of their tensors, whose readings have their roles."""
     rules = []
     for rule in known:
-        layout, named = rule.layout or rule.role.facts.layout, []
+        layout, named = rule.layout or rule.role.facts.layout, list[Measured]()
         for r in (reading for reading in readings if rule.matches(reading.name)):
             r.fan_in, r.fan_out = fans(r.name, r.shape, layout)
             r.role, r.layout, r.why, r.problem = rule.role, layout, _HAND, ""

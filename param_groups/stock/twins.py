@@ -62,10 +62,10 @@ def traced_rules(model: nn.Module) -> list[Rule]:
         with torch.device("cpu"):  # whichever the caller's is
             small = twins(model)
             if (key := (type(model), small.options)) not in _TRACED:
-                found = traced(small.build, small.run, _WIDTHS, depths=(2, 3))
+                read = functools.partial(traced, small.build, small.run, _WIDTHS, depths=(2, 3))
+                found = read()
                 if any(r.problem.startswith("is taken by nothing") for r in found.readings):
-                    more = {"depths": (2, 3), "known": _UNUSED}
-                    found = traced(small.build, small.run, _WIDTHS, **more)
+                    found = read(known=_UNUSED)
                 _TRACED[key] = [replace(rule, measured=()) for rule in found.rules]
             return _TRACED[key]
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -171,8 +171,9 @@ def _timm(model: Any) -> Twins:
 
     known: dict[str, Any] = {}
     for kind in type(model).__mro__:
-        own = inspect.signature(kind.__init__).parameters if "__init__" in vars(kind) else {}
-        known = {name: one.default for name, one in own.items()} | known
+        if "__init__" in vars(kind):
+            own = inspect.signature(vars(kind)["__init__"]).parameters
+            known = {name: one.default for name, one in own.items()} | known
     name = dict(getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     make = functools.partial(timm.create_model, name) if name else type(model)
     options: dict[str, Any] = {}
@@ -191,7 +192,7 @@ def _timm(model: Any) -> Twins:
 
     lacks = missing()
     for key, default in known.items():  # those that add tensors which the model has
-        values: dict[Any, Any] = {True: False, False: True, 0: 1, None: 1.0}
+        values: dict[Any, Any] = {True: False, False: True, None: 1.0}  # 0 is False, and True 1
         other = values.get(default) if isinstance(default, (bool, int, type(None))) else None
         if lacks and other is not None and missing(**{key: other}) < lacks:
             options[key], lacks = other, missing(**{key: other})
@@ -204,14 +205,15 @@ def _sizes(known: Mapping[str, Any], width: int, depth: int) -> dict[str, Any]:
     """Sizes of a small model of timm's, of one width or with a width per stage."""
     if not {"embed_dim", "dims"} & {*known}:
         raise ValueError("its class takes no embed_dim and no dims")
-    one = {"img_size": _IMAGE, "patch_size": 7, "embed_dim": width, "num_heads": width // _HEAD}
+    one: dict[str, Any] = {"img_size": _IMAGE, "patch_size": 7}
+    one |= {"embed_dim": width, "num_heads": width // _HEAD}
     one |= {"depth": depth, "num_blocks": depth}
     stages = tuple(width // part for part in (8, 4, 2, 1))
-    several = {"img_size": 32, "patch_size": 2, "window_size": 2, "embed_dim": stages[0]}
-    several |= {"num_heads": tuple(max(n // _HEAD, 1) for n in stages), "dims": stages}
+    several: dict[str, Any] = {"img_size": 32, "patch_size": 2, "window_size": 2, "dims": stages}
+    several |= {"embed_dim": stages[0], "num_heads": tuple(max(n // _HEAD, 1) for n in stages)}
     several |= {"depths": (1, 1, 1, depth)}
     staged = "dims" in known or isinstance(known.get("num_heads"), tuple)
-    sizes: dict[str, Any] = several if staged else one
+    sizes = several if staged else one
     return {"num_classes": 16} | {key: size for key, size in sizes.items() if key in known}
 
 
