@@ -1,11 +1,8 @@
-"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs.
+"""What a run costs, by its config: tokens, and multiply-adds of a sample.
 
-Nothing is built and torch is not imported, so thousands of configs are counted in a second.
-
-Sizes: L layers of the encoder and as many of the decoder, n width, M MLP multiplier, H heads,
-V vocabulary, R rows of positions, T tokens of a sample. Every sample counts as a full one, and the
-encoder sees T tokens too: spans that one [MASK] replaces make its rows shorter by a sixth or so,
-where no sample of the batch is longer. What is counted is thus the most a run can cost.
+Every sample counts as a full one, and the encoder sees T tokens too: spans that one [MASK] replaces
+make its rows shorter by a sixth or so, where no sample of the batch is longer. What is counted is
+thus the most that a run can cost.
 """
 
 from __future__ import annotations
@@ -13,11 +10,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from bart_span_denoise.config import Config, ModelConfig
+from bart_span_denoise.config import Config
+from training.experiment import Weights
 
 ENDS = 2  # a start and an end around the content
-# Matrices of n^2 weights in attention: Q, K, V, U. The decoder's blocks have it twice.
-_ATTENTION = 4
 
 
 def vocabulary(config: Config) -> int:
@@ -53,37 +49,17 @@ def tokens(config: Config) -> int:
     return position_rows(config) - (2 if config.model.positions == "fairseq" else 0)
 
 
-def flops(config: Config) -> float:
-    """Training FLOPs: 6 per weight of a matrix and token, and 12 per query-key pair and width.
+def products(config: Config, weights: Weights) -> int:
+    """T (matrices + V n + 5 L T n): the output shares the V n of the word embedding.
 
-    The decoder's own attention is causal: half of all T^2 pairs. The output's V n weights act on
-    every decoder token; embeddings are looked up and cost nothing. Evaluation and probes are not
-    counted.
+    Attention is 2 T n per token and layer in the encoder and between both, and half of it in the
+    decoder, which is causal.
     """
     shape, count = config.model, tokens(config)
-    matrices = shape.layers * sum(_blocks(shape)) + vocabulary(config) * shape.width
-    pairs = shape.layers * (2 + 1 + 2) * count * shape.width  # encoder, decoder, between them
-    return 6.0 * config.training.steps * config.training.batch_size * count * (matrices + pairs)
+    matrices = weights.matrices + weights.by_role["token_embedding"]
+    return count * (matrices + 5 * shape.layers * count * shape.width)
 
 
 def tokens_per_step(config: Config) -> int:
     """Target tokens of one optimiser step, over all GPUs and micro-batches."""
     return config.training.batch_size * tokens(config)
-
-
-def parameters(config: Config) -> dict[str, int]:
-    """Numbers of parameters: embedding and non_embedding, and total, their sum.
-
-    embedding is V n of the words, which encoder, decoder and output share, and 2 R n of positions;
-    non_embedding the blocks' (4 + 2M) L n^2 of the encoder and (8 + 2M) L n^2 of the decoder.
-    """
-    shape = config.model
-    embedding = (vocabulary(config) + 2 * position_rows(config)) * shape.width
-    others = shape.layers * sum(_blocks(shape))
-    return {"embedding": embedding, "non_embedding": others, "total": embedding + others}
-
-
-def _blocks(shape: ModelConfig) -> tuple[int, int]:
-    """Weights of an encoder's and of a decoder's block."""
-    square, mlp = shape.width**2, 2 * shape.mlp_ratio
-    return (_ATTENTION + mlp) * square, (2 * _ATTENTION + mlp) * square

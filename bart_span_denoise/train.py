@@ -10,8 +10,7 @@ from typing import Any
 
 from bart_span_denoise.config import Config
 from bart_span_denoise.cost import (
-    flops,
-    parameters,
+    products,
     tokens,
     tokens_per_step,
     vocabulary,
@@ -171,8 +170,7 @@ EXPERIMENT = Experiment(
     build_task=build_task,
     build_plan=build_plan,
     build_blank=build_blank,
-    parameters=parameters,
-    flops=flops,
+    products=products,
     tokens_per_step=tokens_per_step,
     result=result,
     reads=("data.path", "data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"),

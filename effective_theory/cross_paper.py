@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from effective_theory.stratos.table_1 import STRATOS_TABLE
+from effective_theory.stratos.table_1 import STRATOS_NAMES, STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role, Tensor
-from param_groups.__main__ import STRATOS_NAMES
 from param_groups.check.theory import power
 from param_groups.rules.exponents import (
     FULL_ALIGNMENT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import flops, parameters, tokens_per_step, vocabulary
+from nanolm_c4.cost import products, shape, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -147,10 +147,11 @@ EXPERIMENT = Experiment(
     build_task=build_task,
     build_plan=build_plan,
     build_blank=build_blank,
-    parameters=parameters,
-    flops=flops,
+    products=products,
     tokens_per_step=tokens_per_step,
     result=result,
+    shape=shape,
+    embedding=("token_embedding",),  # as Everett et al., Table 3, which counts positions apart
     reads=("data.path", "data.tokenizer"),
     arithmetic=arithmetic,
 )

@@ -11,19 +11,14 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
 from param_groups import __version__
 from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
-from param_groups.prescription import Prescription, Tensor
-from param_groups.roles import PlanError, Role, choose
+from param_groups.roles import PlanError
 from param_groups.rows import align
 from param_groups.rules import exponents
-from param_groups.rules.bordelon import Bordelon
-from param_groups.rules.dinan import Dinan
-from param_groups.rules.everett import Everett
 from param_groups.rules.exponents import (
     ALIGNMENTS,
     LAYERS,
@@ -33,7 +28,6 @@ from param_groups.rules.exponents import (
     gradient_exponents,
     solve,
 )
-from param_groups.rules.wrappers import Depth, EpsFollows
 
 Rows = list[tuple[str, ...]]
 WIDTHS = (64, 128)  # of a trace
@@ -113,25 +107,6 @@ def constraint_rows() -> Rows:
     return [*rows, ("stable logits", "", "", "c_r >= 0")]
 
 
-# His names for Everett et al.'s parameterisations.
-STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
-
-
-def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
-    """Stratos' Table 1 under his names: a, b and c by layer, for Adam with full alignment."""
-    return {
-        name: {
-            layer: {
-                "a": str(PARAMETERIZATION_TABLE[known][layer].a),
-                "b": str(PARAMETERIZATION_TABLE[known][layer].b),
-                "c": str(solve(known, "adam", "full").c[layer]),
-            }
-            for layer in LAYERS
-        }
-        for name, known in STRATOS_NAMES.items()
-    }
-
-
 # Commands. Each returns its value for JSON, its rows for the table, its text for people.
 
 _Result = tuple[object, Rows, Callable[[str], str]]
@@ -197,113 +172,6 @@ def solution(args: argparse.Namespace) -> _Result:
     return found.to_dict(), rows, lambda text: f"{text}\n{notes}"
 
 
-_PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
-    "everett": Everett,
-    "dinan": Dinan,
-    "bordelon": Bordelon,
-}
-# The stem of each paper's models; norms, the matrices of a block and the readout follow.
-_STEMS = {
-    "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
-    "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
-}
-
-
-def numbers_table(args: argparse.Namespace) -> _Result:
-    """What a prescription gives every role of a paper's model at one width."""
-    name: str = args.prescription
-    settings: dict[str, Any] = dict(map(_setting, args.settings))
-    if name == "stratos":  # his Table 1 has no width: exponents alone
-        if settings:
-            raise PlanError(f"stratos is a table of exponents; leave out {args.settings[0]}")
-        rows: Rows = [("parameterization", "layer", "a", "b", "c")]
-        for known, layers in stratos_table().items():
-            rows += [(known, layer, *entry.values()) for layer, entry in layers.items()]
-        title = "Stratos, Table 1, Adam with full alignment: multiplier n^-a, std n^-b, rate n^-c"
-        return stratos_table(), rows, lambda text: f"{title}\n\n{text}"
-    kind = _PRESCRIPTIONS[name]
-    model = choose("model", settings.pop("model", "language"), _STEMS)
-    language = model == "language"
-    # Readouts: Dinan et al.'s language model has none of its own; biases are those of the papers.
-    bias = (
-        (Role.READOUT_BIAS,) if (name, language) in (("dinan", False), ("bordelon", True)) else ()
-    )
-    readout = () if name == "dinan" and language else (Role.READOUT, *bias)
-    norms = (Role.NORM_SCALE,) if name == "everett" else ()
-    block = (role for role in Role if role.facts.block and role.parts == (role,))
-    roles = (*_STEMS[model], *norms, *block, *readout)
-    # The model's own sizes beside its width, with what is meant where it is not given.
-    shapes: dict[str, Any] = {} if name == "bordelon" else {"mlp_ratio": 4, "head_dim": None}
-    shapes |= {} if language else {"patch_inputs": 768}
-    shapes |= {"outputs": 1000} if readout else {}
-    decided: dict[str, Any] = {}  # fields that go with the model
-    if kind is Dinan:
-        decided = {"init": "bart" if language else "vit"}
-    elif kind is Bordelon:
-        decided = {"zero_readout": language}
-    options = [one for one in fields(kind) if one.init and one.name not in decided]
-    around = ("alpha_depth", "base_depth", "eps_per_layer") if kind is Everett else ()
-    for key in settings:
-        choose(f"key of {name}", key, [*(one.name for one in options), *around, *shapes])
-    wrapped = {key: settings.pop(key) for key in around if key in settings}
-    sizes = {key: settings.pop(key, value) for key, value in shapes.items()}
-    for key, value in sizes.items():
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise PlanError(f"{key}={value}: expected a whole number of at least 1")
-    for one in options:
-        if one.default is MISSING and one.name not in settings:
-            raise PlanError(f"{name} needs {one.name}=")
-    prescription: Prescription = kind(**settings, **decided)
-    if "alpha_depth" in wrapped:
-        depth: Any = settings.get("depth")
-        base_depth = wrapped.get("base_depth", 1)
-        prescription = Depth(prescription, depth, base_depth, wrapped["alpha_depth"])
-    if wrapped.get("eps_per_layer"):
-        prescription = EpsFollows(prescription)
-    width = round(prescription.width)
-    hidden = width * sizes.get("mlp_ratio", 1)
-    fans = {
-        **dict.fromkeys((*_STEMS["language"], Role.NORM_SCALE), (1, width)),
-        Role.PATCH_EMBEDDING: (sizes.get("patch_inputs"), width),
-        Role.MLP_IN: (width, hidden),
-        Role.MLP_OUT: (hidden, width),
-        Role.READOUT: (width, sizes.get("outputs")),
-        Role.READOUT_BIAS: (1, sizes.get("outputs")),
-    }
-    numbers = {
-        str(role): prescription(Tensor(role, *fans.get(role, (width, width)))) for role in roles
-    }
-    wanted = prescription.forward()
-    forward = wanted.factors(sizes.get("head_dim", wanted.head_dim))
-    rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
-    for role, value in numbers.items():
-        init = value.init_distribution + (f" {value.init_mean:.4g}" if not value.init_std else "")
-        scales = (value.init_std, value.multiplier, value.lr, value.eps)
-        rows.append((role, init, *(f"{scale:.6g}" for scale in scales)))
-    parts = [f"{factor} {value:.6g}" for factor, value in forward.items()]
-    if "attention_scale" not in forward:
-        power = f"{wanted.attention:g}"
-        parts.insert(0, f"attention_scale head_dim^({power}), a number with head_dim=")
-    inner = {"gradient", "eps_power"}  # what prescriptions tell each other
-    by_role = {
-        role: {key: entry for key, entry in asdict(value).items() if key not in inner}
-        for role, value in numbers.items()
-    }
-    everything = {"prescription": prescription.describe(), "roles": by_role, "forward": forward}
-    return everything, rows, lambda text: f"{text}\n{', '.join(parts)}"
-
-
-def _setting(text: str) -> tuple[str, object]:
-    """key=value: numbers, true and false as JSON has them, anything else a text."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise PlanError(f"{text!r}: expected key=value, such as width=256")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
-
-
 def tracing(args: argparse.Namespace) -> str:
     """What every tensor of a stock model, or of a file's, is for: a pass at each of two widths."""
     from param_groups.check import command, stock
@@ -332,11 +200,10 @@ def _parser() -> argparse.ArgumentParser:
         command("exponents", published_exponents, help="Everett et al., Table 1"),
         command("constraints", constraints, help="Everett et al., Table 2"),
         command("solve", solution, help="largest stable rates for any alignment", epilog=SYMBOLS),
-        command("table", numbers_table, help="what a prescription gives every role"),
     ]
     for one in add:
         one("--json", action="store_true", help="every number, for programs")
-    of_solve, of_table = add[2:]
+    of_solve = add[2]
     of_solve("--parameterization", required=True, help=", ".join(PARAMETERIZATION_TABLE))
     of_solve("--optimizer", required=True, help=", ".join(OPTIMIZERS))
     for name, meaning in (
@@ -347,14 +214,6 @@ def _parser() -> argparse.ArgumentParser:
         of_solve(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     of_solve("--omega-readout", help="omega of the readout, if different")
     of_solve("--hidden-layers", type=int, default=1, help="how many follow each other")
-    of_table("prescription", choices=(*_PRESCRIPTIONS, "stratos"))
-    of_table(
-        "settings",
-        nargs="*",
-        metavar="key=value",
-        help="fields of the prescription (width=256 base_width=64), and of a paper's model: "
-        "model=language or vision, head_dim, mlp_ratio, patch_inputs, outputs",
-    )
     commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
     commands.add_parser("audit", help="which rule does an optimiser of anybody's follow?")
     commands.add_parser("transfer", help="train several widths: does the best rate stay?")

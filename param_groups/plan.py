@@ -310,6 +310,8 @@ class Plan:
                 check_saved(row, f"{row.name}: ", role=[*Role], init_distribution=DISTRIBUTIONS)
             for factor in factors:
                 check_saved(factor, f"{factor.name}: ")
+        except PlanError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
         if not rows:

@@ -7,7 +7,6 @@ import difflib
 import functools
 import json
 import math
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from training.conditions import SIGNS, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "plots" / "data"
@@ -57,15 +58,6 @@ SOURCES = {
     "attention": "observed_attention.csv",
     "distances": "distances.csv",
 }
-COMPARE = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "!=": operator.ne,
-    "=": operator.eq,
-    "==": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
-}
 
 
 class TableError(ValueError):
@@ -78,13 +70,7 @@ class TableError(ValueError):
 def rows_where(table: pd.DataFrame, text: str, path: Path) -> pd.DataFrame:
     """The rows that meet a condition such as model.width<=256; TableError for one without column,
     sign and value, for an unknown column and where no row is left."""
-    parsed = re.fullmatch(r"([\w.]+)\s*(<=|>=|!=|==?|<|>)\s*([^<>=\s].*)", text.strip())
-    if not parsed:
-        raise TableError(
-            f"--where {text!r}: expected COLUMN, one of <= >= != = < > and a value, such as "
-            "model.width<=256"
-        )
-    column, sign, value = parsed.groups()
+    column, sign, value = parse(text, TableError)
     if column not in table:
         near = difflib.get_close_matches(column, list(table), 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -100,7 +86,7 @@ def rows_where(table: pd.DataFrame, text: str, path: Path) -> pd.DataFrame:
             raise TableError(
                 f"{path}: --where compares the numbers of {column} with {value!r}"
             ) from None
-    rows = table[COMPARE[sign](cells, other)]
+    rows = table[SIGNS[sign](cells, other)]
     if rows.empty:
         raise TableError(f"{path}: no row with {column}{sign}{value}")
     return rows

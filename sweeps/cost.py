@@ -4,8 +4,8 @@
         [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--card A100]
         [--simulate] [--csv FILE] [--json]
 
-Nothing is trained, and only --csv writes. Counts are closed forms, in the experiment's cost.py,
-per model size, for the whole sweep and for the runs without a result. --simulate measures the
+Nothing is trained, and only --csv writes. Parameters are those of the plan on the meta device, per
+model size; FLOPs for the whole sweep and for the runs without a result. --simulate measures the
 memory of a step of each size on fake tensors, on as many GPUs as the file gives it, and says which
 cards hold it, in seconds per size. What other sweeps have yet to find is assumed, and named.
 """

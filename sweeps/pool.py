@@ -50,14 +50,10 @@ class Card(NamedTuple):
 
 CARDS = (  # from the datasheets of NVIDIA
     Card("H100", 989e12, 989e12, 67e12, 80e9),  # SXM
-    Card("H200", 989e12, 989e12, 67e12, 141e9),  # SXM
-    Card("B200", 2250e12, 2250e12, 75e12, 180e9),  # HGX, per GPU
     Card("A100", 312e12, 312e12, 19.5e12, 80e9),  # SXM
-    # Consumer cards (Ada whitepaper): half-precision products that are summed in fp32, as torch's.
+    # Ada whitepaper: half-precision products that are summed in fp32, as torch's.
     Card("RTX 4090", 165.2e12, 165.2e12, 82.6e12, 24e9),
-    Card("RTX 3090", 71e12, 71e12, 35.6e12, 24e9),
     Card("L4", 121e12, 121e12, 30.3e12, 24e9),  # half of the rates with sparsity
-    Card("A10G", 70e12, 70e12, 35e12, 24e9),  # AWS
     # A T4 has no units for bf16: what torch does in it takes as long as fp32.
     Card("T4", 8.1e12, 65e12, 8.1e12, 16e9),
 )

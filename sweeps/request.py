@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import math
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from pydantic import AfterValidator, Field
 
 from sweeps.pool import NODE, Needs
 from training import runs
+from training.conditions import SIGNS, parse
 from training.config import (
     Count,
     PositiveInt,
@@ -268,18 +268,6 @@ def _words(wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in wanted.items())
 
 
-SIGNS: dict[str, Callable[[Any, Any], Any]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-    "=": operator.eq,
-}
-CONDITION = re.compile(rf"([\w.]+)\s*({'|'.join(SIGNS)})\s*([^<>=\s].*)", re.DOTALL)
-
-
 @dataclass(frozen=True)
 class Where:
     """A condition on the config of a run, such as model.width<=256."""
@@ -292,13 +280,8 @@ class Where:
     @classmethod
     def parse(cls, text: str) -> Where:
         """The condition in a word of the command line; UserError if it is none."""
-        parts = CONDITION.fullmatch(text.strip())
-        if parts is None:
-            raise UserError(
-                f"--where {text!r}: expected a key, one of {' '.join(SIGNS)} and a value, such as "
-                "'model.width<=256'"
-            )
-        return cls(parts[1], parts[2], parse_yaml(parts[3], f"--where {text}"), text)
+        key, sign, value = parse(text, UserError)
+        return cls(key, sign, parse_yaml(value, f"--where {text}"), text)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of a table, with all its keys, is of a run that is meant."""

@@ -30,7 +30,7 @@ SLOW = """
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
     sweeps/test_terminal.py
     test_costs.py test_download.py test_examples.py test_experiments.py test_integrations.py
-    test_readme.py
+    test_readme.py test_refused.py
     training/test_config_fuzz.py training/test_damaged.py training/test_divergence.py
     training/test_experiment.py training/test_kills.py training/test_linear_cross_entropy.py
     training/test_loading.py training/test_loop.py training/test_optimizers.py

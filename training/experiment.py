@@ -4,19 +4,21 @@ A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. `python -m N
 one config or prints its plan; sweeps and the coordinate check use `load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
-at once, and a driver counts thousands of configs without it.
+at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=RunConfig)
 
 
+class Weights(NamedTuple):
+    """Numbers of a model's parameters, and of those in matrices, which multiply every token."""
+
+    by_role: Counter[str]
+    matrices: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Generic[C]):
     """A folder's model, data and costs, by the functions that make them from a config.
@@ -42,15 +51,14 @@ class Experiment(Generic[C]):
       device, and without data.
     - `build_blank(config, rows)`: a model, its summed loss as in `Task`, and a batch of so many
       samples without content, on torch's default device, for `training.simulate`; no data are read.
-    - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
-    - `flops(config)`: floating-point operations of the whole training.
+    - `products(config, weights)`: multiply-adds of a forward pass of one sample.
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
     - `result(summary)`: a finished run's outcome, a few words.
+    - `shape(config)`: all that decides the shapes of its model, which is built once for each.
+    - `embedding`: roles whose parameters count as the embedding's.
     - `reads`: keys of the config that name the files and folders which runs read.
     - `arithmetic(task)`: lines, shown before training, on how the run's numbers come about; by
       default none. UserError for a run whose data does not last.
-
-    The three costs are closed forms that import no torch.
     """
 
     name: str
@@ -58,13 +66,41 @@ class Experiment(Generic[C]):
     config: type[C]
     build_task: Callable[[C], Task]
     build_plan: Callable[[C, nn.Module | None], Plan]
-    parameters: Callable[[C], dict[str, int]]
-    flops: Callable[[C], float]
+    products: Callable[[C, Weights], int]
     tokens_per_step: Callable[[C], int]
     result: Callable[[Summary], str]
     build_blank: Callable[[C, int], tuple[nn.Module, Loss, object]] | None = None
+    shape: Callable[[C], object] = lambda config: config.model_dump_json(include={"model", "data"})
+    embedding: tuple[str, ...] = ("token_embedding", "patch_embedding", "position_embedding")
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task], list[str]] = lambda task: []
+    _weights: dict[object, Weights] = field(default_factory=dict, repr=False, compare=False)
+
+    def weights(self, config: C) -> Weights:
+        """A model's parameters, by its plan on the meta device; tied tensors count once."""
+        key = self.shape(config)
+        if key not in self._weights:
+            from param_groups import Role
+
+            by_role = Counter[str]()
+            for row in self.build_plan(config, None).rows:
+                by_role[row.role] += math.prod(row.shape)
+            looked_up = {role for role in by_role if Role(role).facts.layout in ("table", "vector")}
+            matrices = sum(count for role, count in by_role.items() if role not in looked_up)
+            self._weights[key] = Weights(by_role, matrices)
+        return self._weights[key]
+
+    def parameters(self, config: C) -> dict[str, int]:
+        """Numbers of parameters: embedding and non_embedding, and total, their sum."""
+        by_role = self.weights(config).by_role
+        embedding, total = sum(by_role[role] for role in self.embedding), by_role.total()
+        return {"embedding": embedding, "non_embedding": total - embedding, "total": total}
+
+    def flops(self, config: C) -> float:
+        """Floating-point operations of the whole training: 2 per product of a forward pass, and
+        twice as many of the backward pass. Evaluation and probes are not counted."""
+        samples = config.training.steps * config.training.batch_size
+        return 6.0 * samples * self.products(config, self.weights(config))
 
     def check_data(self, config: C) -> None:
         """Raises UserError if data that the config names are not on this machine; reads none."""

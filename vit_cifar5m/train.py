@@ -10,7 +10,7 @@ from typing import Any
 from training.errors import UserError
 from training.experiment import Experiment
 from vit_cifar5m.config import Config
-from vit_cifar5m.cost import flops, parameters, tokens_per_step
+from vit_cifar5m.cost import products, tokens_per_step
 
 
 def prescription(config: Config):
@@ -139,8 +139,7 @@ EXPERIMENT = Experiment(
     build_task=build_task,
     build_plan=build_plan,
     build_blank=build_blank,
-    parameters=parameters,
-    flops=flops,
+    products=products,
     tokens_per_step=tokens_per_step,
     result=result,
     arithmetic=arithmetic,

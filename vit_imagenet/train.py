@@ -9,7 +9,7 @@ from typing import Any
 
 from training.experiment import Experiment
 from vit_imagenet.config import Config
-from vit_imagenet.cost import flops, parameters, tokens_per_step
+from vit_imagenet.cost import products, tokens_per_step
 
 
 def prescription(config: Config):
@@ -132,8 +132,7 @@ EXPERIMENT = Experiment(
     build_task=build_task,
     build_plan=build_plan,
     build_blank=build_blank,
-    parameters=parameters,
-    flops=flops,
+    products=products,
     tokens_per_step=tokens_per_step,
     result=result,
     arithmetic=arithmetic,

@@ -10,6 +10,8 @@ from fractions import Fraction
 
 from param_groups.rules.exponents import LAYERS, Exponents
 
+# His names for Everett et al.'s parameterisations.
+STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
 # Table 1 (full alignment): STRATOS_TABLE[name][symbol][layer]. The values of each symbol are those
 # of l = 0 (embedding), h (hidden) and L+1 (readout).
 _ROWS = {

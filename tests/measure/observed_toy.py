@@ -63,13 +63,16 @@ def build_task(config):
     )
 
 
-EXPERIMENT = Experiment(
+class Observed(Experiment):
+    flops = staticmethod(lambda config: 1.0)
+
+
+EXPERIMENT = Observed(
     name="observed",
     description="",
     config=Config,
     build_task=build_task,
-    flops=lambda config: 1.0,
     result=str,
-    **dict.fromkeys(["build_plan", "parameters", "tokens_per_step"]),
+    **dict.fromkeys(["build_plan", "products", "tokens_per_step"]),
 )
 run = EXPERIMENT.run

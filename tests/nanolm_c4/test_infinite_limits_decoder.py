@@ -377,4 +377,4 @@ def test_a_run_learns(tmp_path, optimizer):
     assert summary["status"] == "finished"
     assert summary["first_train_loss"] == pytest.approx(math.log(90), abs=1e-4)
     assert summary["final_eval_loss"] < math.log(90) - 0.2
-    assert summary["parameters"] == cost.parameters(config)["total"]
+    assert summary["parameters"] == train.EXPERIMENT.parameters(config)["total"]

@@ -37,32 +37,6 @@ def made(model=None, rules=RULES, prescription=RULE, **options):
     return plan(model, rules, prescription, **{"lr": 0.1, **options})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": 3}, "a model is an nn.Module, got int"),
-        ({"rules": None}, r"rules are a list of Rule\(pattern, role\), got None"),
-        ({"rules": "weight"}, "rules are a list of Rule"),
-        ({"prescription": Everett}, "a prescription is a rule such as Everett(...)"),
-        ({"applied": [("attention_scale", 0.1)]}, "applied is a dict of forward factors, got"),
-        ({"no_decay": 3}, "no_decay is a list of patterns such as 'backbone.*', got 3"),
-        ({"lr": "0.1"}, "lr must be finite and not negative, got '0.1'"),
-        ({"base": 3, "prescription": Everett("mup", 8, 8)}, "a model is an nn.Module, got int"),
-    ],
-)
-def test_plan_says_what_it_wants_instead(arguments, message):
-    with pytest.raises(PlanError, match=message):
-        made(**arguments)
-
-
-def test_so_do_initialise_and_guard():
-    for keep in (3, [3]):
-        with pytest.raises(PlanError, match="keep is a list of patterns such as 'backbone.*'"):
-            made().initialise(nn.Linear(8, 8, bias=False), 0, keep=keep)
-    with pytest.raises(PlanError, match="guard takes a torch optimiser and a plan, got NoneType"):
-        guard(None, made())
-
-
 @pytest.mark.parametrize("half", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), 0.5])
 def test_numbers_of_other_libraries_are_as_good_as_pythons(half):
     """And none of them is left in what is saved as JSON."""
@@ -111,14 +85,6 @@ def test_a_prescription_of_ones_own_may_name_adamw_and_need_not_be_a_dataclass()
         numbers.initialise(model, seed=0)
         with pytest.raises(PlanError, match="is of the family 'sgd'"):
             guard(torch.optim.SGD(numbers.groups(model)), numbers)
-
-
-def test_it_needs_a_width_and_an_optimiser_with_a_family():
-    nameless = type("Nameless", (Prescription,), {"__call__": Bare.__call__, "width": 8})
-    with pytest.raises(PlanError, match="Nameless has no optimizer"):
-        made(prescription=nameless())
-    with pytest.raises(PlanError, match="unknown optimizer 'rmsprob'"):
-        made(prescription=Kept(optimizer="rmsprob"), absorb_multipliers=True)
 
 
 def test_an_embedding_is_no_readout_where_their_epsilons_differ():

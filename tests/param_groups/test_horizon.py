@@ -360,52 +360,6 @@ def test_a_plan_says_what_it_is_made_of():
 # What means nothing
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"powers": "sdee"}, "unknown powers 'sdee'; did you mean 'sde'"),
-        ({"powers": None}, "unknown powers None"),
-        ({"powers": {"lrr": (0.5, 0)}}, "unknown number in powers 'lrr'; did you mean 'lr'"),
-        ({"powers": {"weight_decay": (0.5, 0)}}, "unknown number in powers 'weight_decay'"),
-        ({"powers": {"beta1": (1, 0)}}, "unknown number in powers 'beta1'"),
-        ({"powers": {"lr": 0.5}}, r"powers of lr are \(of batch, of tokens\), got 0.5"),
-        ({"powers": {"lr": (0.5,)}}, r"powers of lr are \(of batch, of tokens\)"),
-        ({"powers": {"lr": (0.5, math.nan)}}, r"powers of lr are \(of batch, of tokens\)"),
-        ({"powers": {"lr": (0.5, True)}}, r"powers of lr are \(of batch, of tokens\)"),
-        ({"powers": {"lr": "ab"}}, r"powers of lr are \(of batch, of tokens\)"),
-        ({"b": 0}, "Horizon: batch must be positive"),
-        ({"d": -1}, "Horizon: tokens must be positive"),
-        ({"b": 2, "powers": "hyperp"}, "say nothing of lr at another batch, which is 2 times"),
-        ({"rule": Everett("mup", 64, 64, "sgd")}, "sde is published for adam, .* not for 'sgd'"),
-        ({"rule": Muon(Everett("mup", 64, 64))}, "sde is published for adam, .* not for 'muon'"),
-        (
-            {"rule": Everett("mup", 64, 32), "powers": "power_lines"},
-            "power_lines counts tokens per parameter: for one model, not at Size",
-        ),
-        ({"betas": None}, "powers of '1 - beta1' need betas=, those at the base"),
-        ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\), got"),
-        ({"betas": 0.9}, "betas must be two numbers"),
-        ({"momentum": 0.9}, "adam has no momentum, so leave out 'momentum'"),
-        ({"powers": {"1 - momentum": (1, 0)}}, "adam has no momentum, so leave out '1 - momentum'"),
-        ({"b": 16}, "beta1 0.9 would become -0.6, since 1 - beta1 is to be 16 times"),
-        (
-            {"powers": {"1 - beta1": (1, 0), "half-life of beta1": (0, 0)}},
-            "powers name beta1 twice; leave one out",
-        ),
-        ({"rule": Everett("mup", 64, 64, "adafactor"), "powers": {}}, "adafactor has no betas"),
-    ],
-)
-def test_what_means_nothing_is_refused(wrong, message):
-    with pytest.raises(PlanError, match=message) as refused:
-        around(**wrong)
-    assert "\n" not in str(refused.value)
-
-
-def test_two_of_it_are_refused():
-    with pytest.raises(PlanError, match="Horizon stands around|Horizon would undo"):
-        around(around())
-
-
 def test_the_example_of_the_readme_runs_and_says_what_it_says():
     readme = (Path(param_groups.__file__).parent / "README.md").read_text(encoding="utf-8")
     (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.S) if "Horizon(" in one]

@@ -1,7 +1,6 @@
 """A recipe at its base size and at others, against stock AdamW and the rule's own ratios."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -145,27 +144,3 @@ def test_a_fused_tensor_has_the_initial_size_of_its_parts():
         model, rules, other, **RECIPE, head_dim=16, applied={"attention_scale": 8**0.5 / 16}
     )
     assert grown.forward[0].value == 8**-0.5 / 2
-
-
-def uneven():
-    model = Block(32)
-    torch.nn.init.normal_(model.down.weight, std=0.5)
-    rules = (*RULES[:2], RULES[2].__class__("down.weight", Role.MLP_IN), *RULES[3:])
-    return initial_stds(model, rules)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: Tuned(Dinan(32), {}), r"no base width to compare with; say Tuned\(rule, base_w"),
-        (lambda: Tuned(AT["mup"](64), {}, base_width=16), "base_width is 16, that of Everett 32"),
-        (lambda: Tuned(Everett, {}), "Tuned goes around a prescription, got"),
-        (lambda: Tuned(AT["mup"](64), {"qeury": 1.0}), "unknown role 'qeury'.*'query'"),
-        (lambda: Tuned(AT["mup"](64), {"query": math.nan}), "init of query must be finite"),
-        (lambda: Tuned(AT["mup"](64), {})(Tensor("key", 64, 64)), "init has no key"),
-        (uneven, "give Tuned.init=.... by hand"),
-    ],
-)
-def test_what_leaves_a_number_open_is_refused(wrong, message):
-    with pytest.raises(PlanError, match=message):
-        wrong()

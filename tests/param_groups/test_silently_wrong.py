@@ -9,10 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from param_groups import (
-    Depth,
     Everett,
     Layout,
-    Plan,
     PlanError,
     Role,
     Rule,
@@ -207,24 +205,6 @@ def test_tensors_that_are_beside_a_weight_pass():
     linear(layer)
 
 
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (nn.Linear(0, 16, bias=False), "has no entries"),
-        (nn.LazyLinear(16, bias=False), "has no shape yet .a lazy layer"),
-    ],
-)
-def test_a_layer_without_values(layer, message):
-    with pytest.raises(PlanError, match=message):
-        linear(layer)
-
-
-def test_an_embedding_that_rescales_its_rows():
-    model = nn.Sequential(nn.Embedding(40, 16, max_norm=1.0))
-    with pytest.raises(PlanError, match="rescales its rows to max_norm 1"):
-        plan(model, [Rule("0.weight", Role.TOKEN_EMBEDDING)], Everett("mup", 16, 16), lr=0.1)
-
-
 # After initialise
 
 
@@ -283,29 +263,3 @@ def test_what_a_model_may_do_after_initialise():
 
 
 # Arguments
-
-
-SAVED = linear(nn.Linear(16, 16, bias=False))[1].to_dict()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: linear(nn.Linear(16, 16), absorb_multipliers="False"), "absorb_multipliers is T"),
-        (lambda: linear(nn.Linear(16, 16), absorb_multipliers=torch.tensor(True)), "is True or F"),
-        (lambda: Depth(Everett("mup", 16, 16), 4, decays="0"), "Depth: decays is True or False"),
-        (lambda: linear(nn.Linear(16, 16), head_dim=math.nan), "head_dim must be positive"),
-        
-        (lambda: plan(nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", Role.MLP_IN)],
-                      Everett("mup", 16, 16, gamma_hidden=1e200), lr=1e200), "gets the rate inf"),
-        (lambda: Plan.from_dict({**SAVED, "lr": "0.1"}), "not a saved plan: lr"),
-        (lambda: Plan.from_dict({**SAVED, "lr": math.inf}), "not a saved plan: lr"),
-        (lambda: Plan.from_dict({**SAVED, "rows": []}), "not a saved plan: it has no rows"),
-        (lambda: Plan.from_dict({**SAVED, "rows": [{**SAVED["rows"][0], "lr": -1.0}]}), "is -1.0"),
-        (lambda: Plan.from_dict([]), "not a saved plan"),
-    ],
-)  # fmt: skip
-def test_arguments_that_once_counted_as_something_else(make, message):
-    with pytest.raises(PlanError, match=message) as error:
-        make()
-    assert "\n" not in str(error.value)

@@ -207,21 +207,6 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "message"),
-    [
-        (None, "checked against one head dimension.*give head_dim="),
-        (0, "head_dim must be positive and finite, got 0"),
-        (2.5, "head_dim must be an integer, got 2.5"),
-        (float("nan"), "head_dim must be positive and finite, got nan"),
-        ("16", "head_dim must be positive and finite, got '16'"),
-    ],
-)
-def test_an_attention_scale_needs_a_head_dimension_to_be_checked_against(head_dim, message):
-    with pytest.raises(PlanError, match=message):
-        made(Stock(), ATTENTION, applied={"attention_scale": 1 / 16}, head_dim=head_dim)
-
-
-@pytest.mark.parametrize(
     ("rule", "factor"),
     [
         (Bordelon(4, 2, 3), "residual_multiplier 0.333"),

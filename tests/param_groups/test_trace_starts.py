@@ -290,36 +290,6 @@ def test_experts_without_tokens_are_as_their_siblings():
     assert any(rule.pattern == "blocks.*.mlp.experts.*.up.weight" for rule in found.rules)
 
 
-@pytest.mark.parametrize(
-    ("build", "run", "widths", "message"),
-    [
-        (stack(), lambda model: model.wte(IDS), (32, 64), "run.model. has to call model"),
-        (stack(), text, (64, 64), "two different ones"),
-        (stack(), text, (32, 64, 128), "two different ones"),
-        (lambda n: "model", text, (32, 64), "gives an nn.Module, got str"),
-        (
-            lambda n: nn.Linear(n, n, bias=n > 40),
-            lambda m: m(torch.randn(2, m.in_features)),
-            (32, 64),
-            "'bias' is in the model of one of the widths",
-        ),
-    ],
-)
-def test_calls_that_cannot_be_right_are_refused_in_one_line(build, run, widths, message):
-    with pytest.raises(PlanError, match=message) as error:
-        traced(build, run, widths)
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_on_the_meta_device_is_refused():
-    def build(n):
-        with torch.device("meta"):
-            return linear(n, n)
-
-    with pytest.raises(PlanError, match="on the meta device; build the model on the CPU"):
-        traced(build, text, (32, 64))
-
-
 def test_the_text_has_a_line_per_kind_and_then_doubts():
     lines = str(read(traced_text.nanogpt)).splitlines()
     assert lines[0].split() == ["tensor", "shape", "use", "role", "fan_in", "start", "why"]
@@ -384,12 +354,3 @@ def test_scores_that_are_no_product_are_a_doubt_and_an_error():
 
     with pytest.raises(PlanError, match="takes a softmax whose scores were not seen"):
         _ = read(stack(Broadcast)).rules
-
-
-def test_an_output_that_cannot_be_read_is_an_error():
-    class Numpy(Stack):
-        def forward(self, ids):
-            return super().forward(ids).detach().numpy()
-
-    with pytest.raises(PlanError, match="in the model's output there is nothing"):
-        _ = read(lambda n: Numpy(n, Apart, Mlp)).rules

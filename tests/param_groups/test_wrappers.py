@@ -12,8 +12,6 @@ import pytest
 
 import param_groups
 from param_groups import (
-    Bordelon,
-    CompleteP,
     Decay,
     Depth,
     Dinan,
@@ -260,49 +258,6 @@ def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_
     rule, up = rules()["mup"], Tensor("mlp_in", 256, 1024)
     assert Tuned(Muon(rule), INIT)(up).lr == 1.0
     assert Muon(Tuned(rule, INIT))(up).lr == 2.0
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda mup: Depth(Bordelon(8, 4, 3), 3), "Bordelon has a rule for the depth of its own"),
-        (lambda mup: Depth(Depth(mup, 3), 3), r"Depth stands around Depth\(Everett\) already"),
-        (lambda mup: EpsFollows(Depth(EpsFollows(mup), 3)), "EpsFollows stands around"),
-        (lambda mup: Decay(CompleteP(64, 64, 2, 2)), "Decay stands around"),
-        (lambda mup: Muon(Muon(mup)), "Muon stands around"),
-        (lambda mup: Muon(Everett("mup", 8, 8, "adafactor")), "Everett is for 'adafactor'"),
-        (lambda mup: EpsFollows(Dinan(8)), r"Dinan has no base width .*EpsFollows\(rule, base_w"),
-        (lambda mup: Decay(Dinan(8), -1.0), r"Dinan has no base width .*Decay\(rule, base_width"),
-        (lambda mup: Decay(mup, -1.0, base_width=8), "base_width is 8, that of Everett 64"),
-        (lambda mup: Decay(mup, math.inf), "Decay: exponent must be finite"),
-        (lambda mup: Decay(mup, spare="norms"), "unknown spare 'norms'; did you mean 'vectors'"),
-        (lambda mup: Depth(mup, 2.5), "Depth: depth must be an integer"),
-        (lambda mup: Depth(mup, 2, 0), "Depth: base_depth must be positive"),
-        (lambda mup: Depth(mup, 2, alpha=0.4), r"Depth: alpha must lie in \[1/2, 1\]"),
-        (lambda mup: Depth(3, 2), "Depth goes around a prescription, got 3"),
-        (
-            lambda mup: EpsFollows(Bordelon(8, 4, 3), base_width=8)(Tensor("query", 32, 32)),
-            r"EpsFollows\(Bordelon\): a query has a gradient for which no power .* is known",
-        ),
-        (
-            lambda mup: EpsFollows(mup)(Tensor("router", 64, 8)),
-            r"EpsFollows\(Everett\): a router has a gradient .*without EpsFollows",
-        ),
-        (lambda mup: Everett("mup", 8, 8, "sgd")(Tensor("lora_b", 8, 8)), "Everett: a lora_b has"),
-    ],
-)
-def test_what_means_nothing_is_refused(wrong, message):
-    with pytest.raises(PlanError, match=message):
-        wrong(Everett("mup", 64, 64))
-
-
-@pytest.mark.parametrize(
-    ("name", "wrapper"), [("Spectral", r"Muon\(Everett"), ("Recipe", r"Tuned\(rule, init=")]
-)
-def test_a_name_that_is_gone_says_what_it_has_become(name, wrapper):
-    with pytest.raises(ImportError, match=f"no {name}: it is {wrapper}"):
-        getattr(param_groups, name)
-    assert not hasattr(param_groups, "Unknown")
 
 
 # A new role is one row

@@ -131,7 +131,7 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ("model.width", "--where 'model.width': expected COLUMN, one of <= >= != = < >"),
+        ("model.width", "--where 'model.width': expected a key, one of <= >= == != < > ="),
         ("model.with<9", "names no column of it, 'model.with'; did you mean 'model.width'?"),
         ("model.width<wide", "--where compares the numbers of model.width with 'wide'"),
         ("model.width<9", "no row with model.width<9\n"),

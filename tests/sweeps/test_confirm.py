@@ -8,7 +8,6 @@ import pytest
 
 from sweeps.rules import SIX_NEIGHBOURS, around, candidate, mean_score, score
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
-from training.errors import UserError
 
 # Accuracy: 1 at lr 2^-3, wd 2^-5, falling with the distance; a tilted valley, so that the walk has
 # to turn. The loss breaks ties: accuracy is rounded to `round`.
@@ -182,35 +181,6 @@ def test_metrics_csv_has_one_row_per_step_with_training_and_evaluation_joined(to
         accuracy((float(second["lr"]), float(second["wd"]))) - 0.5 * (second["seed"] != "0")
     )
     assert {row["run"] for row in lines} == {row["run"] for row in rows}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("confirm: {keys: [lr, wx]}", "the rule's key 'wx' is not in the grid of 'a'"),
-        ("confirm: {keys: [lr, wd], neighbours: [[1]]}", "needs one exponent of two for each of"),
-        ("confirm: {keys: [lr, wd], neighbours: [[0, 0]]}", "not all 0"),
-        ("confirm: {keys: [lr]}\nextend: {key: lr}", "confirm and extend both follow an optimum"),
-        ("confirm: {keys: [lr, lr]}", "lr, lr: name each key once"),
-        ("confirm: {keys: [lr, wd], neighbours: [[1, 0], [1, 0]]}", "name each neighbour once"),
-        ("confirm: {keys: [lr, wd], metric: status}", "'status': expected best_eval_NAME or final"),
-        ("confirm: {keys: [lr, wd], metric: best_eval_top1_step}", "expected best_eval_NAME or"),
-        (
-            "confirm: {keys: [size, wd]}\ngrid: {size: [0], lr: [1], wd: [1]}",
-            "size 0 in a grid: a rule follows numbers above 0 only",
-        ),
-        (
-            "confirm: {keys: [lr, wd], metric: best_eval_top2}",
-            "runs measure no 'best_eval_top2'; they have final_eval_loss, best_eval_loss, best",
-        ),
-    ],
-)
-def test_what_cannot_be_confirmed_is_refused(toy, text, message):
-    if "neighbours" not in text and "keys: [lr]" in text:
-        text = text.replace("keys: [lr]", "keys: [lr], neighbours: [[1], [-1]]")
-    base = "curves: {a: {}}\n" if "grid:" in text else SEARCH
-    with pytest.raises(UserError, match=message.replace("[", r"\[").replace("]", r"\]")):
-        run(toy, base + text)
 
 
 def test_scores_order_runs_by_metric_then_loss_and_divergence_last():

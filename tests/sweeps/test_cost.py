@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nanolm_c4 import cost
+from nanolm_c4.train import EXPERIMENT as NANO
 from sweeps.__main__ import main
 from sweeps.search import SearchWork
 from sweeps.study import load_search
@@ -80,12 +80,12 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     points = load_sweep(path).points
     assert counts["all"] == counts["to_do"] and counts["all"]["runs"] == 12
     assert counts["all"]["tokens"] == 12 * 150 * 16 * 64
-    assert counts["all"]["flops"] == pytest.approx(sum(cost.flops(p.config) for p in points))
+    assert counts["all"]["flops"] == pytest.approx(sum(NANO.flops(p.config) for p in points))
     assert [size["model"] for size in counts["sizes"]] == [{"width": 32}, {"width": 64}]
     small = counts["sizes"][0]
     configs = [p.config for p in points if p.config.model.width == 32]
-    assert small["parameters"] == cost.parameters(configs[0])
-    assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
+    assert small["parameters"] == NANO.parameters(configs[0])
+    assert small["all"]["flops"] == pytest.approx(sum(map(NANO.flops, configs)))
 
 
 def test_models_that_leave_a_default_out_are_counted_apart(write, planned):
@@ -106,7 +106,7 @@ def test_what_is_done_or_unreadable_is_told_apart(write, planned, tmp_path):
     assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (12, 10)
     left = counts["sizes"][1]["to_do"]
     assert (left["runs"], left["tokens"]) == (4, 4 * 150 * 1024)
-    assert left["flops"] == pytest.approx(4 * cost.flops(wide[0].config))
+    assert left["flops"] == pytest.approx(4 * NANO.flops(wide[0].config))
     assert counts["sizes"][0]["to_do"] == counts["sizes"][0]["all"]
     (note,) = counts["notes"]
     assert wide[4].run in note and "not a summary" in note
@@ -141,7 +141,7 @@ def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned)
     path = write(LARGE, "paper")
     (bf16,) = planned(path)["files"]
     hours = bf16["all"]["gpu_hours"]
-    assert hours["H100"] == hours["H200"] and len(hours) == 9
+    assert [*hours] == ["H100", "A100", "RTX 4090", "L4", "T4"]
     assert hours["T4"] == pytest.approx(bf16["all"]["flops"] / (0.4 * 8.1e12) / 3600)  # no bf16
     assert hours["A100"] == pytest.approx(bf16["all"]["flops"] / (0.4 * 312e12) / 3600)
     assert hours["H100"] == pytest.approx(bf16["all"]["flops"] / (0.4 * 989e12) / 3600)
@@ -260,7 +260,7 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
     assert files_under(tmp_path) == before
     config = load_sweep(write("curves: {a: {}}")).points[0].config
     assert counts["all"]["runs"] == counts["to_do"]["runs"] == 24
-    assert counts["all"]["flops"] == pytest.approx(24 * cost.flops(config))
+    assert counts["all"]["flops"] == pytest.approx(24 * NANO.flops(config))
     assert counts["may_add"]["runs"] == 2 * 2 * 12  # studies, later rounds, trials
     assert planned(path, write())["together"]["all"]["runs"] == 24 + 12
 

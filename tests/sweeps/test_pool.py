@@ -10,7 +10,7 @@ import pytest
 
 from sweeps import pool as pools
 from sweeps import task
-from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
+from sweeps.pool import Needs, RunFailed
 from tests.processes import gone
 from tests.sweeps.conftest import (
     DEAF,
@@ -442,12 +442,3 @@ def test_threads_are_an_equal_share_of_the_cores(
 
 
 # What a user may get wrong.
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
-def test_the_time_to_save_is_a_number_of_seconds(monkeypatch, text):
-    monkeypatch.setenv("TRAINING_STOP_SECONDS", text)
-    with pytest.raises(UserError, match=f"TRAINING_STOP_SECONDS: expected .* got '{text}'"):
-        open_pool("local", PoolOptions())
-    monkeypatch.setenv("TRAINING_STOP_SECONDS", "900")
-    assert pools.stop_seconds() == 900

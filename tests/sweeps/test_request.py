@@ -51,40 +51,6 @@ def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, wor
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("width=2", "width=2: {path} sets width itself, in its grid; choose runs by --where or"),
-        ("inner.gain=1", "sets inner.gain itself, in curve 'b'"),
-        ("'inner={{kind: big}}'", "sets inner.gain itself, in curve 'b'"),
-        ("training.steps=3", "sets training.steps itself, in curve 'b'"),
-        ("seed=3", "seed=3: {path} sets seed itself, in seeds"),
-        ("inner.knd=big", "unknown key 'inner.knd'; did you mean 'inner.kind'?"),
-        ("lr=fast", "lr: expected"),
-        ("--where widht<=2", "--where widht<=2: unknown key 'widht'; did you mean 'width'?"),
-        ("--where inner==2", "--where inner==2: unknown key 'inner'; did you mean 'inner."),
-        ("--where width~2", "--where 'width~2': expected a key, one of <= >= == != < > = and"),
-        ("--where 'width<=wide'", "width is 1, which is neither more nor less than 'wide'"),
-        ("--where width<0", "--where: no run of {path} matches"),
-        ("--where width<0 {search}", "--where: no study of {search} matches"),
-        ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
-        ("{search} lr=2", "lr=2: {search} sets lr itself, in what it searches"),
-        ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
-        ("{search} --curves a", "--curves: {search} is a search, which has no curves"),
-        ("--workers 0", "--workers must be at least 1"),
-        ("--address foo", "--address goes with --engine ray"),
-    ],
-)
-def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, message):
-    names = {"path": write_file(toy, SWEEP), "search": write_file(toy, SEARCH, "search.yaml")}
-    words = words.format(**names) + ("" if "{search}" in words else f" {names['path']}")
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *shlex.split(words), "--dry-run", "--results", str(toy.parent / "results")])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.count("\n") == 1
-    assert message.format(**names) in error
-
-
-@pytest.mark.parametrize(
     "words",
     [
         "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run --verbose",

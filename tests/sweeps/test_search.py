@@ -358,37 +358,6 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy, capsys):
     assert capsys.readouterr().out.startswith("s: 0 of 12 runs to do")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("trails: 3\n", "unknown key 'trails'; did you mean 'trials'"),
-        ("set: {gamma.c: 1.0}\n", "study 'all': unknown key 'gamma.c'; did you mean"),
-        ("set: {gamma.a: 1.0}\n", "'gamma.a' is searched; take it out of set and grid"),
-        ("set: {optimizer.lr: 1.0}\n" + RATES, "rates give optimizer.lr; take it out"),
-        (RATES.replace("[plain, other]", "[plain]"), "rates.where: kind ['other'] is not in"),
-        (RATES.replace("other]}\nrates", "other, third]}\nrates"), "none fits study 'third'"),
-        (RATES.replace("{kind: plain}", "{}"), "rates: 2 fit study 'other'; exactly one must"),
-        ("grid: {kind: [a b, a_b]}\n", "two studies would be called 'a_b'"),
-        ("edge: 0.5\n", "edge: expected"),
-        ("parallel: 0\n", "parallel: expected"),
-        (f"grid: {{seed: {[*range(9000)]}}}\n", "trials: 12 in each of 9,000 studies; at most 40,"),
-    ],
-)
-def test_a_mistake_in_the_file_is_one_line_with_its_name(toy, change, message):
-    write_rates(toy)
-    with pytest.raises(UserError) as error:
-        load(toy, write_search(toy, change + SEARCH))
-    assert message in str(error.value) and "s.yaml" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_range_has_its_lowest_value_first_and_is_positive(toy):
-    with pytest.raises(UserError, match=r"search.gamma.a: \[100, 0.01\]: the lowest value comes"):
-        load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[1.0e+2, 1.0e-2], g")))
-    with pytest.raises(UserError, match="search.gamma.a.0: expected"):
-        load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[0.0, 1.0e+2], g")))
-
-
 def test_a_second_driver_is_refused_before_it_reads_a_trial(toy, monkeypatch):
     """Both would number their trials alike, and a loss would belong to the other one's values."""
     monkeypatch.setattr("sweeps.search.Journal.trials", None)

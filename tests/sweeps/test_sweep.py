@@ -182,81 +182,6 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
     assert run(toy, path) == (rows, [])
 
 
-EXTEND_LR = "curves: {a: {grid: {width: [1], lr: [1]}}}\nextend: {key: lr}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
-        ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
-        ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
-        ("curves: {}", "curves"),
-        ("curves: {a: {constants: true}}", "`constants` must name a search"),
-        ("curves: {a: {}}\nseeds: 3", "seeds: expected a list, got 3"),
-        ("curves: {../../escape: {}}", "curves: '../../escape' names folders; expected letters"),
-        ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
-        ("curves: {a: {set: {lr.x: 2}}}", "s.yaml: lr.x: 'lr' is a value, not a section"),
-        ("curves: {a: {grid: {inner: [{gain: 1}]}}}", "grid.inner: expected numbers or words"),
-        ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
-        ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
-        ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
-        ("curves: {a: {grid: {lr: {log2: [-5000, 1]}}}}", "log2.0: expected"),
-        ("curves: {a: {grid: {lr: {log2: [-500, 1], step: 1.0e-300}}}}", "step: expected"),
-        (
-            f"curves: {{a: {{grid: {{{', '.join(f'k{i}: [0, 1]' for i in range(1100))}}}}}}}",
-            "grid: more than 10,000 combinations of k0, k1,",
-        ),  # more than a float holds
-        (
-            "curves: {a: {grid: {training.steps: [5]}, horizon: {tokens_per_parameter: 1}}}",
-            "curve 'a': its horizon decides training.steps; take that out of set or grid",
-        ),
-        ("set: {lr: 2}\ngrid: {lr: [1]}\ncurves: {a: {}}", "s.yaml: set: lr is a key of the grid"),
-        (
-            "curves: {a: {grid: {inner.gain: [1]}, set: {inner: {gain: 2}}}}",
-            "curves.a.set: inner.gain is a key of the grid, too; take it out of one",
-        ),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}, set: {lr: 2}}]",
-            "adjust.set: lr is a key of the grid",
-        ),
-        (
-            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
-            "more_seeds.where: lr 2 is in no curve's grid",
-        ),
-        (
-            "curves: {a: {grid: {optimizer.eps: [null, 1.0e-9]}}}",
-            "grid: optimizer.eps=None and optimizer.eps=1e-09 are the same run",
-        ),
-        ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
-        ("curves: {a: {}}\nextend: {key: lr}", "the rule's key 'lr' is not in the grid of 'a'"),
-        (EXTEND_LR.replace("lr: [1]", "lr: [0]"), "lr 0 in a grid: a rule follows numbers above 0"),
-        (
-            EXTEND_LR + "confirm: {keys: [lr], neighbours: [[1]]}",
-            "confirm and extend both follow an optimum",
-        ),
-        ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
-        (
-            EXTEND_LR + "transfer: {source: {lr: 1}, target: {width: 1}}",
-            "transfer.source: lr is what extend",
-        ),
-        (
-            EXTEND_LR + "transfer: {source: {width: 1}, target: {width: 2}}",
-            "transfer.target: width 2",
-        ),
-        (
-            EXTEND_LR.replace("lr}", "lr, seeds: [2, 1]}") + "seeds: [0, 1]\n",
-            "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it",
-        ),
-    ],
-)
-def test_bad_sweep_files_are_one_line(toy, text, words):
-    with pytest.raises(UserError) as caught:
-        load_sweep(write_file(toy, text))
-    assert words in str(caught.value) and "s.yaml" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_grid_may_cross_what_the_sweep_sets_for_the_other_curves(toy):
     text = "set: {lr: 2}\ncurves: {a: {}, b: {grid: {lr: [3, 4], width: [1, 2]}}}\n"
     text += "adjust: [{where: {width: [2]}, set: {inner.gain: 5}}]"
@@ -358,10 +283,3 @@ def test_tables_of_another_kind_and_pipes_are_written_anew(toy, name, content):
     os.mkfifo(file) if content is None else file.write_text(content)
     assert status(work_of(toy, path)) and run(toy, path)[0] == rows
     assert name == "metrics.csv" or file.is_file()
-
-
-def test_a_grid_is_counted_before_its_values_are_made(toy, monkeypatch):
-    monkeypatch.setattr(Log2Range, "values", None)
-    text = "grid: {lr: {log2: [-1000, 1000], step: 0.001}}\ncurves: {a: {}}\n"
-    with pytest.raises(UserError, match="more than 10,000 combinations of lr"):
-        load_sweep(write_file(toy, text))

@@ -243,16 +243,6 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
         load(toy, write(toy, "s.yaml", USER.replace("lr: {around", "lrr: {around")), draft=True)
 
 
-def test_bad_sources_are_one_line(toy):
-    run(toy, write(toy, "source.yaml", SOURCE))
-    wrong = USER.replace("match: [inner.kind, width]", "match: [inner.kind, colour]")
-    with pytest.raises(UserError, match="has no column 'colour'"):
-        load(toy, write(toy, "s.yaml", wrong))
-    wrong = USER.replace("at: {width: 1}", "where: {colour: red}")
-    with pytest.raises(UserError, match="has no column 'colour'"):
-        load(toy, write(toy, "s.yaml", wrong))
-
-
 CONSTANTS = """
 grid: {inner.kind: [plain, fancy], lr: [0.5]}
 curves:
@@ -301,12 +291,6 @@ def test_constants_that_are_missing_are_one_line(toy):
     write_constants(toy, [entry])
     with pytest.raises(UserError, match="no constants for inner.kind fancy"):
         load(toy, path)
-
-
-def test_constants_may_not_replace_what_a_grid_crosses(toy):
-    write_constants(toy, [{"where": {}, "set": {"lr": 3.0}}])
-    with pytest.raises(UserError, match="s.yaml, curve 'tuned': lr is a key of its grid and of"):
-        load(toy, write(toy, "s.yaml", CONSTANTS))
 
 
 HORIZON = """

@@ -25,11 +25,13 @@ from training.experiment import Experiment
 
 class Toy(Experiment):
     run = staticmethod(run)
+    flops = staticmethod(flops)
+    parameters = staticmethod(globals().get("parameters"))
 
-COSTS = ("flops", "parameters", "tokens_per_step")
 EXPERIMENT = Toy(
-    name="toy", description="", config=Config, result=str, build_task=None, build_plan=None,
-    **{name: globals().get(name) for name in COSTS},
+    name="toy", description="", config=Config, result=str,
+    tokens_per_step=globals().get("tokens_per_step"),
+    **dict.fromkeys(("build_task", "build_plan", "products")),
 )
 """
 

@@ -75,7 +75,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 
     monkeypatch.setattr(environment, "subprocess", type("Git", (), {"run": staticmethod(git)}))
     monkeypatch.setattr(environment, "commit", functools.cache(environment.commit.__wrapped__))
-    unused = dict.fromkeys("build_plan parameters flops tokens_per_step".split(), print)
+    unused = dict.fromkeys("build_plan products tokens_per_step".split(), print)
     experiment = Experiment(
         name="toy", description="", config=RunConfig, build_task=build_task, result=str, **unused
     )
@@ -141,7 +141,7 @@ def test_files_of_barts_bpe_are_missed_before_a_sweep(key, tmp_path):
 
 
 def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys):
-    unused = dict.fromkeys("build_plan parameters flops tokens_per_step".split(), print)
+    unused = dict.fromkeys("build_plan products tokens_per_step".split(), print)
     experiment = Experiment(
         name="toy",
         description="",

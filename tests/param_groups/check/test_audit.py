@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from param_groups import Everett, Muon, PlanError, Role, Rule, plan, rules_for
+from param_groups import Everett, Muon, Role, Rule, plan, rules_for
 from param_groups.check import audit
 from param_groups.check.nearest import plans_of
 from param_groups.check.reading import read
@@ -285,16 +285,3 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
     assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
     code, text = run(capsys, lambda n, layers: build(n, layers, 0.0), "--depths", 2, 8)
     assert code == 0 and "nearest rule: no power of the depth" in text
-
-
-@pytest.mark.parametrize(
-    ("build", "arguments", "message"),
-    [
-        (lambda n: None, [], "x.py: build returns .model, optimizer., got None"),
-        (nanogpt, ["--widths", 64], "give two different sizes or more"),
-        (nanogpt, ["--against", "none.json"], "--against none.json: no saved numbers"),
-    ],
-)
-def test_a_mistake_is_one_line(build, arguments, message):
-    with pytest.raises(PlanError, match=message):
-        audit.main(["x.py", *map(str, arguments)], lambda *_: build)

@@ -109,38 +109,6 @@ def test_a_wrong_rule_is_named_and_ends_with_exit_code_1(tmp_path, capsys):
 
 
 FILE = str(EXAMPLE)
-MISTAKES = [
-    ([FILE, "--widths", "64", "128"], "at least 3 different positive ones"),
-    ([FILE, "--widths", "64", "128", "128"], "at least 3 different"),
-    ([FILE, "--widths", "0", "64", "128"], "positive"),
-    ([FILE, "--steps", "0"], "0 steps"),
-    ([FILE, "--seeds", "0"], "0 seeds"),
-    ([FILE, "--tolerance", "0"], "--tolerance 0"),
-    ([FILE, "--out", FILE], "a file is in the way; give a folder"),
-    ([FILE, "--rule", "mup"], "--rule goes with hf:NAME or timm:NAME"),
-    (["absent.py"], "absent.py: cannot read the file; give FILE.py, hf:NAME or timm:NAME"),
-    (["hf:gpt7"], "hf:gpt7: cannot build"),
-    (["hf:llama", "--widths", "64", "96", "80"], "--widths 80: stock models have heads of 16"),
-    (["timm:swin_tiny_patch4_window7_224", "--widths", "64", "96", "100"], "--widths 100: stock"),
-    ("x = 1\n", "no function task(width, seed)"),
-    ("def task(width, seed):\n    return 3\n", "returned int; expected a param_groups.check.Check"),
-    ("def task(width):\n    pass\n", "task is called as task(width, seed): too many positional"),
-]
-
-
-@pytest.mark.parametrize(("argv", "message"), MISTAKES)
-def test_mistakes_are_one_line_and_exit_code_2(argv, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    if isinstance(argv, str):
-        (tmp_path / "mine.py").write_text(argv)
-        argv = ["mine.py"]
-    with pytest.raises(SystemExit) as ended:
-        main(["check", *argv])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
-
-
 NO_SCALAR = EXAMPLE.read_text().replace("batch[1])", "batch[1]).expand(2)")
 
 

@@ -68,26 +68,6 @@ def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--lr", "2^-9"], "--lr 2^-9: expected LOW:HIGH, such as 2^-9:2^-5"),
-        (["--lr", "2^-5:2^-9"], "--lr 2^-5:2^-9: expected three rates or more, from low to high"),
-        (["--lr", "0:1"], "--lr 0:1: expected LOW:HIGH"),
-        (["--lr", "1e-3:1e-1:0"], "--lr 1e-3:1e-1:0: expected three rates or more"),
-        (["--widths", "64", "64"], "--widths: give two or more different widths"),
-        (["--steps", "10"], "--steps 10: expected at least 40"),
-        (["--seeds", "0"], "--seeds and --workers: at least 1"),
-        (["--warmup", "1"], "--warmup is a share in [0, 1)"),
-        (["--schedule", "cosin"], "cosine"),
-    ],
-)
-def test_what_cannot_be_trained_is_one_line(file, words, message, capsys):
-    assert said(file, *words) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and not (file.parent / "out").exists()
-
-
-@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("raise ValueError('no data')", "ValueError: no data"),

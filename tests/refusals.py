@@ -1,0 +1,183 @@
+"""Runs a room's `refused.txt`, a page of what can go wrong and what it says, and holds it to the
+source: every `raise` of a user's error in the room is reached by a case, or is in the page's last
+list, with the reason.
+
+A paragraph is a case: `>>> code` or `$ command`, then the one line that it must print, which may be
+wrapped; `...` in it stands for any text. `name.py:` with indented lines writes that file before,
+`name.py: +` adds to it.
+A paragraph of code or files alone is set-up for the cases of its `##` section; above the first
+section, of the whole page. Other paragraphs are prose."""
+
+import ast
+import contextlib
+import functools
+import importlib
+import io
+import re
+import shlex
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# How a command ends, and errors of a developer or of Python's own protocols.
+NO_USERS = {"SystemExit", "KeyboardInterrupt", "AttributeError", "KeyError", "NotImplementedError"}
+
+
+@dataclass
+class Case:
+    line: int
+    files: dict = field(default_factory=dict)
+    code: str = ""
+    command: str = ""
+    expected: str = ""
+    setup: list = field(default_factory=list)
+
+
+def read(page):
+    """The cases of a page, and `file: piece of the raise` of what it says no case reaches."""
+    cases, unreached, common, section, inside = [], [], [], [], False
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"(?:.+\n)+", text):
+        case = Case(text.count("\n", 0, match.start()) + 1)
+        name = None
+        for line in match[0].splitlines():
+            if line.startswith("## "):
+                section, inside = [], True
+            elif name and line.startswith("    "):
+                case.files[name] += line[4:] + "\n"
+            elif re.fullmatch(r"[\w./-]+\.\w+:( \+)?", line) and not case.expected:
+                case.files[name := line] = ""
+            elif line.startswith((">>> ", "... ")) or line == "...":
+                case.code += line[4:] + "\n"
+            elif line.startswith("$ "):
+                case.command = line[2:]
+            elif line.startswith("- `"):
+                unreached.append(line[3:].partition("`")[0])
+            elif case.code or case.command:
+                case.expected = f"{case.expected} {line.strip()}".strip()
+        if case.expected:
+            case.setup = [*common, *section]
+            cases.append(case)
+        elif case.code or case.files:
+            (section if inside else common).append(case)
+    return cases, unreached
+
+
+@functools.cache
+def sites(room):
+    """Lines of every `raise` of a user's error in a room: {(file, first, last): its text}."""
+    found = {}
+    for path in sorted((ROOT / room).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
+            made = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+            if made and getattr(node.exc.func, "id", "") not in NO_USERS:
+                text = " ".join(ast.get_source_segment(source, node).split())
+                found[str(path), node.lineno, node.end_lineno] = text
+    return found
+
+
+@contextlib.contextmanager
+def raised(room):
+    """A set that fills with (file, line) of each exception that passes a line of the room."""
+    lines, inside = set(), f"{ROOT / room}/"
+
+    def local(frame, event, argument):
+        if event == "exception":
+            lines.add((frame.f_code.co_filename, frame.f_lineno))
+        return local
+
+    def calls(frame, event, argument):
+        if not frame.f_code.co_filename.startswith(inside):
+            return None
+        frame.f_trace_lines = False
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+def run(case, folder, names):
+    """What a case prints, in a folder of its own: `Error: message`, or a command's stderr."""
+    for part in (*case.setup, case):
+        for name, text in part.files.items():
+            path = folder / name.partition(":")[0]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a" if name.endswith("+") else "w", encoding="utf-8") as file:
+                file.write(text)
+        if part is not case:
+            exec(part.code, names)
+    before = written(folder)
+    if case.code:
+        try:
+            exec(case.code, names)
+            said = "no error"
+        except (NameError, SyntaxError):  # of the page
+            raise
+        except Exception as error:
+            said = traceback.format_exception_only(error)[-1].strip()
+            said = said.replace(type(error).__module__ + ".", "", 1)
+            said = said if "\n" not in str(error) else f"more than one line: {error}"
+    if case.command:
+        out, err = io.StringIO(), io.StringIO()
+        words = shlex.split(case.command.removeprefix("python "))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = command(words)
+        said = err.getvalue().strip()
+        assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
+        assert "\n" not in said, said
+    assert written(folder) == before, f"something was written: {written(folder)}"
+    return said.replace(f"{folder}/", "")
+
+
+def command(words):
+    """The exit code of `python -m room words`, in this process."""
+    try:
+        importlib.import_module(f"{words[1]}.__main__").main(words[2:])
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def written(folder):
+    return {
+        str(path.relative_to(folder)): path.is_file() and path.read_bytes()
+        for path in folder.rglob("*")
+    }
+
+
+def complaints(room, page, tmp_path, monkeypatch):
+    """What is wrong with a page: cases that say something else, and raises that none reaches."""
+    cases, unreached = read(page)
+    problems, lines = [], set()
+    for case in cases:
+        folder = tmp_path / str(case.line)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(folder)
+        try:
+            with raised(room) as reached:
+                said = run(case, folder, {})
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        for name, module in [*sys.modules.items()]:  # of another case's file of this name
+            if str(getattr(module, "__file__", "")).startswith(f"{folder}/"):
+                del sys.modules[name]
+        lines |= reached
+        pattern = ".*".join(map(re.escape, case.expected.split("...")))
+        if not re.fullmatch(pattern, " ".join(said.split())):
+            problems.append(f"{page.name}:{case.line}: {said}\n    expected {case.expected}")
+    for (path, first, last), text in sites(room).items():
+        name = str(Path(path).relative_to(ROOT))
+        hit = any((path, line) in lines for line in range(first, last + 1))
+        places = (one.split(": ", 1) for one in unreached)
+        listed = [place for place, piece in places if place == name and piece in text]
+        if hit == bool(listed):
+            problems.append(f"{name}:{first}: {'reached, and listed as not' if hit else text}")
+    return problems
