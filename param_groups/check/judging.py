@@ -24,7 +24,7 @@ from param_groups.check.theory import (
 )
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import Role
+from param_groups.roles import Role, Rule
 from param_groups.rules.exponents import HALF, LAYERS, ZERO
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
@@ -249,16 +249,18 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
     return result
 
 
-def heads_note(plans: Mapping[int, Plan]) -> str:
+def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> str:
     """A warning where muP has the library's attention while the head dimension grows, or may, as
-    nothing says it; else ""."""
-    if any(one.head_dim_is_missing() for one in plans.values()):
+    neither plans nor a trace's `rules` say it; else ""."""
+    seen = {one.head_dim or 0 for rule in rules for one in rule.measured if one.grows}
+    if not seen and any(one.head_dim_is_missing() for one in plans.values()):
         return (
             "not judged: whether the head dimension is the same at all widths, as muP with "
             "qk_exponent=-0.5 needs; plan with head_dim="
         )
     rule = rule_of(plans[min(plans)])
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
+    heads = sorted(seen) or heads
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
     if other or rule.get("qk_exponent") != -0.5 or all(size == heads[0] for size in heads):
         return ""

@@ -126,14 +126,15 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
             one = readings[size][name]
             if depth:
                 role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
-            elif len(one.shape) < 2:
+            elif len(one.shape) < 2 or one.layout == Layout.VECTOR:
                 grows = last[name].shape > first[name].shape
                 role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
             else:
                 role = Role.TOKEN_EMBEDDING if one.table else Role.HIDDEN
             ins, outs = 1, (one.shape or (1,))[-1]
-            if len(one.shape) > 1 and not one.table:
+            if role is Role.HIDDEN:
                 layout = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
+                layout = Layout(one.layout or layout)
                 ins, outs = fans(name, one.shape, layout)
             decay = one.decay / one.lr if one.lr else 0.0
             rows.append(

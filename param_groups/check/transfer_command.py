@@ -36,7 +36,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from param_groups.check import transfer
-from param_groups.check.command import load_function
+from param_groups.check.command import TASK, load_function, with_rules
 from param_groups.check.measuring import Check, CheckError, optimizer_of
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.roles import PlanError, choose
@@ -81,9 +81,6 @@ def main(argv: Sequence[str]) -> None:
     print(f"\n{table(answer)}\n\n{summary(answer, collapse)}")
     _write(out, grid, settings, answer, collapse, curves)
     raise SystemExit(EXIT.get(answer.verdict, 2))
-
-
-TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
 
 def _grid(args: argparse.Namespace) -> Grid:
@@ -223,7 +220,7 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(run.seed)
-    task = load_function(args.file, *TASK)
+    task = with_rules(load_function(args.file, *TASK), args.widths)
     check = task(run.width, run.seed)
     if not isinstance(check, Check) or not len(check.batches):
         raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")

@@ -141,6 +141,11 @@ def traced(
             deeper = {name: tuple(p.shape) for name, p in deep.named_parameters()}
     if odd := sorted({*small.parameters} ^ {*large.parameters}):
         raise PlanError(f"traced: {odd[0]!r} is in the model of one of the widths {widths} alone")
+    shapes = [[p.shape for p in notes.parameters.values()] for notes in (small, large)]
+    if shapes[0] == shapes[1]:
+        raise PlanError(
+            f"traced: no tensor of build({widths[1]}) is larger than in build({widths[0]})"
+        )
     doubts, blind = [*dict.fromkeys(large.doubts)], ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
