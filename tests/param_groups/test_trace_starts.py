@@ -23,7 +23,9 @@ from param_groups import (
 )
 from tests.param_groups import traced_odd, traced_text
 from tests.param_groups.traced_blocks import (
+    BASE,
     IDS,
+    WIDE,
     Apart,
     Mlp,
     Rms,
@@ -31,20 +33,11 @@ from tests.param_groups.traced_blocks import (
     heads,
     linear,
     merged,
+    read,
+    stack,
     text,
 )
 from tests.param_groups.traced_text import Bank
-
-BASE, WIDE = 32, 64
-
-
-def stack(attention=Apart, mlp=Mlp, norm=Rms):
-    return lambda n: Stack(n, attention, mlp, norm)
-
-
-def read(build, **more):
-    return traced(build, text, (BASE, WIDE), **more)
-
 
 # Starts
 
@@ -348,7 +341,7 @@ def test_what_is_around_a_block_changes_no_role(around):
 def test_scores_that_are_no_product_are_a_doubt_and_an_error():
     class Broadcast(Apart):
         def forward(self, x):
-            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            q, k, v = self.three(x)
             scores = (q[:, :, :, None] * k[:, :, None]).sum(-1)
             return self.d(merged(scores.softmax(-1) @ v))
 
