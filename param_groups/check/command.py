@@ -1,7 +1,7 @@
 """The coordinate check: do activations and updates scale with size as the rule says?
 
     param-groups check FILE.py                    your own model: task(width, seed) -> Check
-    param-groups check hf:gpt2                    a stock model with its shipped rules
+    param-groups check hf:gpt2                    a stock model with the rules of its trace
     param-groups check timm:vit_small_patch16_224 --rule mup standard one_rate
 
 First a plan's numbers are compared with published exponents of its rule, or with what stability
