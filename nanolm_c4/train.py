@@ -29,6 +29,7 @@ def build_model(config: Config, vocab_size: int):
         norm_scale=not bordelon,
         readout_bias=bordelon,
         norms=shape.norms,
+        tied=shape.tied,
     )
 
 
@@ -37,25 +38,31 @@ def rules(config: Config):
     from nanolm_c4.model import DEEP_RULES, RULES
     from param_groups import Role, Rule
 
-    no_scales = [rule for rule in RULES if rule.role is not Role.NORM_SCALE]
+    known = DEEP_RULES if config.prescription.outside else RULES
+    if config.model.tied:  # named once, as the embedding
+        known = [rule for rule in known if rule.role is not Role.READOUT]
+    no_scales = [rule for rule in known if "norm" not in rule.pattern]
     if not config.model.norms:
         return no_scales
     if config.prescription.parameterization == BORDELON:
         return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
-    return DEEP_RULES if config.prescription.outside else RULES
+    return known
 
 
 def build_plan(config: Config, model=None):
     """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
     import torch
 
-    from param_groups import plan
+    from param_groups import Tied, plan
 
     if model is None:
         with torch.device("meta"):
             model = build_model(config, vocabulary(config))
     prescription = config.prescription.at(config.model, config.optimizer.name)
-    return plan(model, rules(config), prescription, **config.optimizer.numbers)
+    keys = config.optimizer.numbers
+    if config.model.tied:  # two places want two multipliers: absorbed, which changes no step
+        prescription, keys = Tied(prescription), {**keys, "absorb_multipliers": True}
+    return plan(model, rules(config), prescription, **keys)
 
 
 def build_blank(config: Config, rows: int):

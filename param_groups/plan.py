@@ -420,15 +420,15 @@ def plan(
             and 1e-30 for Adafactor, which adds it to g^2.
         weight_decay: see `decay_mode`.
         decay_mode: what a decay means, a name of DECAY_MODES; has to be given with one.
-        absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
-            trains the same, and any module can follow; every tensor decays as with its multiplier.
-            Only clipping by the gradient's norm sees a difference, since the norm changes.
+        absorb_multipliers: move forward multipliers into initial values, rate and epsilon. The
+            model trains the same, decay included, without a change of its code. Clipping by the
+            gradient's norm is the exception: the norm is another one.
         applied: {"attention_scale": 1 / 16}, forward factors that the model's own code applies.
         head_dim: of attentions that do not say theirs.
         base: the same model at its base size, or its `fans_of`, for models of several widths
             (stages, encoder and decoder, few heads for keys): each tensor's fans over those of the
-            base decide, not the prescription's width. The prescription's base width is a constant
-            that sets multipliers and initial values, and absorbed rates. Keep the base model's.
+            base decide, not the prescription's width. The prescription's own base width stays the
+            base model's: multipliers, initial values and absorbed rates depend on it.
         no_decay: roles ("norm_scale") or patterns of names ("*.bias") without decay.
 
     Returns:

@@ -14,8 +14,9 @@ A file has `def task(width: int, seed: int) -> Check` with model, plan, batches 
 model is the model type of a Hugging Face config or a name of timm's; small ones of several widths
 are built from the config, untied.
 
-Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0, 1 if
-a verdict is bad (grows, vanishes, differs, unclear, not finite), 2 for a mistake of yours.
+Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0; 1 if
+a verdict is bad (grows, vanishes, differs, unclear, not finite); 2 for a mistake of yours, and
+where no verdict is bad but a rate depends on what was not judged.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
         targets = [file_target(Path(args.target), args.widths)]
     outcomes = [run(target, args) for target in targets]
     if any(outcomes):
-        raise SystemExit(1)
+        raise SystemExit(1 if 1 in outcomes else 2)
 
 
 def stock_target(name: str, rule: str) -> Target:
@@ -188,8 +189,8 @@ def function_of(module: ModuleType, path: Path, signature: str, returns: str) ->
     return function
 
 
-def run(target: Target, args: argparse.Namespace) -> bool:
-    """Measures, writes the results, prints the verdicts; whether one is bad."""
+def run(target: Target, args: argparse.Namespace) -> int:
+    """Measures, writes the results, prints the verdicts; the exit code."""
     folder = (args.out or Path("coordinate_check") / target.name) / target.part
     if folder.exists() and not folder.is_dir():  # before what takes long
         raise CheckError(f"--out {folder}: a file is in the way; give a folder")
@@ -204,7 +205,9 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
     numbers = judging.judge(measurement.plans)
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
-    bad = slopes.failed(powers, numbers)
+    rules = target.build.rules if isinstance(target.build, Ruled) else ()
+    left = judging.not_judged(measurement.plans, measurement.held, rules)
+    code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,
         "widths": sorted(args.widths),
@@ -215,7 +218,8 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": str(device),
-        "passed": not bad,
+        "passed": not code,
+        "not_judged": left,
         "not_called": list(measurement.silent),
         "prescription": measurement.plans[min(measurement.plans)].prescription,
         "numbers": [asdict(one) for one in numbers],
@@ -230,12 +234,11 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:
         print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")
-    rules = target.build.rules if isinstance(target.build, Ruled) else ()
-    if note := judging.heads_note(measurement.plans, rules):
-        print(note)
+    for line in [*judging.heads_note(measurement.plans, rules), *left]:
+        print(line)
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
-    print(f"{slopes.summary(powers, numbers)}\ntable: {table}")
+    print(f"{slopes.summary(powers, numbers, left)}\ntable: {table}")
     try:
         from param_groups.check.figure import draw
     except ImportError:
@@ -243,4 +246,4 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     else:
         draw(measurement.points, result, picture)
         print(f"figure: {picture}")
-    return bad
+    return code

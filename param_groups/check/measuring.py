@@ -2,7 +2,9 @@
 
 A model is trained for a few steps at several widths and seeds. The check records the RMS of
 
-* init: every module's output at initialisation, on the batch of the first step, and its input;
+* init: every module's output at initialisation, on the batch of the first step, and its input.
+  Logits under `Tied` have a second row, each position's logit of the token that it embeds: a factor
+  that is too large shows there, and one that is too small in the RMS over all of them;
 * gradient: the loss's gradient at its output, then. It shows what the model makes of the output:
   a factor behind a readout or a branch, which the output itself does not have, is in it;
 * change: what the steps add up to, output after t steps minus output at first. The logits have a
@@ -16,7 +18,8 @@ A model is trained for a few steps at several widths and seeds. The check record
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.check.reading import Reading, read
 from param_groups.check.recording import (
     keep_gradient,
     recording,
@@ -39,7 +43,7 @@ from param_groups.roles import PlanError, Role
 
 TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
-ALONG, INPUT = " along the loss gradient", " input"
+ALONG, INPUT, OWN = " along the loss gradient", " input", " of the position's token"
 
 
 class CheckError(PlanError):
@@ -53,7 +57,8 @@ class Check:
     Args:
         model: unwrapped and uncompiled.
         plan: its plan, which the check initialises it with. In a file it may be a function of the
-            rules that a trace of the models at the two smallest widths reads: plan(rules).
+            rules that a trace of the models at the two smallest widths reads: plan(rules). None is
+            for an optimizer alone over the model's own initial values, which `transfer` trains.
         batches: step t trains on batches[t], again from the first when they run out; all outputs
             are compared on batches[0].
         loss: loss(model, batch), the mean loss of a batch, a scalar.
@@ -64,12 +69,22 @@ class Check:
     """
 
     model: nn.Module
-    plan: Plan
+    plan: Plan | None
     batches: Sequence[Any]
     loss: Callable[[nn.Module, Any], Tensor]
     optimizer: torch.optim.Optimizer | None = None
     clip_norm: float | None = None
     after_init: Callable[[nn.Module], None] | None = None
+
+    @property
+    def planned(self) -> Plan:
+        """The plan; CheckError without one."""
+        if self.plan is None:
+            raise CheckError(
+                "the check has no plan: give Check(plan=...). Of an optimizer alone `param-groups "
+                "audit` reads the powers, and `param-groups transfer` trains it"
+            )
+        return self.plan
 
 
 Build = Callable[[int, int], Check]  # (width, seed) -> Check
@@ -93,24 +108,14 @@ class Coordinate:
     rms: float
 
 
-@dataclass(frozen=True)
-class Held:
-    """An optimiser's numbers for one tensor; `kind` is its class, `eps` None where it has none."""
-
-    kind: str
-    lr: float
-    eps: float | None
-    weight_decay: float
-
-
 @dataclass
 class Measurement:
     """All that a check measured, and the plan at every width."""
 
     points: list[Coordinate] = field(default_factory=list)
     plans: dict[int, Plan] = field(default_factory=dict)
-    held: dict[int, dict[str, Held]] = field(default_factory=dict)
-    """What the check's own optimisers have for every tensor that is trained, by width."""
+    held: dict[int, dict[str, Reading]] = field(default_factory=dict)
+    """What the check's own optimisers have for every tensor, by width."""
     silent: tuple[str, ...] = ()
     """Modules that own planned tensors and were never called."""
 
@@ -157,10 +162,10 @@ def measure(
             )
         if not len(check.batches):
             raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
-        result.plans[width] = check.plan
+        result.plans[width] = check.planned
         _check_rows(result.plans)
         if check.optimizer is not None:
-            result.held[width] = _held(check)
+            result.held[width] = read(check.model, [check.optimizer], now=True)
         with torch.random.fork_rng():  # dropout, too, is a function of the seed
             torch.manual_seed(seed)
             points, result.silent = _measure_one(check, width, seed, steps, torch.device(device))
@@ -279,16 +284,17 @@ def _measure_one(
 ) -> tuple[list[Coordinate], tuple[str, ...]]:
     """The points of one width and seed, and the modules that were never called."""
     model = check.model.to(device)
-    check.plan.initialise(model, seed, overwrite=True)
+    check.planned.initialise(model, seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
-    parts = watched(model, check.plan)
-    first, inputs, gradients = _first_outputs(check, parts, batches[0])
+    parts = watched(model, check.planned)
+    with _embedded(check) as ids:
+        first, inputs, gradients = _first_outputs(check, parts, batches[0])
     along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    by_muon = {row.name: row.layout for row in check.plan.rows if row.optimizer == "muon"}
+    by_muon = {row.name: row.layout for row in check.planned.rows if row.optimizer == "muon"}
     points: list[Coordinate] = []
 
     def keep(quantity: str, name: str, part: str, step: int, rms: float) -> None:
@@ -296,6 +302,9 @@ def _measure_one(
 
     for name, output in first.items():
         keep("init", name, parts[name], 0, rms_of(output))
+        alike = [one for one in ids if parts[name] == "logits" and one.numel() == len(output)]
+        if alike:
+            keep("init", name + OWN, "logits", 0, rms_of(output.gather(1, alike[-1].view(-1, 1))))
     for name, size in inputs.items():
         keep("init", name + INPUT, "hidden", 0, size)
     # Below a readout that starts at zero there is a gradient after the first step.
@@ -344,7 +353,7 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     a tensor by a share of itself, whatever its rate."""
     optimizer = check.optimizer
     if optimizer is None:
-        name = str(check.plan.prescription.get("optimizer", "adam"))
+        name = str(check.planned.prescription.get("optimizer", "adam"))
         kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD, "muon": MuonAdamW}
         if name not in kinds:
             raise CheckError(
@@ -353,7 +362,7 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
             )
         # What `after_init` changes is meant, and would be refused as another plan's values.
         as_drawn = check.after_init is None
-        groups = check.plan.groups(check.model, check=as_drawn, several=name == "muon")
+        groups = check.planned.groups(check.model, check=as_drawn, several=name == "muon")
         optimizer = kinds[name](groups)
     for group in optimizer.param_groups if not decays else ():
         group["weight_decay"] = 0.0
@@ -361,31 +370,10 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move
             raise CheckError(
-                f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
-                "model that the check is given, or freeze what is not to be trained"
+                f"the optimizer does not hold {name!r}; build it over all tensors of the check's "
+                "model, as plan.groups(model) has them, or freeze what is not to be trained"
             )
     return optimizer
-
-
-def _held(check: Check) -> dict[str, Held]:
-    """What the check's own optimiser has, with the factors that schedules of timm and others take
-    from a group."""
-    names = {id(tensor): name for name, tensor in check.model.named_parameters()}
-    found = {}
-    assert check.optimizer is not None
-    for group in check.optimizer.param_groups:
-        eps, kind = group.get("eps"), type(check.optimizer).__name__.lower()
-        if "muon" in kind:
-            kind = str(group.get("optimizer", kind))
-        for tensor in group["params"]:
-            if id(tensor) in names:
-                found[names[id(tensor)]] = Held(
-                    kind,
-                    float(group["lr"] * group.get("lr_scale", 1.0) * group.get("lr_mult", 1.0)),
-                    float(eps) if isinstance(eps, (int, float)) else None,
-                    float(group.get("weight_decay", 0.0) * group.get("wd_mult", 1.0)),
-                )
-    return found
 
 
 def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
@@ -416,13 +404,30 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 # Outputs
 
 
+@contextmanager
+def _embedded(check: Check) -> Iterator[list[Tensor]]:
+    """Collects what a table that `Tied` makes the readout, too, is called with."""
+    tied = [row.name for row in check.planned.rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
+    tables = tied if check.planned.prescription.get("tied") else []
+    ids: list[Tensor] = []
+    modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
+    handles = [
+        module.register_forward_hook(lambda _, args, __: ids.extend(args[:1])) for module in modules
+    ]
+    try:
+        yield ids
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _first_outputs(
     check: Check, parts: Mapping[str, str], batch: Any
 ) -> tuple[dict[str, Tensor], dict[str, float], dict[str, Tensor]]:
     """Of modules by name: the outputs on a batch, the RMS of the inputs, and the loss's gradients
     at the outputs. The last two are of modules that own a planned tensor."""
     logits = [name for name, part in parts.items() if part == "logits"]
-    owners = {n.rpartition(".")[0] for row in check.plan.rows for n in (row.name, *row.tied_to)}
+    owners = {n.rpartition(".")[0] for row in check.planned.rows for n in (row.name, *row.tied_to)}
     planned = [name for name in parts if name in owners]
     read = [name for name in planned if parts[name] != "embedding"]
     check.model.eval()  # no dropout: outputs are compared between steps
@@ -445,7 +450,7 @@ def _first_outputs(
         for name, of_calls in grads.items()
         if all(grad is not None for grad in of_calls)
     }
-    for row in check.plan.rows:  # an embedding whose tensor is added, and no module called
+    for row in check.planned.rows:  # an embedding whose tensor is added, and no module called
         module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
         if row.role in TABLES and module not in outputs and tensor.grad is not None:
             gradient[row.name] = rows([tensor.grad])

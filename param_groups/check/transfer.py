@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from param_groups import fits
+from param_groups.check.slopes import student
 from param_groups.fits import Floats, Optimum, PowerLaw
 
 # Powers of rules that work and of those that do not differ by halves: nearer to 0 than half of
@@ -30,9 +31,6 @@ EFFECT = 0.25
 # width's lowest by at most this share.
 NEAR = 0.05
 OCTAVES = 8.0  # that a grid may grow beyond either end before a width is given up
-# Student's 97.5 % quantiles for 1, 2, ... degrees of freedom; beyond, 1.96 + 2.5 / freedom is
-# within 0.015 of them.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 MOST_SEEDS = 64  # that are worth asking for
 STAYS, MOVES, UNDECIDED = "stays", "moves", "undecided"
 
@@ -150,14 +148,6 @@ class Answer:
         return student(self.freedom) * self.error
 
 
-def student(freedom: float) -> float:
-    """Student's 97.5 % quantile."""
-    whole = math.floor(freedom)
-    if whole < 1:
-        return math.inf
-    return STUDENT[whole - 1] if whole <= len(STUDENT) else 1.96 + 2.5 / freedom
-
-
 def answer(grid: Grid, losses: Losses, effect: float = EFFECT) -> Answer:
     """The verdict on the power of the width in the best rate.
 
@@ -196,7 +186,10 @@ def seed_noise(grid: Grid, losses: Losses) -> tuple[float, float]:
     for width in grid.widths:
         known = means(grid, losses, width)
         lowest = min(known.values(), default=math.inf)
-        near = [rate for rate, mean in known.items() if mean <= (1 + NEAR) * lowest < math.inf]
+        rates = [rate for rate, mean in known.items() if math.isfinite(mean)]  # rising
+        best = rates.index(fits.best_grid_value(known)) if rates else 0
+        beside = rates[max(best - 1, 0) : best + 2]  # a steep curve has no others near its best
+        near = [r for r in rates if r in beside or known[r] <= (1 + NEAR) * lowest]
         if len(near) > 1 and len(grid.seeds) > 1:
             of = np.array([[losses[Run(width, math.log2(r), s)] for s in grid.seeds] for r in near])
             rest = of - of.mean(axis=0) - of.mean(axis=1, keepdims=True) + of.mean()

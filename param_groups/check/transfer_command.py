@@ -5,8 +5,10 @@
 FILE is that of the coordinate check: task(width, seed) returns a param_groups.check.Check with
 model, plan, batches and loss. Every width is trained over a grid of rates (factors of 2, or
 --lr LOW:HIGH:OCTAVES), which grows where the best rate is at an edge. `--lr` is the plan's global
-rate; all tensors keep the plan's ratios and its decay. --fresh further seeds judge the best rates.
-The loss of a run is the mean of its last tenth of steps, so batches should not repeat.
+rate; all tensors keep the plan's ratios and its decay. With plan=None and an optimizer it is the
+largest rate of the groups at the smallest width, to which all rates at all widths keep their ratio;
+initial values are then the model's own. --fresh further seeds judge the best rates. The loss of a
+run is the mean of its last tenth of steps, so batches should not repeat.
 
 Runs are kept in OUT/runs.jsonl as they end: the same command goes on where it was stopped. Writes
 transfer.csv, transfer.json and, with matplotlib, transfer.png. Exit code: 0 the best rate stays,
@@ -219,17 +221,25 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     """
     torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(run.seed)
     task = with_rules(load_function(args.file, *TASK), args.widths)
-    check = task(run.width, run.seed)
-    if not isinstance(check, Check) or not len(check.batches):
-        raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")
+
+    def built(width: int) -> Check:  # with initial values and dropout that follow the seed
+        torch.manual_seed(run.seed)
+        check = task(width, run.seed)
+        if not isinstance(check, Check) or not len(check.batches):
+            raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")
+        if check.plan is None and check.optimizer is None:
+            raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
+        return check
+
+    base, check = (built(width) for width in (min(args.widths), run.width))
     model = check.model.to(device)
-    check.plan.initialise(model, run.seed, overwrite=True)
+    if check.plan is not None:
+        check.plan.initialise(model, run.seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check, decays=True)
-    set_rate(optimizer, check, 2.0**run.octave)
+    set_rate(optimizer, check, 2.0**run.octave / global_rate(base))
     peaks = [group["lr"] for group in optimizer.param_groups]
     warmup = round(args.warmup * args.steps)
     losses: list[float] = []
@@ -254,13 +264,23 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     return [sum(part) / len(part) for part in (*parts, losses[-max(1, len(losses) // 10) :])]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, check: Check, lr: float) -> None:
-    """Gives the plan another global rate; every tensor keeps its ratio and its meaning of decay."""
-    ratio = lr / check.plan.lr
+def global_rate(base: Check) -> float:
+    """The rate that `--lr` stands for: the plan's, or an optimizer's largest at the base width."""
+    if base.plan is not None:
+        return base.plan.lr
+    assert base.optimizer is not None
+    rate = max(float(group["lr"]) for group in base.optimizer.param_groups)
+    if not rate > 0:
+        raise CheckError("all rates of the optimizer are 0, so that they have no ratios to keep")
+    return rate
+
+
+def set_rate(optimizer: torch.optim.Optimizer, check: Check, ratio: float) -> None:
+    """Multiplies the global rate; every tensor keeps its own ratio and its meaning of decay."""
     for group in optimizer.param_groups:
         group["lr"] *= ratio
-        if check.plan.decay_mode == "independent":  # a share per step, whatever the rate
-            group["weight_decay"] = group.get("weight_decay", 0.0) / ratio
+        if check.plan is not None and check.plan.decay_mode == "independent":
+            group["weight_decay"] = group.get("weight_decay", 0.0) / ratio  # a share per step
 
 
 # What is said

@@ -13,7 +13,7 @@ from measure.probes import Probes
 from measure.representations import norm
 from nanolm_c4.model import RULES
 from param_groups import Everett, PlanError, Role, Rule
-from param_groups.layers import Embedding, LayerNorm, Linear
+from param_groups.layers import Linear
 from param_groups.roles import Layout
 from tests.measure.probed import (
     backward,
@@ -226,14 +226,6 @@ def test_a_plan_of_another_model_is_refused():
     model, _, optimizer = decoder()
     with pytest.raises(PlanError, match="another model"):
         Probes(model, decoder(layers=1)[1], optimizer)
-
-
-def test_a_model_without_dense_layers_is_refused():
-    rules = [Rule("layer.weight", Role.TOKEN_EMBEDDING)]
-    with pytest.raises(UserError, match="none of the plan's 1 tensors .* dense layer"):
-        Probes(*single(Embedding(5, 8), rules, 8))
-    with pytest.raises(UserError, match="none of the plan's 1 tensors"):
-        Probes(*single(LayerNorm(8), [Rule("layer.weight", Role.NORM_SCALE)], 8))
 
 
 class Doubling(nn.Linear):

@@ -97,11 +97,16 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
 class WithLora(nn.Linear):
     """A frozen matrix and its two factors, as peft has them."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, scaling=1.0):
         super().__init__(layer.in_features, layer.out_features, bias=False)
         self.weight = layer.weight.requires_grad_(False)
         self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, 4, bias=False)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(4, layer.out_features, bias=False)})
+        self.scaling = {"default": scaling}
+
+    def forward(self, x):
+        low = self.lora_A["default"](x)
+        return super().forward(x) + self.scaling["default"] * self.lora_B["default"](low)
 
 
 def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
@@ -123,7 +128,40 @@ def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
         plan(model, rules, Everett("standard", 64, 32, optimizer="sgd"), lr=1.0)
 
 
-# Tied embeddings
+def test_the_scaling_of_lora_is_a_factor_that_multiplies_the_rate_of_b():
+    """Under Adam a factor s trains as s times B's rate and epsilon over s without it."""
+    rules = [*LORA_RULES, Rule("layer.weight", "hidden"), Rule("readout.weight", "readout")]
+
+    def trained(scaling, said=None):
+        torch.manual_seed(0)
+        model = nn.Sequential()
+        model.layer = WithLora(nn.Linear(16, 16, bias=False), scaling)
+        model.readout = nn.Linear(16, 3, bias=False)
+        mup = Everett("mup", 16, 16)
+        numbers = plan(model, rules, mup, lr=0.01, applied=said, absorb_multipliers=True)
+        numbers.initialise(model, seed=0)
+        groups = numbers.groups(model)
+        for group in groups:
+            if said is None and "layer.lora_B.default.weight" in group["param_names"]:
+                group["lr"], group["eps"] = 8 * group["lr"], group["eps"] / 8
+        optimizer, x = torch.optim.AdamW(groups), torch.randn(5, 16)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model(x), numbers
+
+    outputs, numbers = trained(8.0, {"lora_scaling": 8.0})
+    torch.testing.assert_close(outputs, trained(1.0)[0])
+    assert [(factor.name, factor.value) for factor in numbers.forward] == [("lora_scaling", 8.0)]
+    for words, has in ((None, 1), ({"lora_scaling": 2.0}, 2)):
+        with pytest.raises(
+            PlanError, match=rf"\] 8 in the .* plan has {has}: .* as 8 times the rate"
+        ):
+            trained(8.0, words)
+
+
+# Tied embeddings, and models without rules
 
 
 def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():

@@ -163,16 +163,16 @@ def test_own_tables_are_found_where_sweeps_write_them(table, folder, results):
 
 
 def test_own_results_take_the_place_of_shipped_ones(results):
-    assert not cards.sources("everett/quickstart", results.home).own
+    assert not cards.inputs("everett/quickstart", results.home).own
     path = results("everett/quickstart", "nanolm_c4/quickstart")
-    source = cards.sources("everett/quickstart", results.home)
+    source = cards.inputs("everett/quickstart", results.home)
     assert source.own and source.paths == [path]
     assert f"python -m plots everett/quickstart {path}" in source.commands
     # Of three tables one is enough, as it is for the figure itself; of two that go together not.
     results("everett/figure_12_adam", "nanolm_c4/figure_12_adam")
-    assert len(cards.sources("everett/learning_rates", results.home).paths) == 1
+    assert len(cards.inputs("everett/learning_rates", results.home).paths) == 1
     results("dinan/figure_1_2", "vit_imagenet/figure_1_2")
-    assert not cards.sources("dinan/vit_search", results.home).own
+    assert not cards.inputs("dinan/vit_search", results.home).own
 
 
 def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused, claimed):
@@ -181,11 +181,11 @@ def test_numbers_that_break_a_figure_are_a_line(results, monkeypatch, refused, c
     for part in ("read", "findings"):
         with monkeypatch.context() as patch:
             patch.setattr(module, part, lambda _: [][0])
-            card = cards.figure_card("everett/quickstart", cards.Source([path], True))
+            card = cards.figure_card("everett/quickstart", cards.Inputs([path], True))
             assert "Not drawn yet" in card.html and "its numbers cannot be drawn" in card.html
             assert "its numbers cannot be drawn" in refused("everett/quickstart", path)
             with pytest.raises(IndexError):  # of shipped tables it is our mistake
-                cards.figure_card("everett/quickstart", cards.Source([path], False))
+                cards.figure_card("everett/quickstart", cards.Inputs([path], False))
 
 
 PAYLOAD = (

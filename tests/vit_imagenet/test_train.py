@@ -11,7 +11,6 @@ from tests.experiment_cases import CASES, write_photos
 from tests.test_experiments import lines
 from training import runs
 from training.config import load
-from training.errors import UserError
 from vit_imagenet import train
 from vit_imagenet.config import Config
 
@@ -124,11 +123,6 @@ def test_a_factor_changes_one_tensor_s_rate_alone(tensor, key):
             replace(plain[tensor], lr=16 * plain[tensor].lr, weight_decay=decay) == changed[tensor]
         )
         assert runs.run_id(configs[0]) == runs.run_id(settings(*words, f"prescription.{key}_lr=1"))
-
-
-def test_a_factor_on_a_bias_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="head_bias_lr: model.head_bias is false"):
-        settings("prescription.head_bias_lr=2", "model.head_bias=false")
 
 
 def test_the_arithmetic_of_the_paper_s_recipe_is_printed():

@@ -119,5 +119,8 @@ def test_heads_that_grow_in_a_trace_are_warned_of():
     rule = lambda n: Everett("mup", n, 32, qk_exponent=-0.5)
     options = {"lr": 0.1, "absorb_multipliers": True}
     plans = {n: plan(build(n), rules, rule(n), **options) for n in (32, 64)}
-    assert judging.heads_note(plans).startswith("not judged")
-    assert "warning: head dimensions 8 to 16" in judging.heads_note(plans, rules)
+    (left,) = judging.not_judged(plans, {})
+    assert left.startswith("not judged: whether the head") and not judging.heads_note(plans)
+    assert not judging.not_judged(plans, {}, rules)
+    (note,) = judging.heads_note(plans, rules)
+    assert note.startswith("warning: head dimensions 8 to 16")

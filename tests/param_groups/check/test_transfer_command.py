@@ -1,10 +1,14 @@
 """The command `transfer`: one rule that stays beside one that moves, stops, mistakes."""
 
+import argparse
 import json
 
 import pytest
 
 from param_groups.__main__ import main
+from param_groups.check.measuring import CheckError
+from param_groups.check.transfer import Run
+from param_groups.check.transfer_command import train
 
 TASK = """
 import torch
@@ -21,10 +25,25 @@ def task(width, seed):
 
     def loss(model, batch):  # equal inputs: a step moves the output by the rate times the width
         x, noise = batch
-        return (model(x.expand(-1, width)) - 4 * x - noise).square().mean()
+        return (model(x.expand(-1, model.in_features)) - 4 * x - noise).square().mean()
 
     return Check(model=model, plan=numbers, batches=list(zip(xs, noise)), loss=loss)
 """
+ALONE = """
+    numbers.initialise(model, seed)
+    optimizer = torch.optim.SGD(numbers.groups(model))
+    return Check(model, None, list(zip(xs, noise)), loss, optimizer=optimizer)
+"""
+# The same runs, said in other ways: (what stands there, what comes in its place, the alignment).
+SAID = {
+    "an optimizer alone": (TASK[TASK.index("    return Check") :], ALONE, "full"),
+    "a plan of traced rules": (
+        "plan=numbers",
+        "plan=lambda rules: plan(model, rules, rule, lr=0.1)",
+        "full",
+    ),
+    "a rate that follows the width by hand": ("lr=0.1", "lr=0.1 * 16 / width", "global"),
+}
 WORDS = (
     "--widths 16 64 256 --lr 2^-10:2^-5 --seeds 3 --steps 80 --schedule constant --warmup 0".split()
 )
@@ -65,6 +84,43 @@ def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys):
     assert "its runs are of another file or of other settings" in capsys.readouterr().err
     assert said(file, "--out", str(file.parent / "full")) == 0
     assert "verdict: stays" in capsys.readouterr().out
+
+
+def curve(folder, text, width):
+    """The losses of one run."""
+    (folder / "mine.py").write_text(text)
+    args = argparse.Namespace(
+        file=folder / "mine.py", widths=[16, 64], steps=40, schedule="constant", warmup=0
+    )
+    return train(args, Run(width, -9.0, 1), 1)
+
+
+@pytest.mark.parametrize("how", SAID)
+def test_other_ways_to_say_a_run_train_alike(how, tmp_path):
+    old, new, alignment = SAID[how]
+    assert old in TASK
+    for width in (16, 64):
+        other = curve(tmp_path, TASK.replace(old, new).format(alignment=alignment), width)
+        assert other == curve(tmp_path, TASK.format(alignment="full"), width)
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        ("    return Check(model, None, [(xs, noise)], loss)", "neither a plan nor an optimizer"),
+        (
+            ALONE.replace("model))", "model), lr=0)").replace(
+                "numbers.groups", "list(model.parameters()) or "
+            ),
+            "are 0",
+        ),
+    ],
+)
+def test_what_has_no_rate_is_refused(new, message, tmp_path):
+    with pytest.raises(CheckError, match=message):
+        curve(
+            tmp_path, TASK.replace(SAID["an optimizer alone"][0], new).format(alignment="full"), 64
+        )
 
 
 @pytest.mark.parametrize(

@@ -254,22 +254,6 @@ def test_flops_are_six_per_parameter_and_token(tmp_path):
     assert row["flops"] == 6 * 4000 * 7 * 30
 
 
-def test_runs_that_diverged_have_no_final_loss(tmp_path):
-    paths = runs(tmp_path, losses=gains)
-    table = pd.read_csv(paths[0])
-    lost = (table[HEADS] == 16) & (table["seed"] == 1)
-    table.loc[lost, "status"] = "diverged"
-    table.to_csv(paths[0], index=False)
-    table = tmp_path / "kernels.csv"
-    kernel_rows(seeds=(0,)).to_csv(table, index=False)
-    read = decoder.read([*paths, table])
-    lost = pd.read_csv(paths[0]).query("status == 'diverged'")["run"]
-    assert len(read.cut) == 2 and list(read.cut) == sorted(lost)
-    assert decoder.findings(read)[-1].endswith(": " + ", ".join(read.cut))
-    found = decoder.finals(read, HEADS, 1.0)
-    assert set(found[16]) == {0} and set(found[8]) == {0, 1}
-
-
 # Bad tables
 
 
