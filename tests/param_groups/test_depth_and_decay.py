@@ -120,7 +120,7 @@ def test_completep_is_a_name_for_everetts_rule():
 )
 def test_stock_models_can_be_planned_in_depth(name):
     """Norms with biases in branches are the branches', the last norm and what stands before the
-    blocks is not; shipped rules say so."""
+    blocks is not; traced rules say so."""
     with torch.device("meta"):
         model = stock.build(name, 64)
     options = {"lr": 1.0, "absorb_multipliers": True, "head_dim": stock.HEAD_DIM}
