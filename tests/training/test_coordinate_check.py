@@ -24,7 +24,6 @@ from param_groups.check.slopes import (
     table,
     worst,
 )
-from tests.measure.conftest import texts  # noqa: F401 - a fixture
 from training import coordinate_check as cc
 from training.config import load
 from training.errors import UserError
