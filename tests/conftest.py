@@ -21,11 +21,11 @@ os.fsync = lambda descriptor: None
 # Files whose tests start processes, train or draw: `bash scripts/test.sh quick` leaves them out.
 SLOW = """
     bart_span_denoise effective_theory measure nanolm_c4 plots vit_cifar5m vit_imagenet
-    param_groups/check/test_muon_check.py param_groups/check/test_stock_check.py
+    param_groups/check/test_muon_check.py
     param_groups/check/test_transfer_command.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
-    param_groups/test_models.py param_groups/test_trace_stock.py param_groups/test_tensors.py
-    sweeps/test_cost.py sweeps/test_many_at_once.py sweeps/test_pool.py
+    param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
+    sweeps/test_cost.py sweeps/test_pool.py
     sweeps/test_ray.py sweeps/test_search.py sweeps/test_simulated.py
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
     sweeps/test_terminal.py

@@ -200,23 +200,3 @@ def test_the_page_survives_any_text(results, monkeypatch, tmp_path, claimed):
         pages.append(Page(output.read_text(encoding="utf-8")))
     plain, odd = ([(tag, sorted(keys)) for tag, keys in page.elements] for page in pages)
     assert odd == plain and PAYLOAD in pages[1].words
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--results", "nowhere"], "nowhere: no table of a sweep in it; give --results the folder"),
-        (["--results", "."], ".: no table of a sweep in it; give --results the folder that"),
-        (["--output", "."], ". is a folder; give --output a file in it, such as report.html"),
-    ],
-)
-def test_a_folder_that_cannot_serve_is_one_line_at_once(
-    words, message, capsys, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "names", lambda: pytest.fail("a figure is drawn"))
-    with pytest.raises(SystemExit, match="2"):
-        report.main(words)
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}") and error.count("\n") == 1
-    assert not [*tmp_path.iterdir()]
