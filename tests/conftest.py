@@ -25,7 +25,7 @@ SLOW = """
     param_groups/check/test_transfer_command.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
     param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
-    sweeps/test_cost.py sweeps/test_many_at_once.py sweeps/test_pool.py
+    sweeps/test_cost.py sweeps/test_pool.py
     sweeps/test_ray.py sweeps/test_search.py sweeps/test_simulated.py
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
     sweeps/test_terminal.py

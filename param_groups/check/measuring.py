@@ -407,9 +407,8 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 @contextmanager
 def _embedded(check: Check) -> Iterator[list[Tensor]]:
     """Collects what a table that `Tied` makes the readout, too, is called with."""
-    tied = [
-        row.name for row in check.planned.rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING
-    ]
+    rows = check.planned.rows
+    tied = [row.name for row in rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
     tables = tied if check.planned.prescription.get("tied") else []
     ids: list[Tensor] = []
     modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
