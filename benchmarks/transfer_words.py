@@ -18,7 +18,7 @@ import csv
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,17 +161,21 @@ def judge(name: str, repetitions: int, chosen: int, losses: dict[Run, float]) ->
     }
 
 
-def main() -> None:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     made = harness.parser(__doc__ or "")
-    made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--losses", type=Path, help="table of runs, read and written")
     made.add_argument("--repetitions", type=int, default=20)
     made.add_argument("--seeds", type=int, default=2, help="that choose in each (default 2)")
     made.add_argument("--rules", nargs="+", choices=PLANTED, default=[*PLANTED])
-    options = made.parse_args()
+    return made.parse_args(argv)
+
+
+def main() -> None:
+    """Prints and keeps how often each word is said of each rule."""
+    options, rows = parse(), []
     torch.set_num_threads(1)
     losses = read(options.losses) if options.losses and options.losses.exists() else {}
-    rows = []
     for name in options.rules:
         rows.append(judge(name, options.repetitions, options.seeds, losses.setdefault(name, {})))
         print(rows[-1], file=sys.stderr)
