@@ -152,8 +152,8 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Puts a model on the device; parameters on meta get memory there, and no values yet.
 
-    Tied ones stay tied, and buffers keep their values. Raises ValueError for a buffer on meta: its values are lost, and no plan
-    knows them.
+    Tied ones stay tied, and buffers keep their values. Raises ValueError for a buffer on meta: its
+    values are lost, and no plan knows them.
     """
     values = {}
     for name, buffer in model.named_buffers():
