@@ -1,14 +1,17 @@
-# param_groups and its commands. PyTorch's installation page names the index of its CPU build and of
-# the others; without one, pip's default build has 4 GB of CUDA libraries.
-#     docker build --build-arg TORCH_INDEX=URL -t param-groups . && docker run --rm param-groups exponents
+# param_groups and its commands, in the locked environment: every file has its SHA-256.
+#     docker build -t param-groups . && docker run --rm param-groups exponents
+# --build-arg UV_TORCH_BACKEND=cpu takes torch's CPU build, without 4 GB of CUDA libraries, and checks no hash.
 # Apptainer: apptainer build param-groups.sif docker-daemon://param-groups:latest
 FROM python:3.12-slim
-ARG TORCH_INDEX
-RUN pip install --no-cache-dir torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
-COPY pyproject.toml LICENSE /build/
-COPY param_groups /build/param_groups
-RUN pip install --no-cache-dir /build
+ARG UV_TORCH_BACKEND
+WORKDIR /opt/param-groups
+COPY requirements.txt requirements.lock ./
+COPY scripts/environment.sh scripts/
+RUN bash scripts/environment.sh
+COPY pyproject.toml LICENSE ./
+COPY param_groups param_groups
+RUN .venv/bin/pip install --no-index --no-deps --no-build-isolation .
 RUN useradd --create-home user
 USER user
 WORKDIR /home/user
-ENTRYPOINT ["param-groups"]
+ENTRYPOINT ["/opt/param-groups/.venv/bin/param-groups"]

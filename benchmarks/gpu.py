@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu --device cuda
 
-What runs compiled, in bf16 or in several passes only off the CPU is compared with float64 and with
-the CPU. Ends with 1 if a row is not within its bound. gpu.sh runs this before it times anything.
+What runs compiled, in bf16 or in several passes only off the CPU is compared with float64. Ends
+with 1 if a row is not within its bound. gpu.sh runs this before it times anything. On a CPU what a
+GPU compiles is compiled, too, into C++ in place of Triton.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import contextlib
 import math
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import distributed
 
 from benchmarks import harness, throughput
-from training import loop, sharding
-from training.linear_cross_entropy import linear_cross_entropy
-from training.optim import optimizers
+from training import linear_cross_entropy, loop, sharding
+from training.optim import adafactor, optimizers
 
 SMALL = {"width": 64, "layers": 2, "context": 32, "head_dim": 32, "vocab": 257, "batch": 8}
+RANGE = (("adam_atan2", 1e-34), ("adam_atan2", 1e37))
 SMALL |= {"steps": 2, "warmup": 1, "free": 0, "threads": 2, "optimizer": "adam", "mode": "fp32"}
 
 
@@ -34,6 +37,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = harness.parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args(argv)
+
+
+@contextlib.contextmanager
+def compiled_everywhere() -> Iterator[None]:
+    """The loss and the rules are compiled on a CPU, too; runs there take them as written."""
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            (linear_cross_entropy, "_EAGER", ()),
+            (linear_cross_entropy, "_ANY_SIZE", ()),
+            (optimizers, "TORCHS_KERNEL", ()),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        kinds = {n: replace(k, fused_on=("cpu", "cuda")) for n, k in optimizers.OPTIMIZERS.items()}
+        stack.enter_context(mock.patch.dict(optimizers.OPTIMIZERS, kinds))
+        yield
 
 
 def losses(device: str) -> Iterator[dict[str, Any]]:
@@ -49,7 +67,7 @@ def losses(device: str) -> Iterator[dict[str, Any]]:
     for precision, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
         ours = [tensor.detach().float().to(device).requires_grad_() for tensor in inputs]
         with torch.autocast(device, precision, enabled=precision is torch.bfloat16):
-            loss = linear_cross_entropy(*ours, targets.to(device))
+            loss = linear_cross_entropy.linear_cross_entropy(*ours, targets.to(device))
         for what, got, reference in zip(
             ("loss", "gradient of x", "gradient of the weight"),
             (loss, *torch.autograd.grad(loss, ours)),
@@ -60,27 +78,37 @@ def losses(device: str) -> Iterator[dict[str, Any]]:
 
 
 def rules(device: str) -> Iterator[dict[str, Any]]:
-    """Every update rule beside the CPU's after five steps."""
-    for name in optimizers.OPTIMIZERS:
+    """Every update rule, five steps, beside the eager one in float64 on the CPU; adam_atan2 with
+    gradients at both ends of float32's range, too."""
+    shapes = [(160, 256), (256, 160), (300,)]
+    for name, size in (*((name, 1.0) for name in optimizers.OPTIMIZERS), *RANGE):
         ends = []
-        for place in ("cpu", device):
+        for place, dtype in (("cpu", torch.float64), (device, torch.float32)):
             generator = torch.Generator().manual_seed(0)
-            shapes = [(160, 256), (256, 160), (300,)]
-            params = [torch.randn(shape, generator=generator).to(place) for shape in shapes]
+            params = [torch.randn(shape, generator=generator).to(place, dtype) for shape in shapes]
             kinds = ("muon", "muon", "adam") if name == "muon" else (name,) * 3
             groups = [
                 {"params": [p.requires_grad_()], "lr": 0.01, "eps": 1e-8, "weight_decay": 0.1}
                 | {"optimizer": kind}
                 for p, kind in zip(params, kinds, strict=True)
             ]
-            optimizer = optimizers.build(name, groups)
+            fused = False if dtype is torch.float64 else None
+            optimizer = optimizers.build(name, groups, fused=fused)
             for _ in range(5):
                 for p in params:
-                    p.grad = torch.randn(p.shape, generator=generator).to(place)
+                    p.grad = (torch.randn(p.shape, generator=generator) * size).to(place, dtype)
                 optimizer.step()
             ends.append(torch.cat([p.detach().cpu().double().flatten() for p in params]))
         # Muon's products are bfloat16 on a GPU.
-        yield row(f"{name}, five steps", ends[1], ends[0], 0.02 if name == "muon" else 1e-5)
+        at = f", gradients of {size:g}" if size != 1 else ""
+        yield row(f"{name}, five steps{at}", *ends[::-1], 0.02 if name == "muon" else 1e-5)
+
+
+def compiling(device: str) -> Iterator[dict[str, Any]]:
+    """Whether what has run so far ran compiled: without a compiler it does as it is written."""
+    rules = (optimizers._atan2, optimizers._param_scaling)
+    for one in (linear_cross_entropy._two_passes, *rules, adafactor._factored):
+        yield {"check": f"{one.function.__name__} is compiled", "passes": one.runs_compiled}
 
 
 def resuming(device: str) -> Iterator[dict[str, Any]]:
@@ -137,8 +165,9 @@ def row(check: str, got: torch.Tensor, wanted: torch.Tensor, bound: float) -> di
 def main(argv: list[str] | None = None) -> None:
     """Prints all checks as JSON."""
     args = parse(argv)
-    checks = (losses, rules, resuming, sharded)
-    found = [made for check in checks for made in check(args.device)]
+    checks = (losses, rules, compiling, resuming, sharded)
+    with compiled_everywhere():
+        found = [made for check in checks for made in check(args.device)]
     harness.show(args, args.device, found)
     if failed := [made["check"] for made in found if not made["passes"]]:
         raise SystemExit(f"error: not as on the CPU: {', '.join(failed)}")

@@ -8,8 +8,9 @@ of a training step, an evaluation and the writing of a checkpoint, after a first
 are prepared: at a random call of the function concerned, after a random part of the time that it
 takes in an undisturbed run. Of two processes one gets it and the other is ended as torchrun does.
 Then the run goes on to its end, and its logs, observations and weights are compared byte for byte
-with those of the undisturbed run. Family `search` kills the driver of a search at random moments,
-and counts the trials that it ends with. Prints JSON.
+with those of the undisturbed run, and its seal must hold. Beside each experiment's own optimiser
+nanolm_c4 has all others. Family `search` kills the driver of a search at random moments, and counts
+the trials that it ends with. Prints JSON.
 """
 
 from __future__ import annotations
@@ -38,15 +39,27 @@ import torch
 
 from benchmarks import harness
 from tests.experiment_cases import CASES, FILES, SHARDS, write_files
-from training import loop
+from training import loop, runs
 from training.checkpoints import checkpoint
 from training.config import load, parse_overrides
 from training.experiment import Experiment, load_experiment
 
 PHASES = ("data", "step", "evaluation", "checkpoint")
-FAMILIES = {  # experiment and number of processes
-    **{name: (name, 1) for name in CASES},
-    **{f"{name}_two_processes": (name, 2) for name in CASES},
+MUON = (
+    "optimizer.name=muon",
+    "prescription.parameterization=spectral",
+    "prescription.alignment=null",
+)
+OTHERS = ("sgd", "adam_atan2", "adafactor", "adam_param_scaling")
+KINDS = {  # experiment and words of its command
+    **{name: (name, ()) for name in CASES},
+    **{f"nanolm_c4_{name}": ("nanolm_c4", (f"optimizer.name={name}",)) for name in OTHERS},
+    "nanolm_c4_muon": ("nanolm_c4", MUON),
+    "nanolm_c4_muon_observed": ("nanolm_c4", (*MUON, "training.observe_every=4")),
+}
+FAMILIES = {  # and number of processes
+    **{name: (*kind, 1) for name, kind in KINDS.items()},
+    **{f"{name}_two_processes": (*kind, 2) for name, kind in KINDS.items()},
 }
 SEARCH, TRIALS = "search", 50  # a family of its own, and the trials of its search
 # What makes a case's run read files: two of them are embedded by default.
@@ -127,7 +140,7 @@ class Family:
     """One experiment's small run, with its files."""
 
     def __init__(self, name: str, root: Path) -> None:
-        self.case_name, self.ranks = FAMILIES[name]
+        self.case_name, self.words, self.ranks = FAMILIES[name]
         self.case, self.files = CASES[self.case_name], root / "files"
         if not self.files.exists():
             self.files.mkdir(parents=True)
@@ -182,6 +195,7 @@ class Family:
                 *self.case.small,
                 *SOURCES.get(self.case_name, ()),
                 *RUN,
+                *self.words,
                 f"data.cache_dir={folder}/cache",
             ]
             words = [word.format(files=self.files) for word in words]
@@ -198,8 +212,11 @@ class Family:
             os._exit(code)
 
     def left(self, folder: Path) -> dict[str, bytes]:
-        """What a run must end with, whatever has happened to it."""
+        """What a run must end with, whatever has happened to it; RunError if its seal is broken."""
         run = folder / "run"
+        if leftovers := [*(folder / "cache").glob(".*.tmp")]:
+            raise SystemExit(f"not swept: {leftovers}")
+        runs.done(run, str((runs.summary(run) or {}).get("run")))
         patterns = ("*.jsonl", "observations/*", "checkpoints/step-00000012/*.safetensors")
         return {
             str(path.relative_to(run)): path.read_bytes()

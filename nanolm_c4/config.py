@@ -32,6 +32,8 @@ class ModelConfig(Section):
     norms: bool = True
     """Normalise before attention, MLP and readout, as the papers do. Without norms (not with
     bordelon) nothing rescales the stream of residuals, and depth is seen."""
+    tied: bool = False
+    """The word embedding is the readout, too (mup, spectral): logits times base_width / width."""
     vocab_size: Size | None = None
     """Rows of embedding and readout; by default the tokeniser's size. The paper has 32,101."""
 
@@ -56,7 +58,7 @@ class ModelConfig(Section):
     @model_serializer(mode="wrap")
     def _with_width(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """One model is one config, and one run, whichever of the two a file gives."""
-        idle = {"heads", *(("norms",) if self.norms else ())}
+        idle = {"heads", *(("norms",) if self.norms else ()), *(() if self.tied else ("tied",))}
         return {key: value for key, value in dump(self).items() if key not in idle}
 
 
@@ -269,6 +271,16 @@ class Config(RunConfig):
             raise ValueError(
                 "optimizer.name muon and prescription.parameterization spectral go together; got "
                 f"{self.optimizer.name} and {self.prescription.parameterization}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_tie_has_its_rule(self) -> Config:
+        rule = self.prescription.parameterization
+        if self.model.tied and rule not in ("mup", SPECTRAL):
+            raise ValueError(
+                f"model.tied true: {rule} has no numbers for a tensor that embeds and reads out; "
+                "take prescription.parameterization mup or spectral"
             )
         return self
 

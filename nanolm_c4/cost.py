@@ -34,9 +34,11 @@ def shape(config: Config) -> object:
 
 
 def products(config: Config, weights: Weights) -> int:
-    """T (matrices + L T D): causal attention takes half of the 2 T D per token and layer."""
+    """T (matrices + L T D): causal attention takes half of the 2 T D per token and layer. A tied
+    table is a matrix, too."""
     model = config.model
-    return model.context * (weights.matrices + model.layers * model.context * model.width)
+    matrices = weights.matrices + vocabulary(config) * model.width * model.tied
+    return model.context * (matrices + model.layers * model.context * model.width)
 
 
 def tokens_per_step(config: Config) -> int:

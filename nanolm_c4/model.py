@@ -69,6 +69,22 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x_BxTxD), approximate="tanh"))
 
 
+class TiedReadout(Scaled, nn.Linear):
+    """Logits W x times `logit_multiplier`, W (V, D) the word embedding."""
+
+    factors = ("logit_multiplier",)
+    logit_multiplier = math.nan
+
+    def __init__(self, embedding: Embedding) -> None:
+        vocab_size, width = embedding.weight.shape
+        super().__init__(width, vocab_size, bias=False, device="meta")
+        self.weight = embedding.weight
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, V)."""
+        return F.linear(x_BxTxD, self.weight * self.logit_multiplier)
+
+
 def layer_norm(width: int, scale: bool) -> nn.Module:
     """Normalisation over the last axis, with a scale or with no parameter at all; eps 1e-6."""
     return LayerNorm(width) if scale else nn.LayerNorm(width, 1e-6, elementwise_affine=False)
@@ -129,9 +145,9 @@ def with_bias_columns(
 class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
-    Has L (4 D^2 + 2 D F) + 2 V D + T D parameters, (2L + 1) D more with `norm_scale` and V more
-    with `readout_bias`. Without `norms` nothing is normalised.
-    The plan sets `attention_scale` and `residual_multiplier`.
+    Has L (4 D^2 + 2 D F) + 2 V D + T D parameters, (2L + 1) D more with `norm_scale`, V more with
+    `readout_bias` and V D less if `tied`. Without `norms` nothing is normalised.
+    The plan sets `attention_scale`, `residual_multiplier` and the `logit_multiplier` of a tie.
     The loss never holds all logits at once.
     """
 
@@ -149,6 +165,7 @@ class Decoder(nn.Module):
         norm_scale: bool = True,
         readout_bias: bool = False,
         norms: bool = True,
+        tied: bool = False,
     ) -> None:
         super().__init__()
         width = heads * head_dim
@@ -160,7 +177,11 @@ class Decoder(nn.Module):
             for _ in range(layers)
         )
         self.final_norm = norm(width)
-        self.readout = Linear(width, vocab_size, bias=readout_bias)
+        self.readout = (
+            TiedReadout(self.token_embedding)
+            if tied
+            else Linear(width, vocab_size, bias=readout_bias)
+        )
 
     def forward(
         self, ids_BxT: torch.Tensor, targets_BxT: torch.Tensor | None = None
@@ -179,7 +200,9 @@ class Decoder(nn.Module):
         x, weight = x_BxTxD.flatten(0, 1), self.readout.weight
         if self.readout.bias is not None:
             x, weight = with_bias_columns(x, weight, self.readout.bias)
-        return linear_cross_entropy(x, weight, targets_BxT.flatten(), self.readout.multiplier)
+        tied = isinstance(self.readout, TiedReadout)
+        factor = self.readout.logit_multiplier if tied else self.readout.multiplier
+        return linear_cross_entropy(x, weight, targets_BxT.flatten(), factor)
 
 
 # The role of every tensor.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanolm_c4 import cost
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import products, shape, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -29,6 +29,7 @@ def build_model(config: Config, vocab_size: int):
         norm_scale=not bordelon,
         readout_bias=bordelon,
         norms=shape.norms,
+        tied=shape.tied,
     )
 
 
@@ -37,25 +38,31 @@ def rules(config: Config):
     from nanolm_c4.model import DEEP_RULES, RULES
     from param_groups import Role, Rule
 
-    no_scales = [rule for rule in RULES if rule.role is not Role.NORM_SCALE]
+    known = DEEP_RULES if config.prescription.outside else RULES
+    if config.model.tied:  # named once, as the embedding
+        known = [rule for rule in known if rule.role is not Role.READOUT]
+    no_scales = [rule for rule in known if "norm" not in rule.pattern]
     if not config.model.norms:
         return no_scales
     if config.prescription.parameterization == BORDELON:
         return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
-    return DEEP_RULES if config.prescription.outside else RULES
+    return known
 
 
 def build_plan(config: Config, model=None):
     """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
     import torch
 
-    from param_groups import plan
+    from param_groups import Tied, plan
 
     if model is None:
         with torch.device("meta"):
-            model = build_model(config, vocabulary(config))
+            model = build_model(config, cost.vocabulary(config))
     prescription = config.prescription.at(config.model, config.optimizer.name)
-    return plan(model, rules(config), prescription, **config.optimizer.numbers)
+    keys = config.optimizer.numbers
+    if config.model.tied:  # two places want two multipliers: absorbed, which changes no step
+        prescription, keys = Tied(prescription), {**keys, "absorb_multipliers": True}
+    return plan(model, rules(config), prescription, **keys)
 
 
 def build_blank(config: Config, rows: int):
@@ -63,7 +70,7 @@ def build_blank(config: Config, rows: int):
     import torch
 
     ids = torch.empty(rows, config.model.context, dtype=torch.int64)
-    return build_model(config, vocabulary(config)), loss, (ids, ids)
+    return build_model(config, cost.vocabulary(config)), loss, (ids, ids)
 
 
 def loss(model, batch):
@@ -119,7 +126,7 @@ def arithmetic(task) -> list[str]:
     and data.max_train_tokens ask for: the run would repeat text that it should see once."""
     config, rows = task.config, len(task.train_data)
     data, steps = config.data, config.training.steps
-    tokens, seen = rows * config.model.context, steps * tokens_per_step(config)
+    tokens, seen = rows * config.model.context, steps * cost.tokens_per_step(config)
     # A last partial row may be missing; without a limit any amount of text will do.
     wanted = min(seen, data.max_train_tokens or 0)
     if data.source == "c4" and tokens + config.model.context <= wanted:
@@ -140,20 +147,11 @@ def result(summary: dict[str, Any]) -> str:
     return "no final evaluation" if loss is None else f"final eval loss {loss}"
 
 
-EXPERIMENT = Experiment(
-    name="nanolm_c4",
-    description=__doc__,
-    config=Config,
-    build_task=build_task,
-    build_plan=build_plan,
-    build_blank=build_blank,
-    products=products,
-    tokens_per_step=tokens_per_step,
-    result=result,
-    shape=shape,
-    embedding=("token_embedding",),  # as Everett et al., Table 3, which counts positions apart
+EXPERIMENT = Experiment.of(
+    globals(),
+    cost,
     reads=("data.path", "data.tokenizer"),
-    arithmetic=arithmetic,
+    embedding=("token_embedding",),  # as Everett et al., Table 3, which counts positions apart
 )
 
 if __name__ == "__main__":

@@ -64,9 +64,15 @@ _REFUSED = {
 }
 
 
+def reason_without(name: str) -> str:
+    """Why an optimiser is of no family; "" if nothing is known against it."""
+    return _REFUSED.get(name.lower(), "")
+
+
 def exponent_optimizer(name: str) -> str:
     """The name under which an optimiser has exponents; PlanError for one known to have none."""
-    if reason := _REFUSED.get(lower := str(name).lower()):
+    lower = str(name).lower()
+    if reason := reason_without(lower):
         raise PlanError(
             f"there are no exponents for {name!r}: {reason}; supported: "
             f"{', '.join((*OPTIMIZER_FAMILY, *ALIASES))}"

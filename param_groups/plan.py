@@ -28,7 +28,7 @@ from param_groups.quantities import (
     check_averages,
     check_flag,
 )
-from param_groups.roles import Fans, PlanError, Role, Rule
+from param_groups.roles import Fans, PlanError, Role, Rule, check_model
 from param_groups.rows import (
     Factor,
     Row,
@@ -116,6 +116,8 @@ class Plan:
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         check_flag("overwrite", overwrite)
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):  # numpy's integers have it
+            raise PlanError(f"seed is an integer, got {seed!r}")
         if not overwrite:
             values.check_fresh(model, drawn, whole=not (kept or frozen))
         for row in drawn:
@@ -123,6 +125,8 @@ class Plan:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
+            if not all(parameters[row.name].stride()[i] for i, n in enumerate(row.shape) if n > 1):
+                raise PlanError(f"{row.name!r} is expanded: its entries share memory; clone it")
             zero = Role(row.role).facts.start == "zero"
             constant = values.constant(parameters[row.name]) if zero else None
             if constant and row.init_mean == 0 and (constant == 1 or not overwrite):
@@ -372,6 +376,7 @@ class Plan:
         return bool(attends) and grows and rule.get("qk_exponent") == -0.5 and not known
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        check_model(model)
         parameters = dict(model.named_parameters())
         if set(parameters) != {row.name for row in self.rows}:
             odd = sorted(set(parameters) ^ {row.name for row in self.rows})
@@ -420,15 +425,15 @@ def plan(
             and 1e-30 for Adafactor, which adds it to g^2.
         weight_decay: see `decay_mode`.
         decay_mode: what a decay means, a name of DECAY_MODES; has to be given with one.
-        absorb_multipliers: move forward multipliers into initial values, rate and epsilon. That
-            trains the same, and any module can follow; every tensor decays as with its multiplier.
-            Only clipping by the gradient's norm sees a difference, since the norm changes.
+        absorb_multipliers: move forward multipliers into initial values, rate and epsilon. The
+            model trains the same, decay included, without a change of its code. Clipping by the
+            gradient's norm is the exception: the norm is another one.
         applied: {"attention_scale": 1 / 16}, forward factors that the model's own code applies.
         head_dim: of attentions that do not say theirs.
         base: the same model at its base size, or its `fans_of`, for models of several widths
             (stages, encoder and decoder, few heads for keys): each tensor's fans over those of the
-            base decide, not the prescription's width. The prescription's base width is a constant
-            that sets multipliers and initial values, and absorbed rates. Keep the base model's.
+            base decide, not the prescription's width. The prescription's own base width stays the
+            base model's: multipliers, initial values and absorbed rates depend on it.
         no_decay: roles ("norm_scale") or patterns of names ("*.bias") without decay.
 
     Returns:

@@ -30,30 +30,33 @@ COMMANDS = ("ship", "report", "claims", "fill")
 
 
 def make(
-    name: str, given: Sequence[Path], out: Path | None, where: Sequence[str] = ()
+    name: str, paths_of_user: Sequence[Path], out: Path | None, where: Sequence[str] = ()
 ) -> tuple[str, list[Path]]:
     """(findings, files written) of one figure, from the tables given or the shipped ones, of the
     rows that meet the conditions `where`."""
-    module, paths = load(name), list(given) or shipped(name)
+    module, paths = load(name), list(paths_of_user) or shipped(name)
     if not paths:
         preset = preset_of(name)
         made = [one for table in module.TABLES for one in tables.commands(table + preset)]
         how = f", which these make: {' && '.join(made)}" if made else ""
         raise TableError(f"{name} has no shipped table{how}; give the path of one")
-    if where and not (given or out):
+    if where and not (paths_of_user or out):
         raise TableError("--where of the shipped tables would replace their figures; give --out")
     beside = paths[0] if paths[0].is_dir() else paths[0].parent
-    folder = out or (beside if given else style.FIGURES / name.partition("/")[0])
+    folder = out or (beside if paths_of_user else style.FIGURES / name.partition("/")[0])
     for path in (folder, *folder.parents):
         if path.is_file():
             raise TableError(f"{path} is a file, not a folder; give --out a folder")
     files: dict[Path, bytes] = {}
-    with tables.where(where), one_line(given):  # what cannot be drawn ends it before it writes
+    with (
+        tables.where(where),
+        one_line(paths_of_user),
+    ):  # what cannot be drawn ends it before it writes
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         for stem, item in drawings(name, data, paths):
             files |= {folder / file: content for file, content in style.files(item, stem).items()}
-    if not (given or out):
+    if not (paths_of_user or out):
         files[catalogue.FINDINGS / f"{name}.txt"] = f"{text}\n".encode()
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)

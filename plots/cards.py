@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-import pandas as pd
-
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
 from plots.claims import claims
 from plots.findings import HEADER, Finding, kind
+from plots.naming import AnyOf
 from plots.tables import ROOT, RUN, SEED, TableError, source_of
 
 DPI = 150
@@ -31,7 +30,7 @@ VERDICTS = {
 
 
 @dataclass
-class Source:
+class Inputs:
     """The tables of one card of the page, and the commands that draw it."""
 
     paths: list[Path]
@@ -46,28 +45,27 @@ def own_table(table: str, results: Path) -> Path | None:
     home = "vit_cifar5m" if described is None else described.parts[0]  # of `initial`, too
     bases = (results, results / home)
     folders = {results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))}
-    found = [
+    files = [
         folder / file
         for folder in folders
         if re.fullmatch(rf"{sweep}(_.*)?", folder.name) and (folder / file).is_file()
     ]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+    return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def sources(name: str, results: Path | None) -> Source:
+def inputs(name: str, results: Path | None) -> Inputs:
     """Where a figure's tables are: yours, where all are there, or the shipped ones."""
     listed = load(name).TABLES
     apart = preset_of(name)  # beside the figure, which shows your results of any preset
     mine = [own_table(table, results) for table in listed] if results and not apart else []
-    found = [path for path in mine if path]
-    some = getattr(load(name), "ANY", False)
-    if found and (len(found) == len(listed) or some):
-        return Source(found, True, [f"python -m plots {name} {' '.join(map(_shown, found))}"])
+    paths = [path for path in mine if path]
+    if paths and (len(paths) == len(listed) or isinstance(listed, AnyOf)):
+        return Inputs(paths, True, [f"python -m plots {name} {' '.join(map(_shown, paths))}"])
     paths = shipped(name)
-    kept = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]
-    made = [command for table in kept for command in tables.commands(table)]
+    stems = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]
+    made = [command for table in stems for command in tables.commands(table)]
     made = [command for command in dict.fromkeys(made) if " plots ship " not in command]
-    return Source(paths, False, [*made, f"python -m plots {name}"])
+    return Inputs(paths, False, [*made, f"python -m plots {name}"])
 
 
 def _shown(path: Path) -> str:
@@ -107,7 +105,7 @@ class Card:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def figure_card(name: str, source: Source) -> Card:
+def figure_card(name: str, source: Inputs) -> Card:
     """A figure: pictures, claims, findings, and where the numbers are from."""
     module = load(name)
     title, caption = _words(module.__doc__ or name)
@@ -124,15 +122,15 @@ def figure_card(name: str, source: Source) -> Card:
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
         return Card(name, _article(name, head + body))
-    found = [line for line in lines if isinstance(line, Finding)]
-    counts = Counter(kind(finding.verdict) for finding in found)
+    findings = [line for line in lines if isinstance(line, Finding)]
+    counts = Counter(kind(finding.verdict) for finding in findings)
     header = getattr(module, "HEADER", HEADER)
     notes = [line for line in lines if not isinstance(line, Finding) and line != header]
     rows = [provenance(path) for path in source.paths]
     body = (
         f'{head}<div class="look"><div class="pictures">{pictures}'
         f'<p class="caption">{escape(caption)}</p></div>{_facts(name, source, counts, rows)}</div>'
-        f"{_findings(name, found, header.split())}{_notes(notes, bool(found))}{_made(rows)}"
+        f"{_findings(name, findings, header.split())}{_notes(notes, bool(findings))}{_made(rows)}"
     )
     return Card(name, _article(name, body), counts)
 
@@ -162,9 +160,7 @@ def _head(name: str, title: str, badge: str) -> str:
 
 
 def _picture(stem: str, item: object, title: str, caption: str) -> str:
-    """A figure as a lossless WebP image inside the page; a table stands in its findings."""
-    if isinstance(item, pd.DataFrame):
-        return ""
+    """A figure as a lossless WebP image inside the page."""
     import matplotlib.pyplot as plt
 
     file = io.BytesIO()
@@ -188,12 +184,12 @@ def _formulas(words: str) -> str:
         words = words.replace(plain, set_)
     return re.sub(
         r"\^\(([^()]*)\)|\^(\d+)",
-        lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>",
+        lambda match: f"<sup>{(match[1] or match[2]).replace('-', '−')}</sup>",
         words,
     )
 
 
-def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
+def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
     """The column beside the pictures: claims, verdicts, runs and commands."""
     own = [
         claim for claim in claims() if claim.entry["figure"] == name.removesuffix(preset_of(name))
@@ -230,16 +226,16 @@ def _badge(key: str, words: str) -> str:
     )
 
 
-def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> str:
+def _findings(name: str, findings: Sequence[Finding], columns: Sequence[str]) -> str:
     """The table of findings."""
-    if not found:
+    if not findings:
         return ""
     rows = "".join(
         f'<tr data-kind="{kind(finding.verdict)}"><td>{escape(finding.name)}</td>'
         f'<td data-label="measured">{escape(finding.measured)}</td>'
         f'<td data-label="{columns[2]}">{escape(finding.published)}</td><td data-label="verdict">'
         f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
-        for finding in found
+        for finding in findings
     )
     heads = "".join(f'<th scope="col">{word}</th>' for word in (*columns[:3], "verdict"))
     return (

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import pandas as pd
-
 from plots import style, tables
 from plots.findings import Printed
+from plots.naming import AnyOf
 from plots.tables import PRESETS, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
@@ -36,23 +35,23 @@ def figures() -> list[str]:
 
 
 def shipped(name: str) -> list[Path]:
-    """The shipped tables of a figure's preset: all, or those there are if some suffice (ANY)."""
+    """The shipped tables of a figure's preset: all, or those there are of `AnyOf`."""
     module, preset = load(name), preset_of(name)
     if preset and getattr(module, "ONCE", ()) is True:
         return []
     paths = [tables.shipped(f"{table}{preset}") for table in module.TABLES]
-    found = [path for path in paths if path.exists()]
-    return found if found == paths or getattr(module, "ANY", False) else []
+    present = [path for path in paths if path.exists()]
+    return present if present == paths or isinstance(module.TABLES, AnyOf) else []
 
 
 def find(word: str) -> str:
     """The full name of a figure; TableError, with the nearest name, for what is none."""
     known = list(dict.fromkeys([*figures(), *names()]))
-    found = [name for name in known if word in (name, name.partition("/")[2])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TableError(f"{word!r} is a figure of {len(found)} papers: {', '.join(found)}")
+    matches = [name for name in known if word in (name, name.partition("/")[2])]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise TableError(f"{word!r} is a figure of {len(matches)} papers: {', '.join(matches)}")
     lasts = {name.rpartition("/")[2]: name for name in known}
     near = difflib.get_close_matches(word, [*known, *lasts], 1, 0.5)
     hint = f"did you mean {lasts.get(near[0], near[0])}? " if near else ""
@@ -78,25 +77,25 @@ def of_shipped(name: str) -> Sequence[Printed]:
 
 
 @contextlib.contextmanager
-def one_line(given: Sequence[Path]) -> Iterator[None]:
+def one_line(paths_of_user: Sequence[Path]) -> Iterator[None]:
     """An error from a user's tables becomes one line; with shipped tables it has a traceback.
     TableError, too, where two of them have a row in common."""
     try:
         yield
-        tables.refuse_overlap(given)
+        tables.refuse_overlap(paths_of_user)
     except TableError:
         raise
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-        if not given:
+        if not paths_of_user:
             raise
-        files, why = ", ".join(map(str, given)), " ".join(str(error).split())
+        files, why = ", ".join(map(str, paths_of_user)), " ".join(str(error).split())
         raise TableError(
             f"{files}: its numbers cannot be drawn: {type(error).__name__}: {why}"
         ) from error
 
 
 def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, object]]:
-    """(file name, figure or data frame) of what a figure's data, read from `paths`, show. Lines
+    """(file name, figure) of what a figure's data, read from `paths`, show. Lines
     above a figure's panels say its paper and what its tables rest on. Of other presets those
     that they do not change (ONCE) are left out."""
     module, folder = load(name), name.rpartition("/")[0]
@@ -107,7 +106,7 @@ def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, 
     for stem, item, *indices in module.draw(data):
         if preset and stem in once:
             continue
-        if paper and not isinstance(item, pd.DataFrame):
+        if paper:
             own = [paths[index] for index in indices[0]] if indices else paths
             style.credit(item, paper, stem, facts(tuple(own)))
         made.append((stem.removesuffix(preset) + preset, item))

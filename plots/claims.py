@@ -54,7 +54,7 @@ NUMBER = r"[+-]?\d+(?:\.\d+)?(?:/\d+)?"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """What one finding, of a preset's tables, says of its claim; whether its last size is near."""
 
     finding: Finding
@@ -68,33 +68,33 @@ class Judged:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the file with its judged findings."""
+    """A claim of the file with what its findings say."""
 
     paper: str
     entry: Mapping[str, Any]
-    found: Sequence[Judged] = ()
+    judgements: Sequence[Judgement] = ()
     cause: str = ""
 
     @property
     def blocked(self) -> str:
         """Why a finding decides nothing whatever its error is, or ""."""
-        estimates = (one.finding.estimate for one in self.found)
+        estimates = (one.finding.estimate for one in self.judgements)
         return next((one.blocked for one in estimates if one and one.blocked), "")
 
     @property
-    def against(self) -> Sequence[Judged]:
+    def against(self) -> Sequence[Judgement]:
         """The findings that contradict it."""
-        return [one for one in self.found if NO in (one.sign, one.size)]
+        return [one for one in self.judgements if NO in (one.sign, one.size)]
 
     def column(self, name: str) -> str:
         """Sign or size of all findings: no if one is, yes if all are, as far as they say it."""
-        words = {getattr(one, name) for one in self.found} - {NONE}
+        words = {getattr(one, name) for one in self.judgements} - {NONE}
         return NO if NO in words else YES if words == {YES} else UNKNOWN if words else NONE
 
     @property
     def drift(self) -> str:
         """Of those that contradict the claim, or of all."""
-        drifts = {one.drift for one in self.against or self.found}
+        drifts = {one.drift for one in self.against or self.judgements}
         return NONE if not drifts else drifts.pop() if len(drifts) == 1 else min(drifts, key=ORDER)
 
     @property
@@ -105,13 +105,13 @@ class Claim:
     @property
     def word(self) -> str:
         """The verdict, a key of WORDS."""
-        if not self.found:
+        if not self.judgements:
             return "not tested"
-        if all((one.sign if one.size == NONE else one.size) == YES for one in self.found):
+        if all((one.sign if one.size == NONE else one.size) == YES for one in self.judgements):
             return "reproduced in sign" if self.entry.get("beside") else "reproduced"
         if self.against and all(one.drift == TOWARD and one.arrived for one in self.against):
             return "approaching"
-        if all(YES in (one.sign, one.size) for one in self.found):
+        if all(YES in (one.sign, one.size) for one in self.judgements):
             return "reproduced in sign"
         if not self.against:
             return "undecided"
@@ -120,10 +120,10 @@ class Claim:
     @property
     def number(self) -> str:
         """The number farthest from what is claimed, with its name, and what is claimed."""
-        if not self.found:
+        if not self.judgements:
             return ""
-        worst = max(self.against or self.found, key=lambda one: one.off)
-        finding, names = worst.finding, [one.finding.name for one in self.found]
+        worst = max(self.against or self.judgements, key=lambda one: one.off)
+        finding, names = worst.finding, [one.finding.name for one in self.judgements]
         label = _label(finding.name, names)
         if names.count(finding.name) > 1:  # several presets stand
             label += f" ({worst.preset.strip('_') or 'laptop'})"
@@ -133,7 +133,7 @@ class Claim:
     @property
     def effect(self) -> str:
         """The effect and its date, and whether it is younger than what it judges."""
-        if not (self.found and "effect" in self.entry):
+        if not (self.judgements and "effect" in self.entry):
             return ""
         late = ", after the data" * self.after_the_data
         return f"effect {self.entry['effect']} ({str(self.entry['since'])[:10]}{late})"
@@ -143,7 +143,7 @@ class Claim:
         """Whether the effect is younger than the earliest table it judges, or one has no date."""
         paths = [
             path
-            for preset in {one.preset for one in self.found}
+            for preset in {one.preset for one in self.judgements}
             for path in catalogue.shipped(self.entry["figure"] + preset)
         ]
         dates = [tables.origin(path).get("date") or "" for path in paths]
@@ -182,12 +182,12 @@ def claimed(published: str) -> tuple[str, float, float]:
     return "not below" if published.startswith("not below") else "side", 0.0, math.inf
 
 
-def judged(finding: Finding, published: str, effect: str | float, count: int = 1) -> Judged:
+def judgement(finding: Finding, published: str, effect: str | float, count: int = 1) -> Judgement:
     """What one of `count` findings says of a claim; without a number only its own verdict."""
     estimate = finding.estimate
     if estimate is None:
         sign = {"agrees": YES, "disagrees": NO}.get(kind(finding.verdict), UNKNOWN)
-        return Judged(finding, sign=sign)
+        return Judgement(finding, sign=sign)
     what, low, high = claimed(published)
     room = float(str(effect).rstrip("%")) * (abs(low) / 100 if str(effect).endswith("%") else 1)
     value, error = estimate.value, max(estimate.error, 1e-12)
@@ -206,7 +206,7 @@ def judged(finding: Finding, published: str, effect: str | float, count: int = 1
         sign = YES if known and (inside > reach or may) else NO if outside else UNKNOWN
         size = NONE if what == "not below" else YES if known and inside - near > room else UNKNOWN
         off = -inside  # the nearest to zero is the weakest
-    return Judged(finding, off, sign, size, drift, arrived)
+    return Judgement(finding, off, sign, size, drift, arrived)
 
 
 def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[str, bool]:
@@ -256,18 +256,18 @@ def weaker(later: Finding, earlier: Finding) -> bool:
 def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
     """A claim with what its findings say, and what a run without its cause says."""
 
-    def found(of: Mapping[str, Any]) -> list[Judged]:
+    def judgements(of: Mapping[str, Any]) -> list[Judgement]:
         lines, effect = matching(of["figure"], of["findings"]), entry.get("effect", 0)
         words = [str(of.get("published", line.published)) for _, line in lines]
         return [
-            replace(judged(line, published, effect, len(lines)), preset=preset)
+            replace(judgement(line, published, effect, len(lines)), preset=preset)
             for (preset, line), published in zip(lines, words, strict=True)
         ]
 
-    claim = Claim(paper, entry, () if "untested" in entry else found(entry))
+    claim = Claim(paper, entry, () if "untested" in entry else judgements(entry))
     if "cause" in entry and claim.word == "not reproduced":
-        without = Claim(paper, entry, found(entry["cause"]))
-        if without.found and all(YES in (o.sign, o.size) for o in without.found):
+        without = Claim(paper, entry, judgements(entry["cause"]))
+        if without.judgements and all(YES in (o.sign, o.size) for o in without.judgements):
             number = without.number.partition(", claimed")[0]
             return replace(claim, cause=f"cause: {entry['cause']['words']}; without it {number}")
     return claim
@@ -298,8 +298,8 @@ def page() -> str:
     for paper in dict.fromkeys(claim.paper for claim in claims()):
         lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for of, claim in ((claim.entry, claim) for claim in claims() if claim.paper == paper):
-            said = (of.get("untested"), of.get("beside"), claim.blocked, claim.cause)
-            differs = (*said, of.get("differs"))
+            notes = (of.get("untested"), of.get("beside"), claim.blocked, claim.cause)
+            differs = (*notes, of.get("differs"))
             number = "; ".join(filter(None, (claim.number, claim.effect)))
             cells = (of["claim"], of["where"], claim.word, number)
             three = (claim.column("sign"), claim.column("size"), claim.known_drift)

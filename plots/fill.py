@@ -34,11 +34,11 @@ def claims_table(experiment: str) -> list[str]:
     """Every claim that an experiment tests: claim, word, number and drift."""
     own = [claim for claim in claims() if experiment_of(claim.entry["figure"]) == experiment]
     lines = ["| claim | here | number | drift |", "|---|---|---|---|"]
-    for claim in (claim for claim in own if claim.found):
+    for claim in (claim for claim in own if claim.judgements):
         number = re.sub(r" \(n = [^)]*\)", "", claim.number)
         what = claim.entry["claim"] + " (ours)" * (claim.paper not in PAPERS)
         lines.append(f"| {what} | {claim.word} | {number} | {claim.known_drift} |")
-    rest = sum(not claim.found for claim in own)
+    rest = sum(not claim.judgements for claim in own)
     more = f" and lists {rest} more claim{'s' * (rest > 1)}" if rest else ""
     return [*lines, f"\n[plots/claims.md](../plots/claims.md) explains the columns{more}."]
 
@@ -46,10 +46,12 @@ def claims_table(experiment: str) -> list[str]:
 def findings_of(figure: str, pattern: str) -> list[Finding]:
     """The findings of a figure's shipped tables whose names match; TableError for none."""
     lines = catalogue.of_shipped(figure)
-    found = [line for line in lines if isinstance(line, Finding) and re.match(pattern, line.name)]
-    if not found:
+    findings = [
+        line for line in lines if isinstance(line, Finding) and re.match(pattern, line.name)
+    ]
+    if not findings:
         raise TableError(f"{figure} has no finding {pattern!r}; `python -m plots {figure}` has all")
-    return found
+    return findings
 
 
 def filled(text: str) -> str:

@@ -20,6 +20,12 @@ class Finding:
     verdict: str = ""
     estimate: Estimate | None = None
 
+    def __post_init__(self) -> None:
+        """What has no number, as where runs are missing in a table, is no verdict."""
+        if re.search(r"(?<!\w)[-+]?nan\b", self.measured):
+            object.__setattr__(self, "measured", "not measured")
+            object.__setattr__(self, "verdict", "not measured")
+
     def __str__(self) -> str:
         """The finding in one line."""
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()

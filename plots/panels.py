@@ -169,7 +169,7 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
     axes[0].set_ylabel(style.LOSS_LABEL)
 
 
-def lost_entries(found: Lines) -> list[tuple[str, dict]]:
+def lost_entries(lines: Lines) -> list[tuple[str, dict]]:
     """The legend entry of hollow points in `size_panels`, if there are some."""
-    lost = any(sweep.lost for sweeps in found.values() for sweep in sweeps.values())
+    lost = any(sweep.lost for sweeps in lines.values() for sweep in sweeps.values())
     return [("some seeds diverged", style.HOLLOW)] if lost else []

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from param_groups import fits
-from plots import statistics, tables
+from plots import naming, statistics, tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean
-from plots.style import LABELS, present
+from plots.style import LABELS
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 
 # The spread over seeds is largest near divergence. So errors of optima and best losses use only
@@ -122,7 +122,7 @@ def rate_sweeps(
         cell = cells.setdefault(int(width), (float(size), {}, {}))
         cell[1 + fresh].setdefault(rate, {})[seed] = loss
     edge = "near_edge" in set(rows.get("constants", ()))
-    found, why = {}, "constants near an edge" if edge else ""
+    sweeps, why = {}, "constants near an edge" if edge else ""
     for width, (size, runs, others) in cells.items():
         losses = {rate: fmean(of.values()) for rate, of in runs.items()}
         if not any(map(math.isfinite, losses.values())):
@@ -131,8 +131,8 @@ def rate_sweeps(
         best = fits.optimum(losses, window, own / math.sqrt(min(map(len, runs.values()))))
         judges, judging = _judged(runs, others, best.grid_value)
         tried = others if judges == "fresh" else runs
-        found[width] = RateSweep(width, size, runs, best, judges, judging, tried, own, blocked=why)
-    return found
+        sweeps[width] = RateSweep(width, size, runs, best, judges, judging, tried, own, blocked=why)
+    return sweeps
 
 
 def _judged(runs: BySeed, fresh: BySeed, best: float) -> tuple[str, dict[int, float]]:
@@ -182,12 +182,12 @@ def lines_of(
     and `curves` have the labels of what comes first, in this order. Lines of the same key values
     share the spread over seeds at a width."""
     if not keys:
-        found = curve_sweeps(table, present(curves, table[CURVE]))
-        return {(curve,): sweeps for curve, sweeps in found.items() if sweeps}
+        by_curve = curve_sweeps(table, naming.present(curves, table[CURVE]))
+        return {(curve,): sweeps for curve, sweeps in by_curve.items() if sweeps}
     (column, labels), *rest = keys.items()
     return {
         (value, *further): sweeps
-        for value in present(labels, table[column])
+        for value in naming.present(labels, table[column])
         for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
     }
 
@@ -238,12 +238,12 @@ def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ..
 # What findings rest on, said once
 
 
-def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
+def basis(table: pd.DataFrame, lines: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """Optima at an edge, whose loss is an upper bound; widths where every run diverged; the noise;
     and which seeds judge. `keys` are the columns that tell a figure's lines apart."""
     edge = {
         ", ".join(names): [w for w, one in line.items() if one.best.at_edge and len(one.losses) > 1]
-        for names, line in found.items()
+        for names, line in lines.items()
     }
     text = _at("best rate first or last of those tried", edge, symbol)
     ended = np.isfinite(table[LOSS]) & (table[STATUS] == "finished")
@@ -253,7 +253,7 @@ def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = 
     for (*names, width), any_rate in whole.groupby(level=[*keys, WIDTH]).any().items():
         lost.setdefault(", ".join(map(str, names)), []).extend([] if any_rate else [int(width)])
     text += _at("a run diverged at every rate", lost, symbol)
-    return [*text, noise_line(table, symbol), *_judges(found, symbol)]
+    return [*text, noise_line(table, symbol), *_judges(lines, symbol)]
 
 
 def _at(what: str, widths: Mapping[str, Sequence[int]], symbol: str) -> list[str]:
@@ -271,7 +271,7 @@ def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
     """The standard deviation of the final loss over seeds, near optima, by parameterisation."""
     parts = {"": table}
     if PARAMETERIZATION in table:
-        rules = present(LABELS, table[PARAMETERIZATION])
+        rules = naming.present(LABELS, table[PARAMETERIZATION])
         parts = {rules[rule]: table[table[PARAMETERIZATION] == rule] for rule in rules}
     text = []
     for label, rows in parts.items():
@@ -285,13 +285,13 @@ def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
     return "standard deviation of the final loss over seeds, near optima (nats): " + "; ".join(text)
 
 
-def _judges(found: Lines, symbol: str) -> list[str]:
+def _judges(lines: Lines, symbol: str) -> list[str]:
     """Which seeds judge the best rates; if each seed is judged at the others' choice, how far that
     loss lies above the lowest mean; which judging runs diverged. Single rates were not chosen.
     """
     kinds: dict[str, list[RateSweep]] = {}
     lost: dict[str, list[int]] = {}
-    for names, line in found.items():
+    for names, line in lines.items():
         for sweep in (sweep for sweep in line.values() if len(sweep.losses) > 1):
             kinds.setdefault(sweep.judges, []).append(sweep)
         lost[", ".join(names)] = [width for width, sweep in line.items() if sweep.lost]
@@ -337,21 +337,21 @@ def exponent(sweeps: Sweeps) -> Exponent:
     points = {width: math.log2(sweep.best.value) for width, sweep in used.items()}
     value = statistics.power(points).value
     moved = [abs(one - value) for one in by_window(used).values()]
-    found = statistics.power(points, octaves(sweeps), without_each_seed(used))
+    fit = statistics.power(points, octaves(sweeps), without_each_seed(used))
     edge = tuple(sorted(set(sweeps) - set(used)))
     blocked = next((sweep.blocked for sweep in sweeps.values() if sweep.blocked), "")
     further = {"edge": edge, "windows": max(moved, default=math.nan), "sweeps": sweeps}
-    return Exponent(**{**vars(found), **further, "blocked": blocked})
+    return Exponent(**{**vars(fit), **further, "blocked": blocked})
 
 
 def by_window(sweeps: Sweeps) -> dict[float | None, float]:
     """Window -> the exponent with the parabolas of all optima fitted to it."""
-    found = {}
+    exponents = {}
     for window in WINDOWS:
         best = {width: fits.optimum(sweep.losses, window) for width, sweep in sweeps.items()}
         points = {w: math.log2(one.value) for w, one in best.items() if not one.at_edge}
-        found[window] = statistics.power(points).value
-    return {window: value for window, value in found.items() if math.isfinite(value)}
+        exponents[window] = statistics.power(points).value
+    return {window: value for window, value in exponents.items() if math.isfinite(value)}
 
 
 def without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
@@ -361,10 +361,10 @@ def without_each_seed(sweeps: Sweeps) -> list[dict[int, float]]:
     shared = sorted(set.intersection(*seeds)) if seeds else []
     parts = []
     for left in shared if len(shared) >= PAIRED else ():
-        kept = set(shared) - {left}
+        others = set(shared) - {left}
         part = {}
         for width, sweep in sweeps.items():
-            runs = {r: [of[s] for s in of if s in kept] for r, of in sweep.chosen_from.items()}
+            runs = {r: [of[s] for s in of if s in others] for r, of in sweep.chosen_from.items()}
             losses = {rate: fmean(of) for rate, of in runs.items() if of}
             ends = any(map(math.isfinite, losses.values()))
             part[width] = math.log2(fits.optimum(losses, fits.WINDOW).value) if ends else math.nan

@@ -18,7 +18,7 @@ from html import escape
 from pathlib import Path
 
 from plots import style
-from plots.cards import VERDICTS, Card, anchor, figure_card, sources
+from plots.cards import VERDICTS, Card, anchor, figure_card, inputs
 from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
@@ -86,7 +86,7 @@ def page(made: Sequence[Card]) -> str:
         "figures": str(len(made)),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], text)
 
 
 def _answer(paper: str) -> str:
@@ -122,8 +122,8 @@ def picture():
     colors = dict(zip(WORDS, COLORS, strict=True))
     words = [word for word in WORDS if any(claim.word == word for claim in claims())]
     for word in words:
-        found = zip(of, claims(), strict=True)
-        count = Counter(paper for paper, claim in found if claim.word == word)
+        pairs = zip(of, claims(), strict=True)
+        count = Counter(paper for paper, claim in pairs if claim.word == word)
         widths = [count[paper] for paper in papers]
         bars = axis.barh(papers, widths, left=start, color=colors[word], label=word)
         axis.bar_label(bars, [str(n or "") for n in widths], label_type="center", fontsize=9)
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         made = []
         for name in names():  # minutes
-            made.append(figure_card(name, sources(name, results)))
+            made.append(figure_card(name, inputs(name, results)))
             print(f"drawn: {name}", file=sys.stderr, flush=True)
         text = page(made)
         output.write_text(text, encoding="utf-8")

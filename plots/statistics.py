@@ -143,15 +143,15 @@ def exponent_in(
     if parts:
         spread = pd.concat(parts, axis=1).var(axis=1, ddof=0, skipna=False)
         own = np.sqrt((count - 1) * spread).to_dict()
-    found = power(whole.to_dict(), own, [part.to_dict() for part in parts], count - 1)
-    return replace(found, groups=count, fitted=1)
+    fit = power(whole.to_dict(), own, [part.to_dict() for part in parts], count - 1)
+    return replace(fit, groups=count, fitted=1)
 
 
 def complete(rows: pd.DataFrame, group: str, *keys: str) -> pd.DataFrame:
     """The rows of those groups that have one at every combination of `keys` there is."""
     points = rows.drop_duplicates([group, *keys])
-    found, wanted = points.groupby(group).size(), len(points.drop_duplicates(list(keys)))
-    return rows[rows[group].isin(found.index[found == wanted])]
+    sizes, wanted = points.groupby(group).size(), len(points.drop_duplicates(list(keys)))
+    return rows[rows[group].isin(sizes.index[sizes == wanted])]
 
 
 def jackknife(

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
 FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}  # and metadata
@@ -50,29 +48,6 @@ STRATEGY_COLORS = {
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
-
-
-def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Name -> colour and marker: the same for a parameterisation in every figure, and for other
-    names, such as those of one's own curves, in their order what is left of the palette."""
-    own = [name for name in names if name not in LABELS]
-    order = {name: index for index, name in enumerate([*LABELS, *own])}
-    return {
-        name: {
-            "color": PALETTE[order[name] % len(PALETTE)],
-            "marker": SHAPES[order[name] % len(SHAPES)],
-        }
-        for name in names
-    }
-
-
-def present(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Name -> label of those among `names`, in the order of `labels`, then names of one's own,
-    which label themselves."""
-    found = list(dict.fromkeys(names))
-    return {name: label for name, label in labels.items() if name in found} | {
-        name: name for name in found if name not in labels
-    }
 
 
 def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]:
@@ -131,10 +106,10 @@ def handles(entries: Sequence[tuple[str, Any]]) -> list:
     """What a legend shows for (label, line properties or an artist) each."""
     from matplotlib.lines import Line2D
 
-    found = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
-    for handle, (label, _) in zip(found, entries, strict=True):
+    artists = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
+    for handle, (label, _) in zip(artists, entries, strict=True):
         handle.set_label(label)
-    return found
+    return artists
 
 
 def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
@@ -185,12 +160,6 @@ def update_ticks(axis, last: float) -> None:
     axis.set_xlim(0, last)
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
-def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
-    """Legend entries of parameterisations, name -> label."""
-    found = looks(list(rules))
-    return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
 def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
@@ -245,16 +214,14 @@ def lay_out(figure, dpi: float) -> None:
 
 
 def files(item, name: str) -> dict[str, bytes]:
-    """File name -> a figure as PNG and PDF, or a table as CSV; the same data, the same bytes."""
+    """File name -> a figure as PNG and PDF; the same data, the same bytes."""
     import matplotlib.pyplot as plt
 
-    if isinstance(item, pd.DataFrame):
-        return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
-    found = {}
+    contents = {}
     lay_out(item, DPI)
     for ending, metadata in FORMATS.items():
         file = io.BytesIO()
         item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
-        found[f"{name}.{ending}"] = file.getvalue()
+        contents[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
-    return found
+    return contents

@@ -25,6 +25,7 @@ PARAMETERIZATION, OPTIMIZER = "prescription.parameterization", "optimizer.name"
 WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 RUN, STEP, HORIZON = "run", "step", "horizon"
+LIMIT = "width"  # infinite where a theory's kernel is a limit
 FRESH = "fresh"  # whether a run's seed had no say in the choice of its rate
 RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset
@@ -142,9 +143,9 @@ def read(
     numbers: Sequence[str] = (),
 ) -> pd.DataFrame:
     """A table with `columns`, those of numbers as floats; TableError if it cannot be read, lacks
-    one, is empty, has a row twice or has a word for a number. `source` and `maker` are the file's
-    usual name and what writes it, for messages; `numbers` are further columns of numbers, which
-    may be missing."""
+    one, is empty, has a row twice, or has a word, infinity or nothing for a number. `source` and
+    `maker` are the file's usual name and what writes it, for messages; `numbers` are further
+    columns of numbers, which may be missing."""
     try:
         stat = path.stat()
         table = _load(path, stat.st_mtime_ns, stat.st_size)
@@ -169,6 +170,17 @@ def read(
                 f"{path}: column {column!r} has no number: {odd.iloc[0]!r}; expected a number"
             )
     table = table.astype(dict.fromkeys(numbers, float))
+    for column in {*numbers} - {LIMIT}:
+        unfit = np.isinf(table[column])
+        if column == SEED:
+            unfit |= table[column].isna()
+        elif column == LOSS and STATUS in table:
+            unfit |= table[column].isna() & (table[STATUS] == "finished")
+        if unfit.any():
+            raise TableError(
+                f"{path}: {column!r} is {table[column][unfit].iloc[0]:g} in row "
+                f"{unfit.argmax() + 1}; expected a number in every row"
+            )
     for condition in _conditions:
         table = rows_where(table, condition, path)
     return table

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
@@ -23,6 +23,11 @@ from training.errors import UserError
 from training.runs import Summary
 
 EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPUs
+LOOK_SECONDS = 1.0  # between looks at whether a run's executor can still end it
+THREADS = (
+    "--engine local: no further thread can be started here (`ulimit -u` and `ulimit -v` say how "
+    "many and how much memory); give a smaller --workers"
+)
 STARTS = 3  # processes in a row that may die before they can take a run: the next would, too
 
 
@@ -38,7 +43,13 @@ class _Worker:
             self.executor = ProcessPoolExecutor(
                 1, multiprocessing.get_context("spawn"), task.begin, (os.getpid(), environment)
             )
-            self.begun = self.executor.submit(os.getpid)  # the process starts now
+            try:
+                self.begun = self.executor.submit(os.getpid)  # the process starts now
+            except RuntimeError:
+                for process in set(multiprocessing.active_children()) - others:
+                    process.kill()  # nobody would tell it to end
+                    process.join()
+                raise UserError(THREADS) from None
             new = set(multiprocessing.active_children()) - others
             self.process: BaseProcess | None = next(iter(new), None)  # or it is gone already
 
@@ -48,6 +59,8 @@ class _Worker:
         self.executor.shutdown(wait=dead)
         if self.process is not None:
             self.process.join(EXIT_SECONDS)
+            self.process.kill()  # it has nothing to do
+            self.process.join()
 
 
 @dataclass(eq=False)
@@ -79,12 +92,21 @@ class LocalPool(Pool):
         self.changed = threading.Condition(self.lock)
         self.held: list[_Held] = []
         self.dead_starts, self.several = 0, False
-        self.own, self.starting = threading.local(), threading.Lock()
+        self.of_thread, self.starting = threading.local(), threading.Lock()
         # Processes end with the thread that started them. They inherit which signals it blocks,
         # and listen once they have a session of their own.
         resource_tracker.ensure_running()
         mask = signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM)
         self.threads = ThreadPoolExecutor(self.workers, "run", signal.pthread_sigmask, mask)
+        self.starved, self.hook, all_started = False, threading.excepthook, threading.Event()
+        try:
+            for _ in range(self.workers):
+                self.threads.submit(all_started.wait)
+        except RuntimeError:
+            raise UserError(THREADS) from None
+        finally:
+            all_started.set()
+        threading.excepthook = self._thread_died
 
     @property
     def slots(self) -> int:
@@ -122,8 +144,16 @@ class LocalPool(Pool):
             self._end_process(run)
         self.changed.notify_all()
 
+    def _thread_died(self, what: threading.ExceptHookArgs) -> None:
+        """An executor whose thread cannot start one of its own never ends its runs."""
+        if isinstance(what.exc_value, RuntimeError):
+            self.starved = True
+        else:
+            self.hook(what)
+
     def _close(self, wait: bool) -> None:
         self.threads.shutdown(wait)
+        threading.excepthook = self.hook
 
     def _end_process(self, run: _Held) -> None:
         if run.worker is not None and run.worker.process is not None:
@@ -180,7 +210,7 @@ class LocalPool(Pool):
     def _perform(self, run: _Held, devices: tuple[str, ...]) -> task.Outcome:
         """The outcome of a run in this thread's process, or a new one where that has other GPUs."""
         words = run.job, run.needs, self.options.launch
-        worker: _Worker | None = getattr(self.own, "worker", None)
+        worker: _Worker | None = getattr(self.of_thread, "worker", None)
         if worker is not None and worker.devices != devices:
             worker.end()
             worker = None
@@ -191,17 +221,22 @@ class LocalPool(Pool):
             worker = _Worker(devices, self.starting)
             done = worker.executor.submit(task.perform, *words)
         with self.lock:
-            run.worker = self.own.worker = worker
+            run.worker = self.of_thread.worker = worker
             if self.stops:
                 self._end_process(run)
+        error: BaseException | None = UserError(THREADS)
         try:
+            while not wait((done,), LOOK_SECONDS).done:
+                if self.starved:
+                    self._end_process(run)
+                    raise error
+            error = done.exception()
             return done.result()
         finally:
             # An idle process holds memory of its GPU, which a run of several would have alone.
-            error = done.exception()
             if error is not None or self.several:
                 worker.end(dead=isinstance(error, BrokenProcessPool))
-                self.own.worker = None
+                self.of_thread.worker = None
 
     def _death(self, run: _Held) -> Exception:
         """What a run's process has died of; UserError if several have died as they started."""

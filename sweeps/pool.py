@@ -27,6 +27,7 @@ import threading
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,7 +166,8 @@ class Pool(ABC):
             if self.stops == 1:
                 self.deadline = threading.Timer(stop_seconds(), self.stop)
                 self.deadline.daemon = True
-                self.deadline.start()
+                with suppress(RuntimeError):  # no thread can be started: stop again by hand
+                    self.deadline.start()
             self._stop(at_once=self.stops > 1)
 
     def shutdown(self, wait: bool = True) -> None:

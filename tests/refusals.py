@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a command ends, and errors of a developer or of Python's own protocols.
-NO_USERS = {"SystemExit", "KeyboardInterrupt", "AttributeError", "KeyError", "NotImplementedError"}
+NO_USERS = {"SystemExit", "KeyboardInterrupt", "NotImplementedError"}
+NO_USERS |= {"AttributeError", "KeyError", "IndexError"}
 
 
 @dataclass
@@ -133,41 +134,48 @@ def run(case, folder, names):
         assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
         assert "\n" not in said, said
     assert written(folder) == before, f"something was written: {written(folder)}"
-    return said.replace(f"{folder}/", "")
+    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
 def command(words):
-    """The exit code of `python -m room words`, in this process."""
+    """The exit code of `python -m room words`, or of a file of a room, in this process."""
+    module = importlib.import_module(words[1] if "." in words[1] else f"{words[1]}.__main__")
     try:
-        importlib.import_module(f"{words[1]}.__main__").main(words[2:])
+        (getattr(module, "main", None) or module.EXPERIMENT.main)(words[2:])
     except SystemExit as ended:
         return ended.code
     return 0
 
 
 def written(folder):
+    """What is in a folder, but for a cache of data."""
     return {
         str(path.relative_to(folder)): path.is_file() and path.read_bytes()
         for path in folder.rglob("*")
+        if path.relative_to(folder).parts[0] != "cache"
     }
 
 
 def complaints(room, page, tmp_path, monkeypatch):
     """What is wrong with a page: cases that say something else, and raises that none reaches."""
     cases, unreached = read(page)
-    problems, lines = [], set()
+    problems, lines, paths = [], set(), [*sys.path]
     for case in cases:
         folder = tmp_path / str(case.line)
         folder.mkdir()
+        for path in ROOT.glob("*/configs"):  # as from the root of the repository
+            (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
-        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setattr(sys, "path", [*paths, str(folder)])
         try:
             with raised(room) as reached:
                 said = run(case, folder, {})
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
         for name, module in [*sys.modules.items()]:  # of another case's file of this name
-            if str(getattr(module, "__file__", "")).startswith(f"{folder}/"):
+            held = getattr(module, "__dict__", {})
+            places = [held.get("__file__") or "", *(held.get("__path__") or ())]
+            if any(str(place).startswith(f"{folder}/") for place in places):
                 del sys.modules[name]
         lines |= reached
         pattern = ".*".join(map(re.escape, case.expected.split("...")))

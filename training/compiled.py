@@ -30,6 +30,11 @@ class Compiled:
         self._run: Callable[..., None] | None = None
         self._known: set[Any] = set()
 
+    @property
+    def runs_compiled(self) -> bool:
+        """Whether it has been called, and has not run as it is written."""
+        return self._run not in (None, self.function)
+
     def __call__(self, *args: Any) -> None:
         if self._run is None:
             self._run = torch.compile(self.function, dynamic=False)

@@ -17,7 +17,8 @@ al.'s, and Everett et al.'s of nanolm_c4 with or without alpha_depth). The power
 size. Models of different depths are compared by their blocks at the same relative depths, under the
 names of the shallowest model's. There a batch has DEPTH_BATCH samples.
 
-Exit code: 0, 1 if a verdict is bad, 2 for a mistake in the command or the config.
+Exit code: 0; 1 if a verdict is bad; 2 for a mistake in the command or the config, and where a rate
+depends on what was not judged.
 """
 
 from __future__ import annotations
@@ -171,9 +172,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_line_errors(OSError, CheckError):
         command.check_options(args)
         target = experiment_target(args.experiment, args.config, args.overrides, args)
-        bad = command.run(target, args)
-    if bad:
-        raise SystemExit(1)
+        code = command.run(target, args)
+    if code:
+        raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -12,7 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,14 +134,21 @@ def _hidden(path: Path) -> Path:
 
 @contextmanager
 def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
-    """A hidden folder next to the final one; deleted at the end, unless the process is killed.
+    """A hidden folder next to the final one, deleted at the end; those of the same name that
+    killed processes have left are deleted before.
 
     UserError names the `key` that the user has set the place by, where it cannot be written or is
     full.
     """
-    scratch = _hidden(final)
+    scratch, locks = _hidden(final), list[int]()
+    for leftover in final.parent.glob(f".{glob.escape(final.name)}.????????.tmp"):
+        _sweep(leftover)
     try:
-        scratch.mkdir(parents=True)
+        while not scratch.exists():  # or another process has swept it before it was locked
+            scratch.mkdir(parents=True)
+            locks.append(os.open(scratch, os.O_RDONLY))
+            with suppress(OSError):  # a file system without locks: nobody sweeps there
+                fcntl.flock(locks[-1], fcntl.LOCK_SH)
         yield scratch
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -152,6 +160,19 @@ def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        for lock in locks:
+            os.close(lock)
+
+
+def _sweep(scratch: Path) -> None:
+    """Deletes the folder of a process that was killed: nobody holds it."""
+    with suppress(OSError):
+        lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def publish(scratch: Path, final: Path, problem: Callable[[Path], str | None]) -> None:

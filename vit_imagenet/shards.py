@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from training.data import token_cache
 from training.errors import UserError
 from vit_imagenet.images import SPLITS, Record, existing_folder
@@ -195,14 +193,14 @@ def _reason(error: BaseException) -> str:
 
 def _check_labels(rows: datasets.Dataset, columns: Columns, classes: int, where: str) -> None:
     """UserError unless all labels are there and in 0 .. classes - 1; a missing one counts as -1."""
-    from pyarrow import compute
+    from pyarrow import compute, types
 
     column = rows.data.column(columns.label)
     if columns.label == "json":
         column = compute.struct_field(column, "label")
+    if not types.is_integer(column.type):
+        raise UserError(f"{where}: labels are {column.type}; expected whole numbers")
     labels = compute.fill_null(column, -1).to_numpy()
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{where}: labels are {labels.dtype}; expected whole numbers")
     wrong = labels[(labels < 0) | (labels >= classes)]
     if wrong.size:
         raise UserError(

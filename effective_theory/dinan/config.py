@@ -62,48 +62,30 @@ class InitConfig(Section):
     """C_G, (1.25)-(1.33): variance of every group's entries, times its power of the width."""
 
     stem: NonNegativeFloat = 1.0
-    """C_patch or C_WE; a tied head has the same tensor."""
+    """Of patches or words (patch, WE); a tied head has the same tensor."""
     position: NonNegativeFloat = 1.0
-    """C_PE."""
+    """Of positions (PE)."""
     query: NonNegativeFloat = 1.0
-    """C_Q."""
+    """Of Q."""
     key: NonNegativeFloat = 1.0
-    """C_K."""
+    """Of K."""
     value: NonNegativeFloat = 1.0
-    """C_V."""
+    """Of V."""
     attention_output: NonNegativeFloat = 1.0
-    """C_U."""
+    """Of U."""
     mlp_in: NonNegativeFloat = 1.0
-    """C_W."""
+    """Of W."""
     mlp_out: NonNegativeFloat = 1.0
-    """C_X."""
+    """Of X."""
     readout: NonNegativeFloat = 1.0
-    """C_head of an untied head."""
+    """Of an untied head."""
 
 
-class RatesConfig(Section):
+class RatesConfig(InitConfig):
     """Lambda_G, (1.99)-(1.107): order-one factors on every group's rate."""
 
-    stem: NonNegativeFloat = 1.0
-    """Lambda of patches or words; a tied head has the same tensor."""
-    position: NonNegativeFloat = 1.0
-    """Lambda_PE."""
-    query: NonNegativeFloat = 1.0
-    """Lambda_Q."""
-    key: NonNegativeFloat = 1.0
-    """Lambda_K."""
-    value: NonNegativeFloat = 1.0
-    """Lambda_V."""
-    attention_output: NonNegativeFloat = 1.0
-    """Lambda_U."""
-    mlp_in: NonNegativeFloat = 1.0
-    """Lambda_W."""
-    mlp_out: NonNegativeFloat = 1.0
-    """Lambda_X."""
-    readout: NonNegativeFloat = 1.0
-    """Lambda_head of an untied head."""
     readout_bias: NonNegativeFloat = 1.0
-    """Lambda of the untied head's bias."""
+    """Of the untied head's bias."""
 
 
 class DataConfig(Section):
@@ -182,11 +164,11 @@ class Config(Section):
             )
         for key, reason in _UNREAD[model.stem].items():
             section, name = key.split(".")
-            given = getattr(getattr(self, section), name)
+            values = getattr(getattr(self, section), name)
             default = type(getattr(self, section)).model_fields[name].default
-            if given != default:
+            if values != default:
                 raise ValueError(
-                    f"{key} {given}: stem {model.stem} {reason}; leave it at {default}"
+                    f"{key} {values}: stem {model.stem} {reason}; leave it at {default}"
                 )
         return self
 

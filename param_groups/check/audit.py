@@ -1,6 +1,8 @@
 """Which rule do the numbers of anybody's optimiser follow, tensor by tensor?
 
     param-groups audit FILE.py                      build(width) -> (model, optimizer)
+    param-groups audit FILE.py                      task(width, seed) -> Check, as `check` has it
+    param-groups audit FILE.py --rule mup           the rule that is meant
     param-groups audit FILE.py --depths 2 4 8       build(width, depth), at the first width
     param-groups audit FILE.py --step               takes one step, too, and compares its size
     param-groups audit FILE.py --save numbers.json  what it reads, for later
@@ -10,6 +12,9 @@
 rate, epsilon and decay per step of every tensor are read at two sizes or more. Their powers of the
 size are compared with those of one rate for all tensors and of the papers' rules, with all
 multipliers absorbed, in the forward pass, or the readout's alone there. The nearest rule is named.
+Which axes a tensor sums over is guessed from its layer, and read from use where a task has a batch.
+A mistake may make one rule of another. So say with `--rule` which one is meant: mup, standard, or a
+whole name as it is printed, with the place of the multipliers. Without, any known rule will do.
 Multipliers of the forward pass are not read, nor are initial sizes of vectors and in a scan of the
 depth. Frozen tensors are left out.
 
@@ -32,12 +37,13 @@ something is not read, and for a mistake in the command or the file.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -45,12 +51,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.check.command import load_function
-from param_groups.check.measuring import pooled
+from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
+from param_groups.check.measuring import Build, optimizer_of, pooled
 from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
-from param_groups.check.reading import SCALES, first_step, judged_steps, read
+from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
-from param_groups.families import OPTIMIZER_FAMILY
 from param_groups.roles import PlanError
 from param_groups.rows import align
 
@@ -72,13 +77,14 @@ class Audit:
 # Verdicts
 
 
-def audit(readings: Readings, *, depth: bool) -> Audit:
+def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     """The nearest rule, and what deviates from it.
 
     Args:
         readings: {size: `read` of the model of that size}, two sizes or more.
         depth: whether the sizes are depths; then rates of blocks and of all others have one power
             each, and initial values are not judged.
+        rule: the rule that is meant, by its name or the begin of it; by default any of those known.
     """
     frozen = {n for found in readings.values() for n, r in found.items() if r.optimizer == "frozen"}
     readings = {
@@ -88,7 +94,7 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
     numbers, sizes = PlanExponents(plans_of(readings, depth=depth)), sorted(readings)
     first = readings[sizes[0]]
     kinds = {name: numbers.powers(name).kind for name in numbers.names}
-    nearest, missed = nearest_rule(numbers)
+    nearest, missed = nearest_rule(numbers, rule)
     lines = [
         (n, f"{number} goes as size^{_text(power)}, expected size^{_text(aim)}")
         for n, number, power, aim in missed
@@ -109,7 +115,7 @@ def audit(readings: Readings, *, depth: bool) -> Audit:
         table=align([*dict.fromkeys(table)]),
         nearest=nearest,
         deviations=_together(lines, numbers.names),
-        unread=_not_read(readings, numbers),
+        unread=not_read(readings, numbers.family),
         remarks=remarks + falls,
     )
 
@@ -168,23 +174,6 @@ def _geometric(values: Sequence[float]) -> float | None:
     shares = [b / a for a, b in itertools.pairwise(values)]
     even = max(shares) - min(shares) < 1e-6 * shares[0]
     return shares[0] if even and abs(shares[0] - 1) > 1e-6 else None
-
-
-def _not_read(readings: Readings, numbers: PlanExponents) -> list[str]:
-    """What the numbers may lack, with the tensors that it concerns."""
-    found: dict[str, dict[str, None]] = {}
-    for tensors in readings.values():
-        for name, one in tensors.items():
-            kind = one.optimizer.partition(" and ")[0]
-            family = OPTIMIZER_FAMILY.get(kind, "spectral")
-            mixed = f"{kind} beside {numbers.family}: rules are for one family of optimisers"
-            doubts = [mixed] if family not in ("spectral", numbers.family) else []
-            for doubt in (*one.unread, *doubts):
-                found.setdefault(doubt, {})[name] = None
-    return [
-        f"{doubt} ({len(names)} tensors, such as {next(iter(names))})"
-        for doubt, names in found.items()
-    ]
 
 
 def _together(lines: Iterable[tuple[str, str]], names: Sequence[str]) -> list[str]:
@@ -246,15 +235,27 @@ def main(
     parser.add_argument("file", type=Path, help="FILE.py with build(width[, depth])")
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--depths", type=int, nargs="+", help="scan the depth at the first width")
+    parser.add_argument("--rule", default="", metavar="NAME", help="that is meant, such as mup")
     parser.add_argument("--step", action="store_true", help="take a step and compare its size")
     parser.add_argument("--ignore", nargs="+", default=[], metavar="KEY", help="keys of groups")
     parser.add_argument("--save", type=Path, help="write the numbers that are read")
     parser.add_argument("--against", type=Path, help="compare with saved numbers instead of rules")
     args = parser.parse_args(argv)
-    build = load(args.file, f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)")
     sizes = sorted(set(args.depths or args.widths))
     if len(sizes) < 2 or sizes[0] < 1:
         raise PlanError("--widths and --depths: give two different sizes or more")
+    signature = f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)"
+    module = load_module(args.file) if load is load_function else None
+    layouts: dict[str, str] = {}
+    build: Callable[..., Any]
+    if module is None:
+        build = load(args.file, *signature)
+    elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
+        task = with_rules(function_of(module, args.file, *TASK), args.widths)
+        layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
+        build = functools.partial(_planned, task)
+    else:
+        build = function_of(module, args.file, *signature)
 
     def built(size: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         torch.manual_seed(0)
@@ -263,7 +264,15 @@ def main(
             raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
         return pair[0], [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
 
-    readings: Readings = {size: read(*built(size), args.ignore) for size in sizes}
+    readings: Readings = {
+        size: {
+            name: replace(one, layout=layouts[name], table=layouts[name] == "table")
+            if name in layouts
+            else one
+            for name, one in read(*built(size), args.ignore).items()
+        }
+        for size in sizes
+    }
     lines: list[str] = []
     if args.step:
         steps = {(size, s): first_step(*built(size), s) for size in sizes for s in SCALES}
@@ -273,7 +282,7 @@ def main(
     saved = json.loads(json.dumps(saved))
     if args.save:
         args.save.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    result = audit(readings, depth=bool(args.depths))
+    result = audit(readings, depth=bool(args.depths), rule=args.rule)
     if args.against:
         try:
             before = json.loads(args.against.read_text(encoding="utf-8"))
@@ -287,8 +296,21 @@ def main(
         for line in [*result.remarks, *(f"deviates: {line}" for line in lines)]:
             print(line)
         if lines or not result.unread:
-            print(f"{len(lines)} deviations" if lines else "every tensor follows it")
+            free = (
+                "" if args.rule else "; whether it is the rule you mean is not judged: --rule NAME"
+            )
+            print(f"{len(lines)} deviations" if lines else f"every tensor follows it{free}")
     for line in result.unread:
         print(f"not read: {line}")
     if lines or result.unread:
         raise SystemExit(2 if result.unread else 1)
+
+
+def _planned(task: Build, width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A check's model as its plan draws it, with its optimiser."""
+    check = task(width, 0)
+    if check.plan is not None:
+        check.plan.initialise(check.model, 0, overwrite=True)
+    if check.after_init is not None:
+        check.after_init(check.model)
+    return check.model, optimizer_of(check, decays=True)

@@ -1,7 +1,7 @@
 """The coordinate check: do activations and updates scale with size as the rule says?
 
     param-groups check FILE.py                    your own model: task(width, seed) -> Check
-    param-groups check hf:gpt2                    a stock model with its shipped rules
+    param-groups check hf:gpt2                    a stock model with the rules of its trace
     param-groups check timm:vit_small_patch16_224 --rule mup standard one_rate
 
 First a plan's numbers are compared with published exponents of its rule, or with what stability
@@ -14,8 +14,9 @@ A file has `def task(width: int, seed: int) -> Check` with model, plan, batches 
 model is the model type of a Hugging Face config or a name of timm's; small ones of several widths
 are built from the config, untied.
 
-Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0, 1 if
-a verdict is bad (grows, vanishes, differs, unclear, not finite), 2 for a mistake of yours.
+Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0; 1 if
+a verdict is bad (grows, vanishes, differs, unclear, not finite); 2 for a mistake of yours, and
+where no verdict is bad but a rate depends on what was not judged.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -50,6 +52,9 @@ from param_groups.check.measuring import (
     measure,
 )
 from param_groups.model.trace import Trace, traced
+from param_groups.roles import Rule
+
+TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
         targets = [file_target(Path(args.target), args.widths)]
     outcomes = [run(target, args) for target in targets]
     if any(outcomes):
-        raise SystemExit(1)
+        raise SystemExit(1 if 1 in outcomes else 2)
 
 
 def stock_target(name: str, rule: str) -> Target:
@@ -116,22 +121,31 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
-    returns = "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
-    task = load_function(path, "task(width, seed)", returns)
-    return Target(with_rules(task, widths), path.stem)
+    return Target(with_rules(load_function(path, *TASK), widths), path.stem)
 
 
-def with_rules(task: Build, widths: Sequence[int]) -> Build:
+def with_rules(task: Build, widths: Sequence[int]) -> Ruled:
     """A task whose plans may be functions of rules: those of a trace, made once if it is needed."""
-    rules = functools.cache(lambda: trace_of(task, widths).rules)
+    return Ruled(task, functools.cache(lambda: trace_of(task, widths)))
 
-    def build(width: int, seed: int) -> Check:
-        check = task(width, seed)
+
+@dataclass(frozen=True)
+class Ruled:
+    """A task that gives plans which are functions the rules of a trace."""
+
+    task: Build
+    trace: functools._lru_cache_wrapper[Trace]
+
+    def __call__(self, width: int, seed: int) -> Check:
+        check = self.task(width, seed)
         if isinstance(check, Check) and callable(check.plan):
-            check = replace(check, plan=check.plan([*rules()]))
+            check = replace(check, plan=check.plan([*self.trace().rules]))
         return check
 
-    return build
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules that plans were made with; none if no plan asked for them."""
+        return self.trace().made if self.trace.cache_info().currsize else ()
 
 
 def trace_of(task: Build, widths: Sequence[int]) -> Trace:
@@ -146,6 +160,11 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
 
     Raises CheckError for a file that is none, or without the function of this `signature`.
     """
+    return function_of(load_module(path), path, signature, returns)
+
+
+def load_module(path: Path) -> ModuleType:
+    """A user's file, run once; CheckError for one that is no Python file."""
     if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
@@ -154,6 +173,11 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    return module
+
+
+def function_of(module: ModuleType, path: Path, signature: str, returns: str) -> Callable[..., Any]:
+    """A function of a user's module; CheckError without one that can be called so."""
     name = signature.partition("(")[0]
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
@@ -165,8 +189,8 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
     return function
 
 
-def run(target: Target, args: argparse.Namespace) -> bool:
-    """Measures, writes the results, prints the verdicts; whether one is bad."""
+def run(target: Target, args: argparse.Namespace) -> int:
+    """Measures, writes the results, prints the verdicts; the exit code."""
     folder = (args.out or Path("coordinate_check") / target.name) / target.part
     if folder.exists() and not folder.is_dir():  # before what takes long
         raise CheckError(f"--out {folder}: a file is in the way; give a folder")
@@ -181,7 +205,9 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
     numbers = judging.judge(measurement.plans)
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
-    bad = slopes.failed(powers, numbers)
+    rules = target.build.rules if isinstance(target.build, Ruled) else ()
+    left = judging.not_judged(measurement.plans, measurement.held, rules)
+    code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,
         "widths": sorted(args.widths),
@@ -192,7 +218,8 @@ def run(target: Target, args: argparse.Namespace) -> bool:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": str(device),
-        "passed": not bad,
+        "passed": not code,
+        "not_judged": left,
         "not_called": list(measurement.silent),
         "prescription": measurement.plans[min(measurement.plans)].prescription,
         "numbers": [asdict(one) for one in numbers],
@@ -207,11 +234,11 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:
         print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")
-    if note := judging.heads_note(measurement.plans):
-        print(note)
+    for line in [*judging.heads_note(measurement.plans, rules), *left]:
+        print(line)
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
-    print(f"{slopes.summary(powers, numbers)}\ntable: {table}")
+    print(f"{slopes.summary(powers, numbers, left)}\ntable: {table}")
     try:
         from param_groups.check.figure import draw
     except ImportError:
@@ -219,4 +246,4 @@ def run(target: Target, args: argparse.Namespace) -> bool:
     else:
         draw(measurement.points, result, picture)
         print(f"figure: {picture}")
-    return bad
+    return code

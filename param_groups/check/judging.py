@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from param_groups.check.measuring import Held
 from param_groups.check.papers import ONE, Promise
+from param_groups.check.reading import Reading, not_read
 from param_groups.check.theory import (
     DIFFERS,
     FIRST_STEPS,
@@ -24,7 +24,7 @@ from param_groups.check.theory import (
 )
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import Role
+from param_groups.roles import Role, Rule
 from param_groups.rules.exponents import HALF, LAYERS, ZERO
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
@@ -92,12 +92,12 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
 
 
 def judge_optimizers(
-    plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Held]]
+    plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Reading]]
 ) -> list[Judged]:
     """Where the optimisers that a check was given are not the plans'.
 
     One factor may lie between all rates and the plans', as a schedule's does; epsilons and decays
-    are the plans'. A class of no known name is compared by its numbers alone.
+    are the plans'.
 
     Args:
         plans: a plan per size.
@@ -107,23 +107,24 @@ def judge_optimizers(
         A verdict per tensor and number that differs, with both numbers where they first do.
     """
     pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
-    trained = [(size, row, one) for size, row, one in pairs if one is not None]
+    trained = [(size, row, one) for size, row, one in pairs if one is not None and one.lr]
     usual = statistics.median_low([one.lr / row.lr for _, row, one in trained if row.lr] or [1.0])
+    scheduled = "" if math.isclose(usual, 1, rel_tol=1e-3) else f"{usual:.4g} times "
     found: dict[tuple[str, str], Judged] = {}
     for size, row, one in trained:
-        said = {}
-        if not math.isclose(one.lr, usual * row.lr, rel_tol=1e-3):
-            times = f"{usual:.4g} times " if not math.isclose(usual, 1, rel_tol=1e-3) else ""
-            said["rate"] = f"{one.lr:.4g} at {size}, {times}the plan's is {usual * row.lr:.4g}"
-        eps = math.nan if one.eps is None else one.eps
-        if row.optimizer not in WITHOUT_EPS and not math.isclose(eps, row.eps, rel_tol=1e-3):
-            said["epsilon"] = f"{one.eps} at {size}, the plan's is {row.eps:.4g}"
-        if not math.isclose(one.weight_decay, row.weight_decay, rel_tol=1e-3):
-            numbers = f"{one.weight_decay:.4g} at {size}, the plan's is {row.weight_decay:.4g}"
-            said["weight_decay"] = numbers
-        family = _family(one.kind)
+        numbers = {
+            "rate": (one.lr, usual * row.lr, scheduled),
+            "epsilon": (one.eps, one.eps if row.optimizer in WITHOUT_EPS else row.eps, ""),
+            "weight_decay": (one.decay / one.lr, row.weight_decay, ""),
+        }
+        said = {
+            number: f"{value:.4g} at {size}, {times}the plan's is {aim:.4g}"
+            for number, (value, aim, times) in numbers.items()
+            if not math.isclose(value, aim, rel_tol=1e-3)
+        }
+        family = OPTIMIZER_FAMILY.get(one.optimizer)
         if family not in (None, OPTIMIZER_FAMILY.get(row.optimizer)):
-            said["kind"] = f"{one.kind}, the plan's is {row.optimizer}"
+            said["kind"] = f"{one.optimizer}, the plan's is {row.optimizer}"
         for number, note in said.items():
             quantity = f"optimiser's {number}"
             judged = Judged(row.name, quantity, None, None, DIFFERS, "the plan", note)
@@ -131,23 +132,15 @@ def judge_optimizers(
     return [*found.values()]
 
 
-def _family(kind: str) -> str | None:
-    """The family of an optimiser's class, by its name in small letters; None if not known."""
-    words = {"muon": "spectral", "adafactor": "adafactor", "paramscaling": "adafactor"}
-    words |= {"adamax": "", "adam": "adam", "sgd": "sgd"}
-    return next((family for word, family in words.items() if word in kind), "") or None
-
-
 def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
     """The verdicts on the numbers of one tensor, those that are not zero at all sizes."""
     whole = numbers.powers(name)
-    kind = "query" if numbers.attends(name) and "query" in expected.step else whole.kind
     start = expected.start.get(whole.kind, ZERO)
     if not expected.published and whole.kind == "readout" and whole.start is not None:
         start = max(start, whole.start)  # a readout may start smaller than needed
     aims = {
         "start": -start,
-        "rate": -expected.step.get(kind, ZERO),
+        "rate": -expected.rate(whole.own, whole.kind),
         "epsilon": _epsilon(name, numbers, expected),
         "decay": _decay(name, numbers, expected),
     }
@@ -183,31 +176,29 @@ def _shared_keys(numbers: PlanExponents, expected: Promise) -> list[Judged]:
 def _epsilon(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
     """The power expected of epsilon. For a rule of no paper: that of most tensors of the kind, if
     no constant epsilon of Table 1 grows more; one that falls is only nearer to none."""
-    kind, attends = numbers.powers(name).kind, numbers.attends(name)
+    kind, own = numbers.powers(name).kind, numbers.powers(name).own
     if expected.published:
-        return expected.epsilon(kind, attends)
+        return expected.epsilon(kind, own)
     highest = {"embedding": ZERO, "hidden": HALF}.get(kind, ONE)
     if numbers.size == "depth":
         highest = ZERO
-    elif numbers.size == "head_dim" and attends:
+    elif numbers.size == "head_dim" and own == "query":
         highest = ONE
-    return min(numbers.usual("epsilon", kind, attends), highest)
+    return min(numbers.usual("epsilon", kind, own == "query"), highest)
 
 
 def _decay(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
     """The power expected of the share that a step removes. For a rule of no paper: that of most
     tensors of the kind, which does not grow but by a rate's power."""
-    kind, attends = numbers.powers(name).kind, numbers.attends(name)
+    kind, own = numbers.powers(name).kind, numbers.powers(name).own
     holds_rate = numbers.plans[numbers.sizes[0]].decay_mode == "per_group"
     if not expected.published:
-        usual = numbers.usual("decay", kind, attends)
+        usual = numbers.usual("decay", kind, own == "query")
         return usual if holds_rate else min(usual, ZERO)
     aim = expected.decay.get(kind, ZERO)
     if holds_rate:  # of the tensor before it has absorbed a multiplier
-        own = "query" if attends else kind
-        step = expected.step.get(own, expected.step.get(kind, ZERO))
         multiplier = expected.multiplier.get(own, expected.multiplier.get(kind, ZERO))
-        aim -= step - SHIFT[numbers.family] * multiplier
+        aim -= expected.rate(own, kind) - SHIFT[numbers.family] * multiplier
         aim += 1 if numbers.by_muon(name) and numbers.size != "depth" else 0
     return aim
 
@@ -249,20 +240,45 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
     return result
 
 
-def heads_note(plans: Mapping[int, Plan]) -> str:
-    """A warning where muP has the library's attention while the head dimension grows, or may, as
-    nothing says it; else ""."""
-    if any(one.head_dim_is_missing() for one in plans.values()):
-        return (
+def not_judged(
+    plans: Mapping[int, Plan],
+    held: Mapping[int, Mapping[str, Reading]],
+    rules: Sequence[Rule] = (),
+) -> list[str]:
+    """What a rate depends on and no verdict speaks of, a line each. `rules` are those of a trace.
+
+    What a step of an optimiser tells, as a Muon's factor, is in the measured updates.
+    """
+    doubts = not_read(held, PlanExponents(plans).family, stepped=True)
+    lines = [f"not read: {one}" for one in doubts]
+    if expected_of(plans) is None:
+        optimizer = plans[min(plans)].prescription.get("optimizer")
+        lines.append(
+            f"not judged: the plan's numbers, which nothing is known to compare with ({optimizer})"
+        )
+    if not _traced_heads(rules) and any(one.head_dim_is_missing() for one in plans.values()):
+        lines.append(
             "not judged: whether the head dimension is the same at all widths, as muP with "
             "qk_exponent=-0.5 needs; plan with head_dim="
         )
+    return lines
+
+
+def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> list[str]:
+    """A warning where muP has the library's attention while the head dimension grows, in the plans
+    or in the trace that gave `rules`."""
     rule = rule_of(plans[min(plans)])
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
+    heads = _traced_heads(rules) or heads
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
-    if other or rule.get("qk_exponent") != -0.5 or all(size == heads[0] for size in heads):
-        return ""
-    return (
+    if other or rule.get("qk_exponent") != -0.5 or len({*heads}) == 1:
+        return []
+    return [
         f"warning: head dimensions {heads[0]} to {heads[-1]}: qk_exponent=-0.5 is muP's only where "
         "they are the same at all widths; add heads with the width, or multiply by 1/d"
-    )
+    ]
+
+
+def _traced_heads(rules: Sequence[Rule]) -> list[int]:
+    """Head dimensions that a trace saw grow with the width."""
+    return sorted({one.head_dim or 0 for r in rules for one in r.measured if one.grows})

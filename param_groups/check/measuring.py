@@ -2,7 +2,9 @@
 
 A model is trained for a few steps at several widths and seeds. The check records the RMS of
 
-* init: every module's output at initialisation, on the batch of the first step, and its input;
+* init: every module's output at initialisation, on the batch of the first step, and its input.
+  Logits under `Tied` have a second row, each position's logit of the token that it embeds: a factor
+  that is too large shows there, and one that is too small in the RMS over all of them;
 * gradient: the loss's gradient at its output, then. It shows what the model makes of the output:
   a factor behind a readout or a branch, which the output itself does not have, is in it;
 * change: what the steps add up to, output after t steps minus output at first. The logits have a
@@ -16,7 +18,8 @@ A model is trained for a few steps at several widths and seeds. The check record
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from param_groups.check.reading import Reading, read
 from param_groups.check.recording import (
     keep_gradient,
     recording,
@@ -39,7 +43,7 @@ from param_groups.roles import PlanError, Role
 
 TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
-ALONG, INPUT = " along the loss gradient", " input"
+ALONG, INPUT, OWN = " along the loss gradient", " input", " of the position's token"
 
 
 class CheckError(PlanError):
@@ -104,24 +108,14 @@ class Coordinate:
     rms: float
 
 
-@dataclass(frozen=True)
-class Held:
-    """An optimiser's numbers for one tensor; `kind` is its class, `eps` None where it has none."""
-
-    kind: str
-    lr: float
-    eps: float | None
-    weight_decay: float
-
-
 @dataclass
 class Measurement:
     """All that a check measured, and the plan at every width."""
 
     points: list[Coordinate] = field(default_factory=list)
     plans: dict[int, Plan] = field(default_factory=dict)
-    held: dict[int, dict[str, Held]] = field(default_factory=dict)
-    """What the check's own optimisers have for every tensor that is trained, by width."""
+    held: dict[int, dict[str, Reading]] = field(default_factory=dict)
+    """What the check's own optimisers have for every tensor, by width."""
     silent: tuple[str, ...] = ()
     """Modules that own planned tensors and were never called."""
 
@@ -171,7 +165,7 @@ def measure(
         result.plans[width] = check.planned
         _check_rows(result.plans)
         if check.optimizer is not None:
-            result.held[width] = _held(check)
+            result.held[width] = read(check.model, [check.optimizer], now=True)
         with torch.random.fork_rng():  # dropout, too, is a function of the seed
             torch.manual_seed(seed)
             points, result.silent = _measure_one(check, width, seed, steps, torch.device(device))
@@ -296,7 +290,8 @@ def _measure_one(
     optimizer = optimizer_of(check)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.planned)
-    first, inputs, gradients = _first_outputs(check, parts, batches[0])
+    with _embedded(check) as ids:
+        first, inputs, gradients = _first_outputs(check, parts, batches[0])
     along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     by_muon = {row.name: row.layout for row in check.planned.rows if row.optimizer == "muon"}
@@ -307,6 +302,9 @@ def _measure_one(
 
     for name, output in first.items():
         keep("init", name, parts[name], 0, rms_of(output))
+        alike = [one for one in ids if parts[name] == "logits" and one.numel() == len(output)]
+        if alike:
+            keep("init", name + OWN, "logits", 0, rms_of(output.gather(1, alike[-1].view(-1, 1))))
     for name, size in inputs.items():
         keep("init", name + INPUT, "hidden", 0, size)
     # Below a readout that starts at zero there is a gradient after the first step.
@@ -378,27 +376,6 @@ def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _held(check: Check) -> dict[str, Held]:
-    """What the check's own optimiser has, with the factors that schedules of timm and others take
-    from a group."""
-    names = {id(tensor): name for name, tensor in check.model.named_parameters()}
-    found = {}
-    assert check.optimizer is not None
-    for group in check.optimizer.param_groups:
-        eps, kind = group.get("eps"), type(check.optimizer).__name__.lower()
-        if "muon" in kind:
-            kind = str(group.get("optimizer", kind))
-        for tensor in group["params"]:
-            if id(tensor) in names:
-                found[names[id(tensor)]] = Held(
-                    kind,
-                    float(group["lr"] * group.get("lr_scale", 1.0) * group.get("lr_mult", 1.0)),
-                    float(eps) if isinstance(eps, (int, float)) else None,
-                    float(group.get("weight_decay", 0.0) * group.get("wd_mult", 1.0)),
-                )
-    return found
-
-
 def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
     """Module name -> part ("embedding", "hidden", "router", "logits") of all that is measured.
 
@@ -425,6 +402,24 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 
 
 # Outputs
+
+
+@contextmanager
+def _embedded(check: Check) -> Iterator[list[Tensor]]:
+    """Collects what a table that `Tied` makes the readout, too, is called with."""
+    rows = check.planned.rows
+    tied = [row.name for row in rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
+    tables = tied if check.planned.prescription.get("tied") else []
+    ids: list[Tensor] = []
+    modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
+    handles = [
+        module.register_forward_hook(lambda _, args, __: ids.extend(args[:1])) for module in modules
+    ]
+    try:
+        yield ids
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _first_outputs(

@@ -1,8 +1,8 @@
 """The rule whose powers of the size are nearest to those of anybody's optimiser.
 
 What was read becomes rows of a plan, and its exponents are those of the check (`PlanExponents`).
-The rules are the papers' (`PAPERS`) and one rate for all tensors, each with its multipliers
-absorbed, in the forward pass, or the readout's alone there.
+The rules are the papers' as the check knows them (`PAPERS`) and one rate for all tensors, each with
+its multipliers absorbed, in the forward pass, or the readout's alone there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -18,53 +18,34 @@ from param_groups.check.measuring import pooled
 from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
 from param_groups.check.reading import Reading
 from param_groups.check.theory import PlanExponents
-from param_groups.families import OPTIMIZER_FAMILY, SHIFT
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
-from param_groups.roles import Layout, Role, fans
+from param_groups.roles import Layout, PlanError, Role, fans
 from param_groups.rows import Row
 from param_groups.rules.exponents import ALIGNMENTS, HALF, LAYERS, PARAMETERIZATION_TABLE, ZERO
 
 EXACT, DRAWN = 0.02, 0.1  # tolerances of a power: of numbers, of fans that a model may round
-Multipliers = Mapping[str, float]  # {kind: a}, a multiplier that goes as size^(-a)
+Multipliers = Mapping[str, Fraction]  # {kind: a}, a multiplier that goes as size^(-a)
 Readings = Mapping[int, Mapping[str, Reading]]  # {size: what `read` gives}
-
-
-KINDS = (*LAYERS, "constant")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A rule with some of its multipliers, size^(-kept), in the forward pass, all by kind.
-
-    `start`, `step` and `gradient` are the rule's, of multiplier times tensor; `shift` is the power
-    of a multiplier in a rate that has absorbed it.
-    """
+    """A rule with some of its multipliers, size^(-kept), in the forward pass."""
 
     name: str
-    start: Multipliers
-    step: Multipliers
-    gradient: Multipliers
-    shift: int
+    rule: Promise
     kept: Multipliers
-
-
-def _form(name: str, rule: Promise, kept: Mapping[str, Fraction]) -> Form:
-    start, step, gradient, forward = (
-        {kind: float(numbers.get(kind, ZERO)) for kind in KINDS}
-        for numbers in (rule.start, rule.step, {k: rule.gradient(k) for k in KINDS}, kept)
-    )
-    return Form(name, start, step, gradient, SHIFT[rule.family], forward)
 
 
 @functools.cache
 def _over_width(family: str) -> list[Form]:
     zeros = dict.fromkeys(LAYERS, ZERO)
     even = Promise("", "width", family, zeros, zeros)
-    none = dict.fromkeys(KINDS, 0.0)
     drawn = replace(even, start={**zeros, "hidden": HALF, "readout": HALF})
     forms = [
-        _form("one rate, one initial size", even, {}),
-        _form("one rate, standard initial values", drawn, {}),
+        Form("one rate, one initial size", even, {}),
+        Form("one rate, standard initial values", drawn, {}),
     ]
     tables = []
     for alignment in (*ALIGNMENTS, "global"):
@@ -75,22 +56,26 @@ def _over_width(family: str) -> list[Form]:
             fields = {"parameterization": name, "alignment": alignment}
             rule = PAPERS["everett"](fields, "width", family)
             rule = rule or replace(even, start=start, step=step)
-            tables.append(_form(f"{name}, {alignment} alignment", rule, a))
-    forms += [replace(one, kept=none) for one in tables]
+            tables.append(Form(f"{name}, {alignment} alignment", rule, a))
+    vocabulary = {"parameterization": "mup", "alignment": "full", "embedding_exponent": -HALF}
+    if rule := PAPERS["everett"](vocabulary, "width", family):
+        name = "mup with embeddings' rates as size^(-1/2), full alignment"
+        tables.append(Form(name, rule, rule.multiplier))
+    forms += [replace(one, kept={}) for one in tables]
     forward = ", multipliers in the forward pass"
     forms += [replace(one, name=one.name + forward) for one in tables]
     # The library mup, nanoGPT-mup, Cerebras, Megatron and Granite: a = 1, b = 0, c = 0 for Adam.
     last = ", the readout's multiplier in the forward pass (as microsoft/mup)"
     mups = [one for one in tables if one.name.startswith("mup, ")]
-    forms += [replace(one, name=one.name + last, kept={**none, "readout": 1.0}) for one in mups]
+    forms += [replace(one, name=one.name + last, kept={"readout": ONE}) for one in mups]
     if family == "adafactor":
         return forms
     for strategy in ("neural_tangent", "hybrid", "maximal_update"):
         for init in ("vit", "bart"):
             rule = PAPERS["dinan"]({"strategy": strategy, "s": None, "init": init}, "width", family)
-            forms += [_form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
+            forms += [Form(f"dinan, {strategy}, {init}", rule, {})] if rule else []
     if rule := PAPERS["bordelon"]({"alpha_attention": 1}, "width", family):
-        forms += [_form("bordelon", rule, {}), _form("bordelon" + forward, rule, rule.multiplier)]
+        forms += [Form("bordelon", rule, {}), Form("bordelon" + forward, rule, rule.multiplier)]
     return forms
 
 
@@ -99,11 +84,11 @@ def _over_depth(family: str) -> list[Form]:
     for alpha in (HALF, ONE) if family == "sgd" else (ONE, HALF):
         power = -over_depth(alpha, family).step["hidden"]
         name = f"rates in blocks as depth^({power})" if power else "no power of the depth in rates"
-        forms.append(_form(name, over_depth(alpha, family), {}))
+        forms.append(Form(name, over_depth(alpha, family), {}))
         rule = PAPERS["bordelon"]({"alpha_depth": alpha}, "depth", family)
         if rule and power and family != "adafactor":
             name = f"rates of all tensors as depth^({power}), multipliers in the forward pass"
-            forms.append(_form(name, rule, rule.multiplier))
+            forms.append(Form(name, rule, rule.multiplier))
     return forms
 
 
@@ -124,18 +109,17 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
         rows = []
         for name in names:
             one = readings[size][name]
+            ins, outs = _fans(name, one)
             if depth:
                 role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
-            elif len(one.shape) < 2:
+            elif len(one.shape) < 2 or one.layout == Layout.VECTOR:
                 grows = last[name].shape > first[name].shape
                 role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
+            elif one.table:
+                role = Role.TOKEN_EMBEDDING
             else:
-                role = Role.TOKEN_EMBEDDING if one.table else Role.HIDDEN
-            ins, outs = 1, (one.shape or (1,))[-1]
-            if len(one.shape) > 1 and not one.table:
-                layout = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
-                ins, outs = fans(name, one.shape, layout)
-            decay = one.decay / one.lr if one.lr else 0.0
+                same = _fans(name, first[name])[0] == _fans(name, last[name])[0]
+                role = Role.PATCH_EMBEDDING if same else Role.HIDDEN
             rows.append(
                 Row(
                     name=name,
@@ -150,7 +134,7 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
                     multiplier=1.0,
                     lr=one.lr,
                     eps=one.eps,
-                    weight_decay=decay,
+                    weight_decay=one.decay / one.lr if one.lr else 0.0,
                     optimizer=one.optimizer.partition(" and ")[0],
                 )
             )
@@ -159,138 +143,154 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
     return plans
 
 
-# Powers
+def _fans(name: str, one: Reading) -> tuple[int, int]:
+    """(1, features) of a vector and of an embedding's rows, else what `fans` says."""
+    if one.table or len(one.shape) < 2 or one.layout == Layout.VECTOR:
+        return 1, (one.shape or (1,))[-1]
+    guess = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
+    return fans(name, one.shape, Layout(one.layout or guess))
 
+
+# Its verdicts
 
 Miss = tuple[str, str, float, float]  # (tensor, number, power, the expected one)
 
 
 @dataclass(frozen=True)
-class Powers:
-    """A tensor's powers between neighbouring sizes; None where a number is zero at one of them.
-    `noise`: how far the power of its initial size may be off by chance."""
+class Alike:
+    """What tensors have whose numbers go alike: powers between neighbouring sizes as they were
+    read, None where a number is zero. Epsilon goes with the gradient to the power of `square`."""
 
     kind: str
+    own: str
     muon: bool
-    square: bool  # epsilon is added to the square of the gradient
-    lr: Sequence[float | None]
-    eps: Sequence[float | None]
-    decay: Sequence[float | None]
-    init: Sequence[float | None] = ()
-    noise: float = 0.0
+    square: int
+    lr: tuple[Fraction | None, ...]
+    eps: tuple[Fraction | None, ...]
+    decay: tuple[Fraction | None, ...]
 
 
-def _powers(name: str, numbers: PlanExponents) -> Powers:
-    pairs = [numbers.powers(name, pair) for pair in numbers.pairs]
-    rows = [numbers.plans[size][name] for size in numbers.sizes]
-    muon, square = numbers.by_muon(name), 2 if rows[0].optimizer == "adafactor" else 1
-    up = int(muon and numbers.size != "depth")
-    steps = [None if one.step is None else one.step - up for one in pairs]
-    # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
-    closest = min(large / small for small, large in numbers.pairs)
-    noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)
-    judged = len(rows[0].shape) > 1 and numbers.size != "depth"
-    return Powers(
-        pairs[0].kind,
+def _alike(name: str, numbers: PlanExponents) -> Alike:
+    between = [numbers.powers(name, pair) for pair in numbers.pairs]
+    muon = numbers.by_muon(name)
+    square = epsilon_power(numbers.plans[numbers.sizes[0]][name].optimizer)
+    up = int(muon and numbers.size != "depth")  # which `PlanExponents` has in the step
+    lr, eps = [one.of("rate") for one in between], [one.epsilon for one in between]
+    return Alike(
+        between[0].kind,
+        between[0].own,
         muon,
-        square == 2,
-        lr=_signed(steps, -1),
-        eps=_signed([one.epsilon for one in pairs], square),
-        decay=_signed([one.decay for one in pairs], 1),
-        init=_signed([one.start for one in pairs], -1) if judged else (),
-        noise=DRAWN + noise,
+        square,
+        lr=tuple(None if one is None else one + up for one in lr),
+        eps=tuple(None if one is None else square * one for one in eps),
+        decay=tuple(one.decay for one in between),
     )
 
 
-def _signed(values: Sequence[Fraction | None], by: int) -> tuple[float | None, ...]:
-    return tuple(None if value is None else by * float(value) + 0.0 for value in values)
+def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss]]:
+    """(the name of the rule that fits best, what deviates from it).
 
-
-def _off(given: Sequence[float | None], aim: float, tolerance: float) -> float | None:
-    """The power that is not the expected one, nan if there is none; None where all is well."""
-    if given.count(None) == len(given):
-        return None
-    values = [math.nan if one is None else one for one in given]
-    if all(abs(value - aim) <= tolerance for value in values):
-        return None
-    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
-
-
-def nearest_rule(numbers: PlanExponents) -> tuple[str, list[Miss]]:
-    """(the name of the rule that fits best, what deviates from it)."""
-    tensors = {name: _powers(name, numbers) for name in numbers.names}
-    alike: dict[Powers, list[str]] = {}  # but for their initial values, which are random
-    for name, one in tensors.items():
-        alike.setdefault(replace(one, init=(), noise=0.0), []).append(name)
+    Of the rules whose name is `told` or else begins with it, if one is told; a parameterisation by
+    itself is that for full alignment, wherever its multipliers are. PlanError for no rule's name.
+    """
     forms = _over_depth(numbers.family) if numbers.size == "depth" else _over_width(numbers.family)
-    if any(one.muon for one in alike):  # of which these papers say nothing
+    if any(map(numbers.by_muon, numbers.names)):  # of which these papers say nothing
         forms = [one for one in forms if not one.name.startswith(("dinan", "bordelon"))]
+    begin = f"{told}, full alignment" if told in PARAMETERIZATION_TABLE else told
+    begins = [one for one in forms if not told or f"{one.name},".startswith(f"{begin},")]
+    meant = [one for one in forms if one.name == told] or begins
+    if not meant:
+        names = "; ".join(dict.fromkeys(one.name for one in forms))
+        raise PlanError(f"--rule {told!r}: no rule here has this name; expected one of {names}")
+    alike: dict[Alike, list[str]] = {}  # but for their initial values, which are random
+    for name in numbers.names:
+        alike.setdefault(_alike(name, numbers), []).append(name)
     found: list[tuple[int, str, list[Miss]]] = []
-    for form in forms:
-        homes = [one.kept for one in forms if _trains_alike(one, form)]
-        missed = [
-            *_fewest(alike, "lr", _rates(form, alike)),
-            *(one for name, powers in tensors.items() for one in _start(name, powers, form)),
-            *_fewest(alike, "eps", _epsilons(form, homes, alike)),
-            *_fewest(alike, "decay", _decays(form, homes, alike, numbers.size)),
-        ]
+    for form in meant:
+        homes = [one.kept for one in forms if _trains_alike(one.rule, form.rule)]
+        missed = [*_missed(form, homes, alike, numbers), *_starts(form, numbers)]
         weight = sum(9 if number == "lr" else 1 for _, number, _, _ in missed)
         found.append((weight, form.name, missed))
     return min(found, key=lambda one: one[0])[1:]
 
 
-def _trains_alike(one: Form, other: Form) -> bool:
+def _trains_alike(one: Promise, other: Promise) -> bool:
     """Whether two rules are one once their multipliers are absorbed."""
-    pairs = ((one.start, other.start), (one.step, other.step))
-    return all(mine[layer] == theirs[layer] for mine, theirs in pairs for layer in LAYERS)
+    return all((one.start[k], one.step[k]) == (other.start[k], other.step[k]) for k in LAYERS)
 
 
-def _start(name: str, one: Powers, form: Form) -> Iterator[Miss]:
-    """A matrix whose initial size does not follow a rule."""
-    aim = form.kept[one.kind] - form.start[one.kind]
-    power = _off(one.init, aim, one.noise)
-    if power is not None and one.kind != "constant":
-        yield name, "init", round(power, 1) + 0.0, aim
+def _missed(
+    form: Form,
+    homes: Sequence[Multipliers],
+    alike: Mapping[Alike, Sequence[str]],
+    numbers: PlanExponents,
+) -> Iterator[Miss]:
+    """What deviates from a rule. Of the ways to have an epsilon or a decay the nearest one counts.
+
+    Epsilon: one for all, before multipliers were absorbed or after; or the gradient's (Everett et
+    al., 4.3). Decay: one for all; -1/2 or -1 in what sums over the width (Fan et al. 2025; Qiu et
+    al. 2025); those of the rates, of now or before multipliers were absorbed.
+    """
+    rule, shift, here = form.rule, SHIFT[numbers.family], form.kept
+
+    def lost(one: Alike, home: Multipliers) -> Fraction:
+        return home.get(one.kind, ZERO) - here.get(one.kind, ZERO)
+
+    powers = (ZERO,) if numbers.size == "depth" else (ZERO, -HALF, -ONE)
+    ways: dict[str, list[Callable[[Alike], Fraction]]] = {
+        "lr": [
+            lambda one: ZERO if one.muon else -rule.rate(one.own, one.kind) - shift * lost(one, {})
+        ],
+        "eps": [
+            *(lambda one, home=home: one.square * lost(one, home) for home in (here, *homes)),
+            lambda one: one.square * (rule.gradient(one.kind) + lost(one, {})),
+        ],
+        "decay": [
+            *(
+                lambda one, power=power: power * (one.kind in ("hidden", "readout"))
+                for power in powers
+            ),
+            *(
+                lambda one, home=home: (
+                    ZERO if one.muon else (one.lr[0] or ZERO) + shift * lost(one, home)
+                )
+                for home in (here, *homes)
+            ),
+        ],
+    }
+    for key, aims in ways.items():
+        found: list[list[Miss]] = []
+        for aim_of in aims:
+            off = []
+            for one, names in alike.items():
+                aim = aim_of(one)
+                if (power := _off(getattr(one, key), aim, EXACT)) is not None:
+                    off += [(name, key, power, float(aim)) for name in names]
+            found.append(off)
+        yield from min(found, key=len)
 
 
-Aims = dict[Powers, float]  # the powers that a number is expected to have
+def _starts(form: Form, numbers: PlanExponents) -> Iterator[Miss]:
+    """Matrices whose initial size does not follow a rule, over the width."""
+    closest = min(large / small for small, large in numbers.pairs)
+    for name in numbers.names if numbers.size != "depth" else ():
+        shapes = [numbers.plans[size][name].shape for size in numbers.sizes]
+        kind = numbers.powers(name).kind
+        if len(shapes[0]) < 2 or kind == "constant":
+            continue
+        # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
+        noise = 4 / math.sqrt(min(map(math.prod, shapes))) / math.log(closest)
+        aim = form.kept.get(kind, ZERO) - form.rule.start[kind]
+        powers = [numbers.powers(name, pair).of("start") for pair in numbers.pairs]
+        if (power := _off(powers, aim, DRAWN + noise)) is not None:
+            yield name, "init", round(power, 1) + 0.0, float(aim)
 
 
-def _rates(form: Form, alike: Iterable[Powers]) -> Iterator[Aims]:
-    """The rule's; the spectral norm of Muon's update stays."""
-    aims = {kind: form.shift * form.kept[kind] - form.step[kind] + 0.0 for kind in KINDS}
-    yield {one: 0.0 if one.muon else aims[one.kind] for one in alike}
-
-
-def _epsilons(form: Form, homes: Sequence[Multipliers], alike: Iterable[Powers]) -> Iterator[Aims]:
-    """None, before multipliers were absorbed or after; or the gradient's (Everett et al., 4.3)."""
-    for powers in (form.kept, *homes, form.gradient):
-        aims = {kind: powers[kind] - form.kept[kind] for kind in KINDS}
-        yield {one: aims[one.kind] * (2 if one.square else 1) for one in alike}
-
-
-def _decays(
-    form: Form, homes: Sequence[Multipliers], alike: Iterable[Powers], size: str
-) -> Iterator[Aims]:
-    """None; -1/2 or -1 in what sums over the width (Fan et al. 2025; Qiu et al. 2025); those of the
-    rates, of now or before they were absorbed."""
-    for power in (0.0,) if size == "depth" else (0.0, -0.5, -1.0):
-        yield {one: power * (one.kind in ("hidden", "readout")) for one in alike}
-    for home in (form.kept, *homes):
-        moved = {kind: form.shift * (home[kind] - form.kept[kind]) for kind in KINDS}
-        yield {
-            one: 0.0 if one.muon or one.lr[0] is None else one.lr[0] + moved[one.kind]
-            for one in alike
-        }
-
-
-def _fewest(
-    alike: Mapping[Powers, Sequence[str]], key: str, expected: Iterable[Aims]
-) -> list[Miss]:
-    """What deviates from the powers that fit best."""
-    found: list[list[Miss]] = []
-    for aims in expected:
-        missed = [(one, _off(getattr(one, key), aim, EXACT)) for one, aim in aims.items()]
-        off = [(one, power) for one, power in missed if power is not None]
-        found.append([(name, key, power, aims[one]) for one, power in off for name in alike[one]])
-    return min(found, key=len)
+def _off(powers: Sequence[Fraction | None], aim: Fraction, tolerance: float) -> float | None:
+    """The power that is not the expected one, nan if there is none; None where all is well."""
+    if powers.count(None) == len(powers):
+        return None
+    values = [math.nan if one is None else float(one) for one in powers]
+    if all(abs(value - aim) <= tolerance for value in values):
+        return None
+    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan

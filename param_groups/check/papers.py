@@ -22,11 +22,11 @@ ONE = Fraction(1)
 class Promise:
     """Exponents of a rule in one size, and where they come from.
 
-    `start` and `step` are by kind of tensor (`kind_of`); "query" is for queries and keys where
-    these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
-    is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
-    size in head dimension times attention scale. `logit` is that of a factor on tied logits, `tied`
-    whether they are an embedding's.
+    `start` and `step` are by kind of tensor (`kind_of`), and for queries and keys ("query") or
+    tables of embeddings ("table") where these differ. `alignment` is what the rates allow for; None
+    allows for all there is. `residual` is the exponent of the residual multiplier,
+    size^(-residual). `attention` is the power of the size in head dimension times attention scale.
+    `logit` is that of a factor on tied logits, `tied` whether they are an embedding's.
 
     `multiplier` is a, where the paper multiplies a kind by size^(-a): its constant epsilon, in the
     form without multipliers, goes as size^a. With `eps_follows` epsilon goes as the gradient does.
@@ -66,20 +66,24 @@ class Promise:
             logits = max(readout, stream - self.start["readout"])
             return {"embedding": embedding, "hidden": max(stream, hidden), "logits": logits}[part]
         table = Parameterization(*(Layer(0, self.start[layer]) for layer in LAYERS))
-        c = {layer: self.step[layer] for layer in LAYERS}
+        c = {**{layer: self.step[layer] for layer in LAYERS}, "embedding": self.rate("table")}
         residuals = exponents.residuals(table, self.family, alignment, c)
         return -dict(zip(("embedding", "hidden", "logits"), residuals, strict=True))[part]
 
-    def update(self, kind: str, attends: bool = False) -> Fraction:
+    def rate(self, own: str, kind: str = "embedding") -> Fraction:
+        """The exponent of a rate, by a tensor's own name or by its kind."""
+        return self.step.get(own, self.step.get(kind, ZERO))
+
+    def update(self, kind: str, own: str = "") -> Fraction:
         """The power of the size in multiplier times first update, -d (Everett et al., B.9)."""
-        step = self.step.get("query" if attends else kind, self.step.get(kind, ZERO))
+        step = self.rate(own, kind)
         if kind == "constant" or self.family == "adam":
             return -step
         if self.family == "adafactor":
             return -step - self.start[kind]
         gradient = ZERO if kind == "readout" else self.start["readout"]
         if kind == "hidden":
-            gradient += self.residual - (self.attention if attends else ZERO)
+            gradient += self.residual - (self.attention if own == "query" else ZERO)
         return -step - gradient
 
     def gradient(self, kind: str) -> Fraction:
@@ -88,11 +92,11 @@ class Promise:
             return -self.residual if kind == "hidden" else ZERO
         return ZERO if kind in ("readout", "constant") else -self.start["readout"]
 
-    def epsilon(self, kind: str, attends: bool = False) -> Fraction:
+    def epsilon(self, kind: str, own: str = "") -> Fraction:
         """The power of the size in epsilon, where it is added to the gradient's size."""
         if self.eps_follows:
             return self.gradient(kind)
-        return self.multiplier.get("query" if attends else kind, self.multiplier.get(kind, ZERO))
+        return self.multiplier.get(own, self.multiplier.get(kind, ZERO))
 
 
 # What papers promise, each rule as (its fields, the size, the optimiser's family) -> Promise; None
@@ -114,6 +118,8 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
     start = {layer: table[layer].scale for layer in LAYERS}
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
+    if extra := _fraction(rule.get("embedding_exponent") or 0):
+        step["table"] = step["embedding"] - extra
     source = "Everett et al., Table 1"
     if rule.get("optimizer") == "muon":
         source += ", and one spectral norm for Muon (Bernstein et al. 2024)"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.families import OPTIMIZER_FAMILY
+from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
 from param_groups.rules.muon import MUON_CONVENTIONS
 
@@ -40,6 +40,7 @@ _IDLE = {
     *("name", "names", "param_names", "betas", "momentum", "dampening", "amsgrad", "maximize"),
     *("foreach", "fused", "capturable", "differentiable", "ns_steps", "ns_coefficients"),
     *("conv_mode", "normalize_spatial", "safety_factor", "scale_eps", "verbose"),
+    *("min_dim_factored", "atan2_lambda"),  # of Adafactor, of AdamAtan2: a constant at all sizes
 }
 # What libraries call the conventions by which Muon multiplies its rate.
 _MUONS = {
@@ -74,12 +75,15 @@ class Reading:
     decay: float
     transposed: bool = False  # (in, out, ...)
     unread: tuple[str, ...] = ()
+    layout: str = ""  # of a traced model, from use
 
 
 def read(
     model: nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     ignore: Collection[str] = (),
+    *,
+    now: bool = False,
 ) -> dict[str, Reading]:
     """The numbers of every tensor of a model, by name.
 
@@ -87,13 +91,14 @@ def read(
         model: freshly initialised.
         optimizers: that together hold its tensors.
         ignore: keys of groups that say nothing of rates or decay.
+        now: rates and decays of the next step, instead of those that a schedule starts from.
     """
     owners: dict[int, list[tuple[torch.optim.Optimizer, int]]] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for param in group["params"]:
                 owners.setdefault(id(param), []).append((optimizer, number))
-    peaks = {id(one): _peaks(one.param_groups) for one in optimizers}
+    peaks = {id(one): _peaks(one.param_groups, now) for one in optimizers}
     readings = {}
     for name, param in model.named_parameters():
         module = model.get_submodule(name.rpartition(".")[0])
@@ -130,20 +135,21 @@ def read(
     return readings
 
 
-def _peaks(groups: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, list[str]]]:
+def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, float, list[str]]]:
     """(rate, decay, what is not read) of each group, with the factors that a loop multiplies in.
 
     A schedule leaves the rate it starts from in `initial_lr`, and 0 in `lr` where it warms up from
     0. It must have multiplied all groups alike; one that multiplies `lr_scale` in, as timm's, too.
     """
-    rates, scaled, doubts = _multiplied(groups, "lr")
-    now = [_number(group.get("lr")) for group in groups]
-    shares = [a / b for a, b in zip(now, rates, strict=True) if b]
-    bare = [a / b for a, b in zip(now, scaled, strict=True) if b]
+    first = "" if now else "initial_"
+    rates, scaled, doubts = _multiplied(groups, "lr", first)
+    present = [_number(group.get("lr")) for group in groups]
+    shares = [a / b for a, b in zip(present, rates, strict=True) if b]
+    bare = [a / b for a, b in zip(present, scaled, strict=True) if b]
     if not (_alike(shares) or _alike(bare)):
         seen = ", ".join(f"{share:.3g}" for share in dict.fromkeys(shares))
         doubts.append(f"lr is {seen} times initial_lr: a schedule with several factors")
-    _, wd, more = _multiplied(groups, "weight_decay")
+    _, wd, more = _multiplied(groups, "weight_decay", first)
     result = []
     for group, rate, decay in zip(groups, scaled, wd, strict=True):
         own = [*doubts, *more]
@@ -156,11 +162,11 @@ def _peaks(groups: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, list
 
 
 def _multiplied(
-    groups: Sequence[Mapping[str, Any]], key: str
+    groups: Sequence[Mapping[str, Any]], key: str, first: str
 ) -> tuple[list[float], list[float], list[str]]:
     """(numbers, the same times their factors, doubts). A number that is already in proportion to
     its factor has been multiplied by it."""
-    numbers = [_number(group.get(f"initial_{key}", group.get(key, 0.0))) for group in groups]
+    numbers = [_number(group.get(first + key, group.get(key, 0.0))) for group in groups]
     named = [[(one, group[one]) for one in FACTORS[key] if one in group] for group in groups]
     doubts = [
         f"{one} is {value!r}"
@@ -190,29 +196,47 @@ def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
     return torch.finfo(param.dtype).eps if eps is None else _number(eps)
 
 
+# Parts of the names of classes, the longer first, and the update rules that they tell.
+_NAMES = {
+    "muon": "muon",
+    "adafactor": "adafactor",
+    "paramscaling": "adam_param_scaling",
+    "adamatan2": "adam_atan2",
+    "adam": "adam",
+}
+
+
 def kind_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], param: torch.Tensor) -> str:
-    """A tensor's rule: the group's own word for it (a plan's, Dion's, nanochat's, Muon's) or the
-    class's; and Adam for what a Muon does not train by Muon."""
-    word = next((group[key] for key in ("optimizer", "algorithm", "kind") if key in group), None)
+    """A tensor's update rule: that of its optimiser's class, by name, or of a class above it. Of a
+    Muon, and of a class that is not known, the group's own word for it (Dion's, nanochat's,
+    Muon's; a plan's only of a Muon); and Adam for what a Muon does not train by Muon."""
+    kind = next(filter(None, (_named(one.__name__) for one in type(optimizer).__mro__)), "")
+    if kind not in ("", "muon"):
+        return kind
     flag = optimizer.state.get(param, {}).get("use_muon", group.get("use_muon"))
+    keys = ("algorithm", "kind", "optimizer") if kind else ("algorithm", "kind")
+    word = next((group[key] for key in keys if key in group), None)
     if word is None and flag is not None:
         word = "muon" if flag else "adam"
-    for name in [word, *(one.__name__ for one in type(optimizer).__mro__)]:
-        kind = str(name).lower()
-        if kind in OPTIMIZER_FAMILY:
-            break
-        kind = next((k for k in ("muon", "adafactor", "adam") if k in kind), "")
-        if kind:
-            break
-    else:
-        return str(word or type(optimizer).__name__).lower()
+    if word is not None:
+        kind = _named(str(word)) or str(word).lower()
     if kind == "muon" and flag is None:
         homes = [sys.modules.get(one.__module__) for one in type(optimizer).__mro__]
         suits = next((getattr(h, _SUITS) for h in homes if hasattr(h, _SUITS)), None)
         if group.get("use_fallback") or (suits and not suits(param)):
             return "adam"
         return kind if param.ndim > 1 else "muon of a vector"
-    return kind
+    return kind or type(optimizer).__name__.lower()
+
+
+def _named(name: str) -> str:
+    """The update rule that a name tells; "" for none, and for one that is of no family."""
+    plain = name.lower().replace("_", "")
+    if plain in ("sgd", "fusedsgd"):  # SignSGD is none
+        return "sgd"
+    if reason_without(plain):
+        return ""
+    return next((kind for part, kind in _NAMES.items() if part in plain), "")
 
 
 def _unknown(
@@ -229,7 +253,12 @@ def _unknown(
         if key not in known
     ]
     if kind not in OPTIMIZER_FAMILY:
-        lines.append(f"{kind}, an optimiser of no known family")
+        unknown = (
+            "which power of the gradient its steps have, what its decay removes; if it is Adam's, "
+            'say algorithm="adam" in its groups'
+        )
+        why = reason_without(kind) or unknown
+        lines.append(f"{kind}, an optimiser of no known family: {why}")
     coupled = group.get("decoupled_weight_decay") is False and group.get("weight_decay")
     if coupled and kind == "adam":
         lines.append("weight_decay of Adam, which is added to the gradient: it removes no fraction")
@@ -251,6 +280,31 @@ def shape_factor(
     if said in _MUONS:
         return float(MUON_CONVENTIONS[_MUONS[said]](*_flat(param.shape))), []
     return (1.0, []) if said is None else (1.0, [_UNKNOWN_MUON])
+
+
+def not_read(
+    readings: Mapping[int, Mapping[str, Reading]], family: str, stepped: bool = False
+) -> list[str]:
+    """What the numbers may lack, with the tensors that it concerns.
+
+    Args:
+        readings: {size: `read` of the model of that size}.
+        family: of the rule, whose rates are for one family of optimisers, and for Muon beside it.
+        stepped: whether what a step tells has been measured.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for tensors in readings.values():
+        for name, one in tensors.items():
+            kind = one.optimizer.partition(" and ")[0]
+            doubts = [doubt for doubt in one.unread if not (stepped and doubt.endswith(BY_STEP))]
+            if OPTIMIZER_FAMILY.get(kind, "spectral") not in ("spectral", family):
+                doubts.append(f"{kind} beside {family}: rules are for one family of optimisers")
+            for doubt in doubts:
+                found.setdefault(doubt, {})[name] = None
+    return [
+        f"{doubt} ({len(names)} tensors, such as {next(iter(names))})"
+        for doubt, names in found.items()
+    ]
 
 
 # One step

@@ -25,7 +25,7 @@ from param_groups.check.measuring import pooled, scanned
 from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import Layout, Role
+from param_groups.roles import OUT, Layout, Role
 from param_groups.rows import Row
 from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
@@ -97,9 +97,13 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
 
 @dataclass(frozen=True)
 class Powers:
-    """A tensor's kind and exponents between two sizes; None stands for a number that is zero."""
+    """A tensor's kind and exponents between two sizes; None stands for a number that is zero.
+
+    `own`: "query" of what makes queries or keys, "table" of an embedding, else the kind.
+    """
 
     kind: str
+    own: str
     start: Fraction | None
     step: Fraction | None
     multiplier: Fraction
@@ -179,7 +183,10 @@ class PlanExponents:
         eps = None if small.optimizer in WITHOUT_EPS else power(small.eps, large.eps, ratio)
         epsilon = None if eps is None else eps / square + a
         decay = power(small.decay_per_step, large.decay_per_step, ratio)
-        return Powers(kind_of(small, large, self.size), start, step, -a, epsilon, decay)
+        kind, facts = kind_of(small, large, self.size), Role(small.role).facts
+        own = "table" if (facts.kind, facts.axis) == ("embedding", OUT) else kind
+        own = "query" if self.attends(name) else own
+        return Powers(kind, own, start, step, -a, epsilon, decay)
 
     def by_muon(self, name: str) -> bool:
         """Whether a tensor's updates are orthogonalised."""
@@ -292,17 +299,17 @@ def expected_update(
 ) -> tuple[Fraction | None, Fraction | None]:
     """(aim, prediction) of a tensor's first update; `name` may stand for all blocks ("*")."""
     first = next(one for one in numbers.names if name in (one, pooled(one)))
-    powers, attends = numbers.powers(first), numbers.attends(first)
+    powers = numbers.powers(first)
     if expected is None or powers.step is None:
         return None, None
     if expected.family == "adafactor" and powers.start is None:
-        aim = -expected.step.get(powers.kind, ZERO)  # scaled by the floor, not by itself
+        aim = -expected.rate(powers.own, powers.kind)  # scaled by the floor, not by itself
         return aim, aim
     # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
-    aim = expected.update(powers.kind, attends) - powers.multiplier
+    aim = expected.update(powers.kind, powers.own) - powers.multiplier
     if numbers.by_muon(first) and expected.size != "depth":
         aim += 1  # what is measured is the spectral norm
-    slower = attends and (expected.family, expected.size) == ("sgd", "head_dim")
+    slower = powers.own == "query" and (expected.family, expected.size) == ("sgd", "head_dim")
     return aim, aim - (HALF if slower and expected.published else ZERO)
 
 
@@ -319,17 +326,24 @@ def exception(expected: Promise | None, quantity: str, part: str) -> str:
     aim, predicted = expectation(expected, quantity, part)
     if aim == predicted:
         return ""
+    if "table" in expected.step:
+        return _TABLES
     return _NO_ALIGNMENT if expected.alignment.alpha < 1 else _OMEGA
 
 
 # The exceptions, each with its source.
 _OTHERS = (
-    "of tied logits that of a position's own token is of order one at every width, those of the "
-    "others are random sums that fall as width^(-1/2) until they are smaller"
+    "tied logits have two sizes: that of a position's token keeps the embedding's share of what is "
+    "read out at every width, if no dense layer stands before it; those of the V - 1 others are "
+    "random sums that fall as width^(-1/2)"
 )
 _QUERIES = (
     "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
     "so queries and keys move less by a factor N^(-1/2) (Bordelon et al., Figure 13)"
+)
+_TABLES = (
+    "embedding_exponent multiplies the rates of embeddings by a power of the width beside the "
+    "paper's rates, so their changes grow by it, and so do those of what reads them"
 )
 _NO_ALIGNMENT = (
     "the rates assume that updates and activations are unaligned (alpha 1/2, Everett et al., "

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from param_groups import fits
+from param_groups.check.slopes import student
 from param_groups.fits import Floats, Optimum, PowerLaw
 
 # Powers of rules that work and of those that do not differ by halves: nearer to 0 than half of
@@ -30,9 +31,6 @@ EFFECT = 0.25
 # width's lowest by at most this share.
 NEAR = 0.05
 OCTAVES = 8.0  # that a grid may grow beyond either end before a width is given up
-# Student's 97.5 % quantiles for 1, 2, ... degrees of freedom; beyond, 1.96 + 2.5 / freedom is
-# within 0.015 of them.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 MOST_SEEDS = 64  # that are worth asking for
 STAYS, MOVES, UNDECIDED = "stays", "moves", "undecided"
 
@@ -148,14 +146,6 @@ class Answer:
     def reach(self) -> float:
         """How far the 95 % interval of the power reaches to either side."""
         return student(self.freedom) * self.error
-
-
-def student(freedom: float) -> float:
-    """Student's 97.5 % quantile."""
-    whole = math.floor(freedom)
-    if whole < 1:
-        return math.inf
-    return STUDENT[whole - 1] if whole <= len(STUDENT) else 1.96 + 2.5 / freedom
 
 
 def answer(grid: Grid, losses: Losses, effect: float = EFFECT) -> Answer:

@@ -29,7 +29,8 @@ def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]
             yield module, name, size
 
 
-FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
+LORA = "lora_scaling"  # on which prescriptions say nothing: one value for all sizes
+FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier", LORA)
 _MEASURED = "take it out of the forward pass or, if it is meant, out of its rule's `measured`"
 _STOCK_EXPONENT = -0.5  # libraries divide attention logits by the root of the head dimension
 
@@ -122,7 +123,7 @@ def _starts(
 def _check_applied(name: str, value: float, size: int | None, wanted: Forward, rule: str) -> None:
     choose("forward factor", name, FACTORS)
     check_positive("applied", **{name: value})
-    asked = wanted.factors(size).get(name, 1.0)
+    asked = value if name == LORA else wanted.factors(size).get(name, 1.0)
     if not math.isclose(asked, value, rel_tol=1e-6):
         of = "" if size is None else f" for head dimension {size}"
         raise PlanError(f"applied: {name} is {value:g}, but {rule} has {asked:g}{of}")

@@ -22,6 +22,13 @@ _SCALE = ("scaling", "scale", "softmax_scale", "inv_norm_factor", "norm_factor")
 _QUERIES = re.compile(r"(w?q(uery)?(_proj)?|to_q|c_attn|w?qkv(_proj)?|query_key_value)", re.I)
 # Other factors that modules or configs hold as numbers.
 _FACTOR = re.compile(r"(embed|embedding|residual|logits?|lm_head|key)_(scale|scaling|multiplier)")
+# Adam's step of B is the rate, whatever factor s the product BA has: B' = s B trains without the
+# factor, with s times B's rate and 1/s of its epsilon (SGD: s^2 times its rate); A trains alike.
+_LORA = (
+    "set lora_alpha to the rank; or, if the rate is of a model with this same factor, plan with "
+    "applied={{'lora_scaling': {0:.8g}}}: under Adam it acts as {0:.8g} times the rate of lora_B "
+    "does without it"
+)
 _MEANT = {"residual": "residual_multiplier", "logit": "logit_multiplier"}
 
 
@@ -32,6 +39,17 @@ def held(model: nn.Module) -> Iterator[Held]:
     for path, module in model.named_modules():
         if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled):
             yield from _of_attention(path, module)
+        if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
+            for name, value in scales.items():  # peft's, by adapter
+                where = f"scaling[{name!r}]"
+                yield Held(
+                    path,
+                    type(module).__name__,
+                    where,
+                    "lora_scaling",
+                    value,
+                    hint=_LORA.format(value),
+                )
     config: Any = getattr(model, "config", None)
     places: list[tuple[str, object, str]] = []
     for path, module in model.named_modules():

@@ -64,10 +64,10 @@ def read(paths: Sequence[Path]) -> Data:
 
 def finals(data: Data, by: str, alpha: float) -> BySize:
     """Size -> seed -> final evaluation loss, of a scan."""
-    found: BySize = {}
+    losses: BySize = {}
     for row in scans.scan(data.results, by, alpha).sort_values(by).to_dict("records"):
-        found.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
-    return found
+        losses.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
+    return losses
 
 
 def findings(data: Data) -> list[Printed]:
@@ -83,18 +83,18 @@ def findings(data: Data) -> list[Printed]:
     for alpha in scans.alphas(data.results):
         place, grown = f"{scans.alpha_name(alpha)}: ", {}
         for by in SIZES:
-            found = finals(data, by, alpha)
-            texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
-            measured = f"{', '.join(texts)} (n = {len(next(iter(found.values()), ()))})"
+            losses = finals(data, by, alpha)
+            texts = [f"{size}: {mean(own).compact()}" for size, own in losses.items()]
+            measured = f"{', '.join(texts)} (n = {len(next(iter(losses.values()), ()))})"
             result.append(Finding(f"{place}final loss by {SYMBOLS[by]}", measured))
-            if len(found) < 2:
+            if len(losses) < 2:
                 continue
-            gain = mean(differences(found[min(found)], found[max(found)]))
+            gain = mean(differences(losses[min(losses)], losses[max(losses)]))
             name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
             verdict = "" if by == LAYERS else gain.claimed_gain()
             result.append(Finding(name, gain.text(4), GROWTH[by], verdict, gain))
-            start = min(found)
-            grown[by] = {size / start: differences(found[start], found[size]) for size in found}
+            start = min(losses)
+            grown[by] = {size / start: differences(losses[start], losses[size]) for size in losses}
         factors = grown.get(HEADS, {}).keys() & grown.get(LAYERS, {}).keys()
         if (factor := max(factors, default=1)) > 1:
             # Ours: the paper compares them neither by a number nor at equal cost.
@@ -128,7 +128,9 @@ def _of_alpha(data: Data) -> Iterator[Finding]:
             name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
             yield Finding(name, gain.text(4), *claim, gain)
         if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
-            grown = (differences(found[min(found)], found[max(found)]) for found in (half, one))
+            grown = (
+                differences(losses[min(losses)], losses[max(losses)]) for losses in (half, one)
+            )
             gain = mean(differences(*grown))
             name = "gain of growing N at alpha_A = 1/2 minus that at 1"
             yield Finding(name, gain.text(4), "above 0", gain.claimed_gain(), gain)
@@ -136,13 +138,13 @@ def _of_alpha(data: Data) -> Iterator[Finding]:
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    found: list[Printed] = [*observed.basis(kernels)]
+    text: list[Printed] = [*observed.basis(kernels)]
     for kind, by in itertools.product(KINDS, SIZES):
         for alpha in scans.alphas(kernels):
             own = observed.pairs(kernels, kind, by, alpha)
-            found.append(observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: "))
-        found += _across(kernels, kind, by)
-    return found
+            text.append(observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: "))
+        text += _across(kernels, kind, by)
+    return text
 
 
 def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
@@ -199,10 +201,10 @@ def _steps(rows: pd.DataFrame, own: list[float]):
     figure.suptitle("(a) training loss")
     for row, by in zip(axes, SIZES, strict=True):
         lines = [scans.curves(scans.scan(rows, by, alpha), by) for alpha in own]
-        for axis, alpha, found in zip(row[: len(own)], own, lines, strict=True):
+        for axis, alpha, line in zip(row[: len(own)], own, lines, strict=True):
             axis.set_title(scans.alpha_title(alpha))
             axis.sharey(axes[0][0])
-            scans.draw_lines(axis, found, by, "linear")
+            scans.draw_lines(axis, line, by, "linear")
         if both:
             scans.draw_lines(row[-1], _gains(*lines), by, "linear")
             row[-1].sharey(axes[0][-1])

@@ -87,8 +87,7 @@ def findings(data: Data) -> list[Printed]:
     seeds = scans.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
     result: list[Printed] = [
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
-        f"after {losses[STEP].max():.0f}; ± of powers: the largest of jackknife over seeds, the "
-        "points' own and scatter about the line",
+        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed",
         HEADER,
     ]
     for alpha, rows in movement.groupby(ALPHA_L):
@@ -138,18 +137,18 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
     were run; an eta_0 is judged by seeds that did not choose it."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or tried[ALPHA_L].nunique() < 2:
         return []
-    kept = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
-    tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
+    whole = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
+    tried = pd.concat(whole)  # the seeds that have every eta_0 of a depth
     tried = tried.assign(**{tables.LOSS: tried[LAST], tables.WIDTH: tried[LAYERS]})
-    found = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
+    by_alpha = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
     result: list[Printed] = []
-    for alpha, sweeps in found.items():
+    for alpha, sweeps in by_alpha.items():
         values = ", ".join(
             f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
             for depth, sweep in sweeps.items()
         )
         result.append(Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values))
-    gains = rates.gains(found[0.5], found[1.0])
+    gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == max(gains) else ("", "")
@@ -186,8 +185,11 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
 def _draw_losses(axis, losses: pd.DataFrame) -> None:
     colors = style.width_colors(sorted(losses[LAYERS].unique()))
     for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA_L]):
-        means = rows.groupby(FLOPS)[EVAL_LOSS].mean()
+        losses_at = rows.groupby(FLOPS)[EVAL_LOSS]
+        means, errors = losses_at.mean(), losses_at.sem().fillna(0)
         axis.plot(means.index, means, STYLES.get(alpha, "-"), color=colors[depth], lw=1.2)
+        band = {"color": colors[depth], "alpha": 0.2, "lw": 0}
+        axis.fill_between(means.index, means - errors, means + errors, **band)
     entries = [(f"$L = {depth:.0f}$", {"color": color}) for depth, color in colors.items()]
     for alpha in sorted(losses[ALPHA_L].unique()):
         label = rf"$\alpha_L$ = {scans.alpha_text(alpha)}"

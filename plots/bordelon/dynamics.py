@@ -67,10 +67,10 @@ def _less(part: pd.DataFrame) -> float:
 
 def draw(losses: Losses) -> Iterator[tuple]:
     """A panel per alpha_A, a line per N."""
-    found = by_alpha(losses.rows)
-    figure, axes = style.subplots(2, len(found), (4.0, 2.6), sharex=True, sharey="row")
+    rows_of = by_alpha(losses.rows)
+    figure, axes = style.subplots(2, len(rows_of), (4.0, 2.6), sharex=True, sharey="row")
     figure.suptitle("training loss, and its distance to that of the largest N")
-    for (upper, lower), (alpha, rows) in zip(axes.T, found.items(), strict=True):
+    for (upper, lower), (alpha, rows) in zip(axes.T, rows_of.items(), strict=True):
         lines = scans.curves(rows, HEAD_DIM)
         scans.draw_lines(upper, lines, HEAD_DIM, "linear")
         largest = lines[max(lines)]

@@ -7,8 +7,8 @@ after; the same and the change of A in rich training (gamma_0 = 1, ours), from f
 Figure 13, from figure_13.yaml: how far entries of k and A have moved. Its upper row has what the
 movement of W_Q and W_K causes at the initial residual stream, which is what the paper's exponents
 speak of; the lower row has all movement, of which embeddings and other layers cause a part. All are
-means over blocks and the observed samples. Draws the figures whose tables it is given; with 2b and
-13 also writes table_3.csv, the paper's Table 3 with the powers measured.
+means over blocks and the observed samples. The paper's Table 3 is the
+powers of 2b before training and of 13's upper row.
 """
 
 import math
@@ -24,15 +24,15 @@ from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.statistics import Power, exponent
-from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
+from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP
 
-TABLES = (
+TABLES = AnyOf(
     "bordelon/figure_11_observations",
     "bordelon/figure_13_observations",
     "bordelon/figure_6d_observations",
 )
-ANY = True
 BLOCK, ALL = "block", "all"
 VARIANCE, CHANGE, GAMMA = "head_variance", "attention_change", "prescription.gamma0"
 FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at chance it is 0.1
@@ -40,31 +40,28 @@ FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at c
 INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
 TOTAL = {"key_change": "k", CHANGE: "A"}
 CAUSES = {"by W_Q, W_K": INDUCED, "in all": TOTAL}
-SPREAD, MOVED, RICH = "2b", "13", "6d"
+SPREAD, MOVED, RICH = "Figure 2b", "Figure 13", "Figure 6d"
 COLUMNS = (CURVE, RUN, ALPHA, HEAD_DIM, SEED, STEP, BLOCK)
 Data = Mapping[str, tuple[int, pd.DataFrame]]  # figure -> index of its table, rows
 
 
 def read(paths: Sequence[Path]) -> Data:
     """The rows of each figure for all blocks together; 13's table has optimisers, 6d's gamma_0."""
-    data = {}
-    for index, path in enumerate(paths):
+
+    def figure_of(path: Path) -> str:
         table = tables.read(path, COLUMNS, "observations.csv")
-        figure = MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
-        needed = {
-            MOVED: [*INDUCED, *TOTAL],
-            RICH: [VARIANCE, CHANGE, FUNCTION],
-            SPREAD: [VARIANCE],
-        }[figure]
-        rows = tables.read(path, [*COLUMNS, *needed], "observations.csv")
+        return MOVED if OPTIMIZER in table else RICH if GAMMA in table else SPREAD
+
+    measured = {MOVED: [*INDUCED, *TOTAL], RICH: [VARIANCE, CHANGE, FUNCTION], SPREAD: [VARIANCE]}
+    data = {}
+    for figure, (place, path) in told_apart(paths, figure_of).items():
+        rows = tables.read(path, [*COLUMNS, *measured[figure]], "observations.csv")
         rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
-        if figure in data:
-            raise TableError(f"{path}: a second table of one figure; expected one of each")
-        data[figure] = index, rows
+        data[figure] = place, rows
     return data
 
 
-def power(rows: pd.DataFrame, column: str) -> Power:
+def power_of_n(rows: pd.DataFrame, column: str) -> Power:
     """The power of N in the mean over seeds of `column`."""
     return exponent(rows, SEED, HEAD_DIM, column)
 
@@ -79,11 +76,11 @@ def ends(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     was observed at step 0 alone is not after anything."""
     first, last = (rows.groupby(RUN)[STEP].transform(end) for end in ("min", "max"))
     after = f"at t = {rows[STEP].max():.0f}"
-    found = {
+    states = {
         "at initialisation": rows[rows[STEP] == first],
         after: rows[(rows[STEP] == last) & (last > 0)],
     }
-    return {when: own for when, own in found.items() if len(own)}
+    return {when: own for when, own in states.items() if len(own)}
 
 
 def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
@@ -91,8 +88,8 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
     for optimizer in (name for name in style.OPTIMIZERS if (rows[OPTIMIZER] == name).any()):
         own = rows[(rows[OPTIMIZER] == optimizer) & (rows[STEP] > 0)]
         for alpha in scans.alphas(own):
-            for step, found in own[own[ALPHA] == alpha].groupby(STEP):
-                yield optimizer, alpha, int(step), found
+            for step, cell in own[own[ALPHA] == alpha].groupby(STEP):
+                yield optimizer, alpha, int(step), cell
 
 
 def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction | None:
@@ -122,8 +119,8 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
     rich = "rich training, " * (figure == RICH)
     for alpha in scans.alphas(rows):
         place = f"{rich}{scans.alpha_name(alpha)}: "
-        for when, found in ends(rows[rows[ALPHA] == alpha]).items():
-            theory, measured = 1 - 2 * exact(alpha), power(found, VARIANCE)
+        for when, state in ends(rows[rows[ALPHA] == alpha]).items():
+            theory, measured = 1 - 2 * exact(alpha), power_of_n(state, VARIANCE)
             name, after = f"{place}variance of A over heads {when}", when != "at initialisation"
             if after and alpha == 0.5:
                 # "Does not decay with N" (Fig. 2b), "non-decreasing diversity" (section 3.2).
@@ -134,19 +131,20 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
                 yield measured.finding(name, float(theory), f"{theory}{derived}")
             if figure == RICH and after:
                 name = f"{place}RMS change of A {when}, exponent of N"
-                yield power(found, CHANGE).finding(name, 0.0)
-                learnt = found[found[FUNCTION] > LEARNT]
-                yield power(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
+                yield power_of_n(state, CHANGE).finding(name, 0.0)
+                learnt = state[state[FUNCTION] > LEARNT]
+                yield power_of_n(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
 
 
 def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
     """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     for cause, columns in CAUSES.items():
-        for optimizer, alpha, step, found in cells(rows):
+        for optimizer, alpha, step, cell in cells(rows):
             for column, what in columns.items():
                 place = f"{style.OPTIMIZERS[optimizer]}, {scans.alpha_name(alpha)}, t = {step}"
                 name = f"{place}: change of {what} {cause}"
-                measured, theory = power(found, column), predicted(column, optimizer, alpha, step)
+                measured = power_of_n(cell, column)
+                theory = predicted(column, optimizer, alpha, step)
                 if theory is None:
                     yield Finding(name, measured.text(), "", "", measured)  # claims.yaml says what
                     continue
@@ -163,8 +161,6 @@ def draw(data: Data) -> Iterator[tuple]:
         else:
             name = "figure_2b_head_variance" if figure == SPREAD else "figure_6d_rich_training"
             yield name, _figure_2b(rows, figure), [index]
-    if {SPREAD, MOVED} <= data.keys() and (table := table_3(data)) is not None:
-        yield "table_3", table
 
 
 def _figure_2b(rows: pd.DataFrame, figure: str):
@@ -172,16 +168,16 @@ def _figure_2b(rows: pd.DataFrame, figure: str):
     alpha_A = 1 after it; in rich training the change of A beside it."""
     drawn, axes = style.subplots(1, 1 + (figure == RICH), (4.6, 3.6))
     for alpha in scans.alphas(rows):
-        for when, found in ends(rows[rows[ALPHA] == alpha]).items():
+        for when, state in ends(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
             label = f"{scans.alpha_title(alpha)}, {when}: "
-            _draw_points(axes[0][0], found, VARIANCE, label, _look(alpha, before), "N")
+            _draw_points(axes[0][0], state, VARIANCE, label, _look(alpha, before), "N")
             if alpha == 1 and not before and figure == SPREAD:
-                means = found.groupby(HEAD_DIM)[VARIANCE].mean()
+                means = state.groupby(HEAD_DIM)[VARIANCE].mean()
                 label = rf"the paper's caption: $N^{{{CAPTION_2B}}}$"
                 scans.guide(axes[0][0], means, CAPTION_2B, label, 1.0)
             if figure == RICH and not before:
-                _draw_points(axes[0][1], found, CHANGE, "change of A: ", _look(alpha, False), "N")
+                _draw_points(axes[0][1], state, CHANGE, "change of A: ", _look(alpha, False), "N")
     for axis, label in zip(axes[0], ("variance of A over heads", "RMS change of A"), strict=False):
         _finish(axis, rows)
         axis.set_ylabel(label)
@@ -201,14 +197,14 @@ def _draw_points(
     axis, rows: pd.DataFrame, column: str, label: str, look: dict, symbol: str = ""
 ) -> None:
     """Means over seeds, every run as a faint point, and the power law, named in the label."""
-    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
-    fit = power(rows, column)
+    positive = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
+    fit = power_of_n(rows, column)
     error = rf" \pm {fit.error:.2f}" if math.isfinite(fit.error) else ""
     value = f"{fit.value:+.2f}{error}"
     label = f"{label}${symbol}^{{{value}}}$" if symbol else f"${value}$ {label}"
-    means = kept.groupby(HEAD_DIM)[column].mean()
+    means = positive.groupby(HEAD_DIM)[column].mean()
     faint = {"ls": "", "marker": look["marker"], "ms": 2.5, "alpha": 0.4, "color": look["color"]}
-    axis.plot(kept[HEAD_DIM], kept[column], **faint)
+    axis.plot(positive[HEAD_DIM], positive[column], **faint)
     axis.plot(means.index, means, **{**look, "ls": ""})
     if math.isfinite(fit.value):
         axis.plot(means.index, [fit(n) for n in means.index], **{**look, "marker": ""})
@@ -229,11 +225,11 @@ def _figure_13(rows: pd.DataFrame):
     for row, (cause, columns) in zip(axes, CAUSES.items(), strict=True):
         places = [(optimizer, column) for optimizer in optimizers for column in columns]
         for axis, (optimizer, column) in zip(row, places, strict=True):
-            for name, alpha, step, found in cells(rows):
+            for name, alpha, step, cell in cells(rows):
                 if name == optimizer:
                     theory = predicted(column, optimizer, alpha, step)
                     label = f"[{theory}]" if theory is not None else ""
-                    _draw_points(axis, found, column, label, _look(alpha, step == 1))
+                    _draw_points(axis, cell, column, label, _look(alpha, step == 1))
             _finish(axis, rows)
             what, words = columns[column], cause.replace("W_Q, W_K", "$W_Q$, $W_K$")
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {words}", fontsize=9)
@@ -248,38 +244,3 @@ def _figure_13(rows: pd.DataFrame):
     entries = [(f"{scans.alpha_title(a)}, t = {step}", _look(a, step == 1)) for a, step in steps]
     style.legend(figure, entries)
     return figure
-
-
-def table_3(data: Data) -> pd.DataFrame | None:
-    """The paper's Table 3, a row per alpha_A and entry: the variance of A(0) over heads, then what
-    W_Q and W_K change in A and in k, per optimiser and after the later of Figure 13's steps; None
-    where it has the first one alone."""
-    variances, moved = data[SPREAD][1], data[MOVED][1]
-    last = int(moved[STEP].max())
-    if last == 1:
-        return None
-    entries = []
-    for alpha in scans.alphas(variances):
-        found = ends(variances[variances[ALPHA] == alpha])["at initialisation"]
-        fit = power(found, VARIANCE)
-        entries.append(("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha), fit))
-    for optimizer, alpha, step, rows in cells(moved):
-        for column, what in reversed(INDUCED.items()) if step == last else ():
-            theory = predicted(column, optimizer, alpha, step)
-            fit = power(rows, column)
-            entries.append((optimizer, alpha, step, f"update to {what}", theory, fit))
-    records = [
-        {
-            "alpha_attention": alpha,
-            "entry": entry,
-            "optimizer": optimizer,
-            "step": step,
-            "published": float(published or 0),
-            "exponent": measured.value,
-            "standard_error": measured.error,
-            "seeds": measured.groups,
-        }
-        for optimizer, alpha, step, entry, published, measured in entries
-    ]
-    order = {"by": "alpha_attention", "ascending": False, "kind": "stable"}
-    return pd.DataFrame(records).sort_values(**order)

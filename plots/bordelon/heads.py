@@ -74,9 +74,9 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
     groups = last.groupby(HEADS)[EVAL_LOSS]
     means = groups.mean()
     yield Finding("4a: final loss by H (nats)", by_size(means))
-    found = jackknife(complete(last[last[HEADS].isin((low, high))], SEED, HEADS), SEED, fall)
+    gain = jackknife(complete(last[last[HEADS].isin((low, high))], SEED, HEADS), SEED, fall)
     name = f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)"
-    yield Finding(name, found.text(), "above 0", found.claimed_gain(), found)
+    yield Finding(name, gain.text(), "above 0", gain.claimed_gain(), gain)
     spread = f"{by_size(groups.std())} (n = {scans.span(groups.count())})"
     yield Finding("4a: standard deviation over seeds by H (nats)", spread)
     whole = exponent(last, SEED, HEADS, EVAL_LOSS, "std")
@@ -86,8 +86,8 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
     if len(learnt) < 2:
         yield Finding(name, "not measured", "below 0", "no verdict: at chance")
         return
-    found = exponent(last[last[HEADS].isin(learnt)], SEED, HEADS, EVAL_LOSS, "std")
-    yield Finding(name, found.text(), "below 0", (-found).claimed_gain(), found)
+    gain = exponent(last[last[HEADS].isin(learnt)], SEED, HEADS, EVAL_LOSS, "std")
+    yield Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), gain)
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -103,12 +103,12 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
     distances = distances[distances[MEMBER] == 0]
     first, last = next((s for s in steps if s), steps[0]), steps[-1]
     for step in steps:
-        found = exponent(distances[distances[STEP] == step], SEED, HEADS, DISTANCE)
+        change = exponent(distances[distances[STEP] == step], SEED, HEADS, DISTANCE)
         if step in (0, first):
             name = f"4b: H in the logits' square error, step {step}"
-            yield found.finding(name, SQUARE_ERROR)
+            yield change.finding(name, SQUARE_ERROR)
         else:
-            yield Finding(f"4b: the same, step {step}", found.text(), "", "", found)
+            yield Finding(f"4b: the same, step {step}", change.text(), "", "", change)
 
     def gain(part: pd.DataFrame) -> float:
         late, early = (
@@ -118,9 +118,9 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
         return late - early
 
     ends = distances[distances[STEP].isin((first, last))]
-    found = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
+    change = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
     name = f"4b: exponent at step {last} minus step {first}"
-    yield Finding(name, found.text(), "above 0", found.claimed_gain(), found)
+    yield Finding(name, change.text(), "above 0", change.claimed_gain(), change)
 
 
 def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:

@@ -69,17 +69,17 @@ def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
         HEADER,
     ]
     for layer in sorted(kernels["layer"].unique()):
-        found = exponent(kernels[kernels["layer"] == layer], NETWORK, H, "error")
+        power = exponent(kernels[kernels["layer"] == layer], NETWORK, H, "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
-        result.append(found.finding(name, SQUARE_ERROR))
-    found = exponent(kernels, NETWORK, H, "error")
-    result.append(found.finding("3a: the same, all layers", SQUARE_ERROR))
+        result.append(power.finding(name, SQUARE_ERROR))
+    power = exponent(kernels, NETWORK, H, "error")
+    result.append(power.finding("3a: the same, all layers", SQUARE_ERROR))
     for alpha, rows in attention.groupby(ALPHA):
         place = scans.alpha_name(alpha)
-        found = exponent(rows, NETWORK, N, "second_moment")
-        result.append(found.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
-        found = exponent_in(rows, NETWORK, kurtoses)
-        result.append(found.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
+        power = exponent(rows, NETWORK, N, "second_moment")
+        result.append(power.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
+        power = exponent_in(rows, NETWORK, kurtoses)
+        result.append(power.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
         values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
         result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
     return result

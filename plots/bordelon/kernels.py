@@ -54,7 +54,7 @@ def read(paths: Sequence[Path]) -> Data:
 
 def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], np.ndarray]:
     """(size, seed) -> A as (2, places, heads): before and after; a place has a block, too."""
-    found = {}
+    values = {}
     for (size, seed), run in scans.scan(rows, by, alpha).groupby([by, SEED]):
         place = [BLOCK, observed.TOKEN, observed.ATTENDED]
         grid = run.pivot(index=[STEP, *place], columns=HEAD, values=VALUE)
@@ -62,8 +62,8 @@ def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], 
         if len(steps) == 2 and not grid.isna().to_numpy().any():
             states = [grid.loc[step].to_numpy() for step in sorted(steps)]
             if states[0].shape == states[1].shape:
-                found[int(size), int(seed)] = np.stack(states)
-    return found
+                values[int(size), int(seed)] = np.stack(states)
+    return values
 
 
 def spread(values: np.ndarray) -> float:
@@ -83,8 +83,8 @@ def findings(data: Data) -> list[Printed]:
     ]
     for by in SIZES:
         for kind in KINDS:
-            found = observed.pairs(kernels, kind, by, alpha)
-            result += [observed.aligned(found, kind, by, state) for state in (0, 1)]
+            pairs = observed.pairs(kernels, kind, by, alpha)
+            result += [observed.aligned(pairs, kind, by, state) for state in (0, 1)]
     for kind in KINDS:
         result += _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
     for own in scans.alphas(attention):
@@ -92,10 +92,10 @@ def findings(data: Data) -> list[Printed]:
     return [*result, *scans.cut_lines(data.train.cut)]
 
 
-def _scales(found: Pairs, kind: str) -> list[Finding]:
+def _scales(pairs: Pairs, kind: str) -> list[Finding]:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
     the exponent with which it does."""
-    places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in found.items()]
+    places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in pairs.items()]
     rows = pd.DataFrame(places, columns=[LAYERS, SEED, VALUE])
     values = {
         int(size): dict(zip(of[SEED], of[VALUE], strict=True)) for size, of in rows.groupby(LAYERS)
@@ -108,20 +108,20 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
     result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
-    def power(part: pd.DataFrame) -> float:
+    def of_depth(part: pd.DataFrame) -> float:
         means = part.groupby(LAYERS)[VALUE].mean()
         law = irreducible_power_law(means.index.tolist(), means.tolist())
         # At a bound of the fit, the scales do not determine it.
         return -law.exponent if math.isfinite(law.exponent_error) else math.nan
 
     try:
-        fitted = jackknife(complete(rows, SEED, LAYERS), SEED, power)
+        fitted = jackknife(complete(rows, SEED, LAYERS), SEED, of_depth)
     except (ValueError, RuntimeError) as error:
         return [*result, Finding(name, f"not measured: {error}", f"-1 {DERIVED}")]
     return [*result, fitted.finding(name, -1.0, f"-1 {DERIVED}")]
 
 
-def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
+def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
     place = scans.alpha_name(alpha)
     variance, text = 1 - 2 * alpha, exact_text(1 - 2 * alpha)
@@ -135,7 +135,7 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
     )
     laws = []
     for name, value, published, beside in measured:
-        places = [(size, seed, value(a)) for (size, seed), a in found.items()]
+        places = [(size, seed, value(a)) for (size, seed), a in values.items()]
         rows = pd.DataFrame(places, columns=[HEAD_DIM, SEED, VALUE])
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
         laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))

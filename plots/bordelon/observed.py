@@ -48,11 +48,11 @@ def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
     own = scan(rows[rows[KIND] == kind], by, alpha).sort_values([by, SEED, STEP], kind="stable")
     places = own[[by, SEED, STEP]].to_numpy()
     ends = np.flatnonzero((places[1:] != places[:-1]).any(axis=1)) + 1
-    found: dict[tuple[int, int], list[Kernel]] = {}
+    kernels_of: dict[tuple[int, int], list[Kernel]] = {}
     for entries in np.split(own[[by, SEED, ROW, COLUMN, VALUE]].to_numpy(), ends):
         for size, seed in entries[:1, :2]:  # none where there is no row at all
-            found.setdefault((int(size), int(seed)), []).append(matrix(entries[:, 2:]))
-    return {place: (of[0], of[1]) for place, of in found.items() if len(of) == 2}
+            kernels_of.setdefault((int(size), int(seed)), []).append(matrix(entries[:, 2:]))
+    return {place: (of[0], of[1]) for place, of in kernels_of.items() if len(of) == 2}
 
 
 def matrix(entries: np.ndarray) -> Kernel:
@@ -85,13 +85,13 @@ def scale(kernel: Kernel) -> float:
     return float(np.diag(kernel).mean())
 
 
-def to_largest(found: Pairs, state: int) -> dict[int, SeedPairs]:
+def to_largest(pairs_of: Pairs, state: int) -> dict[int, SeedPairs]:
     """Size -> {(seed, seed of the largest size): alignment of their kernels}, seeds different.
 
     Runs of one seed share initial random numbers across sizes, which would make kernels alike.
     """
-    largest = max((size for size, _ in found), default=0)
-    own = {place: centred(kernels[state]) for place, kernels in found.items()}
+    largest = max((size for size, _ in pairs_of), default=0)
+    own = {place: centred(kernels[state]) for place, kernels in pairs_of.items()}
     result: dict[int, SeedPairs] = {}
     for (size, seed), kernel in own.items():
         for other in (one for n, one in own if n == largest and one != seed):
@@ -113,10 +113,10 @@ def over_seeds(values: SeedPairs) -> Estimate:
     return Estimate(average, math.sqrt((n - 1) * left.var()), n)
 
 
-def aligned(found: Pairs, kind: str, by: str, state: int, place: str = "") -> Finding:
+def aligned(kernels: Pairs, kind: str, by: str, state: int, place: str = "") -> Finding:
     """Whether the kernels of a scan come closer to that of the largest size, of other seeds."""
-    values = to_largest(found, state)
-    largest = max((size for size, _ in found), default=0)
+    values = to_largest(kernels, state)
+    largest = max((size for size, _ in kernels), default=0)
     name = f"{place}{STATES[state]} {kind} kernel: alignment with {SYMBOLS[by]} = {largest}"
     if len(values) < 2:
         return Finding(name, "not measured", "rises")
@@ -187,12 +187,12 @@ def strips(kernels: pd.DataFrame, kind: str, alpha: float, every: bool) -> list[
     grid: list[Strip] = []
     columns: dict[str, list[tuple[str, Kernel]]] = {}
     for by in SIZES:
-        found = pairs(kernels, kind, by, alpha)
-        sizes = sorted({size for size, _ in found})
+        kernels_of = pairs(kernels, kind, by, alpha)
+        sizes = sorted({size for size, _ in kernels_of})
         own: dict[str, list[tuple[str, Kernel]]] = {}
-        similar = [to_largest(found, state) for state in range(len(STATES))]
+        similar = [to_largest(kernels_of, state) for state in range(len(STATES))]
         for size in sizes if every else [*sizes[:1], *sizes[1:][-1:]]:
-            firsts = found[size, min(seed for other, seed in found if other == size)]
+            firsts = kernels_of[size, min(seed for other, seed in kernels_of if other == size)]
             name = f"{SYMBOLS[by]} = {size}" if every or size != sizes[0] else "base"
             for alike, kernel in zip(similar, firsts, strict=True):
                 words = "\n "

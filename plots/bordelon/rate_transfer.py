@@ -31,15 +31,15 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 def fits(rows: pd.DataFrame) -> dict[float, Sweeps]:
     """alpha_A, falling -> N -> loss against rate with the optimum."""
     names = {alpha: scans.alpha_name(alpha) for alpha in scans.alphas(rows)}
-    found = rates.curve_sweeps(rows, names.values())
-    return {alpha: found[name] for alpha, name in names.items()}
+    sweeps = rates.curve_sweeps(rows, names.values())
+    return {alpha: sweeps[name] for alpha, name in names.items()}
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     result: list[Printed] = [HEADER]
-    found = fits(rows)
-    for alpha, sweeps in found.items():
+    sweeps_of = fits(rows)
+    for alpha, sweeps in sweeps_of.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
@@ -50,7 +50,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             Finding(f"{place}: exponent of N in the best rate", fit.text(), *claim),
             Finding(cost, rates.transfer_text(sweeps), "about 0"),
         ]
-    lines = {(scans.alpha_name(alpha),): sweeps for alpha, sweeps in found.items()}
+    lines = {(scans.alpha_name(alpha),): sweeps for alpha, sweeps in sweeps_of.items()}
     return [*result, *rates.basis(rows, lines, [CURVE], "N")]
 
 

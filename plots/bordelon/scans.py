@@ -53,8 +53,8 @@ def read_losses(path: Path, by: str, loss: str = TRAIN_LOSS) -> Losses:
     table = table[np.isfinite(table[loss])]
     if table.empty:
         raise TableError(f"{path}: no run has logged a {loss}")
-    kept = table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
-    return Losses(kept, sorted({*table[RUN]} - {*kept[RUN]}))
+    whole = table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
+    return Losses(whole, sorted({*table[RUN]} - {*whole[RUN]}))
 
 
 def cut_lines(runs: Sequence[str]) -> list[str]:
@@ -143,7 +143,7 @@ def label_decades(axis, along: str = "y") -> None:
 
 def draw_lines(
     axis,
-    found: Curves,
+    curves: Curves,
     by: str,
     scale: str = "log",
     binned: bool = True,
@@ -151,9 +151,9 @@ def draw_lines(
 ) -> None:
     """Fills a panel: loss against steps, or `factors` times these by size, a line per size with its
     band; evaluations, which are few and not noisy, keep their places (`binned` False)."""
-    last = max((own.index.max() for own in found.values()), default=1)
+    last = max((own.index.max() for own in curves.values()), default=1)
     for (size, losses), color in zip(
-        found.items(), style.width_colors(list(found)).values(), strict=True
+        curves.items(), style.width_colors(list(curves)).values(), strict=True
     ):
         at = losses.index.to_numpy(float)
         places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last

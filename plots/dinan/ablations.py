@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import HEADER, Finding, Printed
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
@@ -56,25 +56,25 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
     """Curve -> loss against rate, with the best rate, of what has a finished run."""
-    found = rates.curve_sweeps(rows, style.present(LABELS, rows[CURVE]))
-    return {curve: sweep for curve, sweeps in found.items() for sweep in sweeps.values()}
+    lines = rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
+    return {curve: sweep for curve, sweeps in lines.items() for sweep in sweeps.values()}
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """The best rate and lowest loss of every curve, then what each exchange gains."""
-    found = fits(rows)
-    lines = {(curve,): {sweep.width: sweep} for curve, sweep in found.items()}
+    sweeps_of = fits(rows)
+    lines = {(curve,): {sweep.width: sweep} for curve, sweep in sweeps_of.items()}
     result: list[Printed] = [
         "gains are differences by seed of the final loss, each at its best rate",
         *rates.basis(rows, lines, [CURVE], "n"),
         HEADER,
     ]
-    for curve, sweep in found.items():
+    for curve, sweep in sweeps_of.items():
         lowest = f"{mean(sweep.ended).text(sign='')} at lr = {sweep.best.grid_value:g}"
         result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest))
     for what, before, after in EXCHANGES:
-        if {before, after} <= found.keys():
-            gain = mean(differences(found[before].ended, found[after].ended))
+        if {before, after} <= sweeps_of.keys():
+            gain = mean(differences(sweeps_of[before].ended, sweeps_of[after].ended))
             verdict = gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
             name = f"gain of {what} (nats)"
             result.append(Finding(name, gain.text(), "no number", verdict, gain))
@@ -91,24 +91,24 @@ def formula(label: str) -> str:
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple]:
     """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
-    found = fits(rows)
+    lines = fits(rows)
     figure, axes = style.subplots(1, 3, (3.4, 3.1))
     figure.suptitle("word embeddings and logits, exchanged one at a time")
     losses, best = axes[0][:2], axes[0][2]
-    panels.loss_limits(losses, [{0: sweep} for sweep in found.values()])
+    panels.loss_limits(losses, [{0: sweep} for sweep in lines.values()])
     colors = dict(zip(LABELS, style.PALETTE, strict=False))
     for axis, strategy in zip(losses, (STANDARD, SCALED), strict=True):
-        for curve in (curve for curve in found if curve.startswith(strategy)):
-            stable, at = found[curve].stable, found[curve].best
+        for curve in (curve for curve in lines if curve.startswith(strategy)):
+            stable, at = lines[curve].stable, lines[curve].best
             look = {"color": colors[curve], "marker": SHAPES[curve], "ms": 4}
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
             axis.plot(at.grid_value, at.loss, color=colors[curve], **style.STAR)
-            value = mean(found[curve].ended)
+            value = mean(lines[curve].ended)
             best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
         axis.set_xscale("log", base=2)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
     losses[0].set_ylabel(style.VALIDATION_LABEL)
-    looks = {curve: {"color": colors[curve], "marker": SHAPES[curve], "ms": 4} for curve in found}
+    looks = {curve: {"color": colors[curve], "marker": SHAPES[curve], "ms": 4} for curve in lines}
     style.legend(figure, [(formula(LABELS[curve]), look) for curve, look in looks.items()])
     best.invert_yaxis()
     best.set(title="best rate of each", xlabel=style.VALIDATION_LABEL)

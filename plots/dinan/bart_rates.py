@@ -18,7 +18,16 @@ import pandas as pd
 from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, MODELS, RATE_EXPONENTS
-from plots.dinan.searches import LR, SKIPPED, STRATEGIES, Losses, Searched, exactly, judged, of
+from plots.dinan.searches import (
+    LR,
+    SKIPPED,
+    STRATEGIES,
+    Losses,
+    Searched,
+    exactly,
+    judging_runs,
+    of,
+)
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
@@ -61,7 +70,7 @@ def degradation(sweep: RateSweep | None, vertex: bool = False) -> Estimate:
 
 def findings(searched: Searched) -> list[Printed]:
     """Optima and what surrounds them at every width, then what connects the widths."""
-    found = searches.fits(searched)
+    sweeps_of = searches.fits(searched)
     result: list[Printed] = [
         "a run's loss is the lowest of its evaluations; mapped: lr for standard, n^(-3/2) lr for "
         "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it",
@@ -71,15 +80,15 @@ def findings(searched: Searched) -> list[Printed]:
     for width in widths(searched):
         for strategy in STRATEGIES:
             name = f"{style.STRATEGIES[strategy]}, n = {width}: "
-            rows, sweep = of(searched, strategy, width), found[strategy].get(width)
+            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
             if sweep:
                 result += _optimum(searched, strategy, sweep, name)
             elif len(rows):
                 result.append(Finding(f"{name}lr*", "every run diverged"))
             if len(rows):
                 result.append(_skipped(searched, rows, name))
-        result += _between([found[s].get(width) for s in STRATEGIES], width)
-    return [*result, *_exponents(found), *searched.failed]
+        result += _between([sweeps_of[s].get(width) for s in STRATEGIES], width)
+    return [*result, *_exponents(sweeps_of), *searched.failed]
 
 
 def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> list[Finding]:
@@ -113,14 +122,14 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
         Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1]),
         Finding(f"{name}lowest loss", lowest),
         lower,
-        *_parts(judged(searched, strategy, sweep), name),
+        *_parts(judging_runs(searched, strategy, sweep), name),
     ]
 
 
 def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
     """How much of the final loss is infilling of what masks hide, and how much copying of what
     stands in the input, in nats per target of its kind; of tables that say so."""
-    infilling, share = "final_eval_infilling", "final_eval_infilled_tokens"
+    infilling, share = searches.INFILLING
     if infilling not in runs or not len(runs):
         return []
     filled = (runs[infilling] / runs[share]).to_dict()
@@ -167,12 +176,12 @@ def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
     return result
 
 
-def _exponents(found: Mapping[str, rates.Sweeps]) -> list[Finding]:
+def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:
     """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
     what lambda leaves to tune and should not know the width."""
     power, result = RATE_EXPONENTS["neural_tangent"], []
     for strategy in STRATEGIES:
-        fit = exponent(found[strategy])
+        fit = exponent(sweeps_of[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
         claim = (f"{power} (lambda)", fit.distance(float(power)), fit)
         result.append(Finding(name, fit.text(), *claim))
@@ -183,22 +192,22 @@ def _exponents(found: Mapping[str, rates.Sweeps]) -> list[Finding]:
 
 def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 3, and its optima."""
-    found = searches.fits(searched)
-    yield "figure_3_bart_rates", _curves(searched, found)
+    sweeps_of = searches.fits(searched)
+    yield "figure_3_bart_rates", _curves(searched, sweeps_of)
     lines = []
     for strategy in STRATEGIES:
         color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
         label = style.STRATEGIES[strategy] + (r", lr $n^{-3/2}$" if strategy != "standard" else "")
         power = float(RATE_EXPONENTS["neural_tangent"])
         look = {"color": color, "marker": marker}
-        lines.append(panels.Line(label, found[strategy], look, power))
+        lines.append(panels.Line(label, sweeps_of[strategy], look, power))
     loss = f"minimum {style.VALIDATION_LABEL}"
     figure = panels.transfer(lines, "n", "width n", "lr, mapped", loss)
     figure.suptitle("optima")
     yield "figure_3_bart_optima", figure
 
 
-def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
+def _curves(searched: Searched, sweeps_of: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
     figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
     figure.suptitle("searches for the learning rate: best black, lower blue, higher red")
@@ -207,7 +216,7 @@ def _curves(searched: Searched, found: Mapping[str, rates.Sweeps]):
         for axis, strategy in zip(row, STRATEGIES, strict=True):
             name = searches.model_name(searched.rows, width)
             axis.set_title(f"{style.STRATEGIES[strategy]}, {name}")
-            rows, sweep = of(searched, strategy, width), found[strategy].get(width)
+            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
             drawn += _draw_search(axis, searched, rows, sweep)
             axis.tick_params(labelleft=True)
             axis.set_ylabel(style.VALIDATION_LABEL)

@@ -19,17 +19,14 @@ from plots import style
 from plots.dinan import searches
 from plots.dinan.searches import LR, STRATEGIES, Losses, Searched
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.naming import AnyOf
 from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
 from plots.tables import CURVE, DECAY, LOSS, RUN, SEED, WIDTH
 
-TABLES = (
-    "dinan/figure_3_4",
-    "dinan/figure_3_4_metrics",
-    "dinan/figure_5",
-    "dinan/figure_5_metrics",
+TABLES = AnyOf(
+    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics"
 )
-ANY = True
 LAYERS = "model.layers"
 
 
@@ -83,9 +80,9 @@ def optima(sweep: Searched) -> Models:
     """Width -> strategy -> its best point, where not all diverged."""
     models: Models = {int(width): {} for width in sorted(sweep.rows[WIDTH].unique())}
     for strategy, by_width in searches.fits(sweep).items():
-        for width, found in by_width.items():
-            runs = searches.judged(sweep, strategy, found)
-            near = np.isclose(sweep.rows[searches.RATE], found.best.grid_value, rtol=1e-9)
+        for width, swept in by_width.items():
+            runs = searches.judging_runs(sweep, strategy, swept)
+            near = np.isclose(sweep.rows[searches.RATE], swept.best.grid_value, rtol=1e-9)
             same = (sweep.rows[CURVE] == strategy) & (sweep.rows[WIDTH] == width)
             point = sweep.rows[near & same].iloc[0]
             lines = {row[SEED]: searches.losses(sweep, row[RUN]) for _, row in runs.iterrows()}
@@ -104,34 +101,34 @@ def findings(data: Data) -> list[Printed]:
         HEADER,
     ]
     by_width: dict[float, Estimate] = {}
-    for width, found in data.models.items():
+    for width, best_of in data.models.items():
         name = data.named[0, width]
-        result += _losses(found, name)
-        by_width[width] = gap = _gap({s: best.lowest for s, best in found.items()})
+        result += _losses(best_of, name)
+        by_width[width] = gap = _gap({s: best.lowest for s, best in best_of.items()})
         known = replace(gap, by_size=dict(by_width))
         claim = ("below 0, marginally", (-gap).claimed_gain(), known)
         result.append(Finding(f"{name}: standard - neural-tangent (nats)", gap.text(4), *claim))
-    for width, found in data.larger.items():
-        result += _losses(found, data.named[1, width])
-        result += _early(found, data.named[1, width], end(found), claimed=True)
+    for width, best_of in data.larger.items():
+        result += _losses(best_of, data.named[1, width])
+        result += _early(best_of, data.named[1, width], end(best_of), claimed=True)
     if data.larger:
-        width, found = max(data.models.items())
-        result += _early(found, data.named[0, width], end(data.larger[max(data.larger)]))
+        width, best_of = max(data.models.items())
+        result += _early(best_of, data.named[0, width], end(data.larger[max(data.larger)]))
     return [*result, *data.failed]
 
 
-def _early(found: Optima, name: str, last: float, claimed: bool = False) -> list[Finding]:
+def _early(best_of: Optima, name: str, last: float, claimed: bool = False) -> list[Finding]:
     """The difference up to a step, and how many updates neural-tangent takes to standard's loss."""
-    gap = _gap({strategy: best.up_to(last) for strategy, best in found.items()})
+    gap = _gap({strategy: best.up_to(last) for strategy, best in best_of.items()})
     claim = ("above 0", gap.claimed_gain(), gap) if claimed else ()
     early = f"{name}: standard - neural-tangent up to step {last:g} (nats)"
-    return [Finding(early, gap.text(4), *claim), *_speed(found, name, last)]
+    return [Finding(early, gap.text(4), *claim), *_speed(best_of, name, last)]
 
 
-def _losses(found: Optima, model: str) -> list[Finding]:
+def _losses(best_of: Optima, model: str) -> list[Finding]:
     """The mean of the lowest losses of both strategies."""
     result = []
-    for strategy, best in found.items():
+    for strategy, best in best_of.items():
         loss = average(list(best.lowest.values()))
         text = f"{loss.text(4, '')} (n = {len(best.lowest)}), {loss.value / math.log(2):.4f} bits, "
         text += f"at {searches.pair(best.rate, best.decay)}"
@@ -150,9 +147,9 @@ def _gap(losses: Mapping[str, Mapping[int, float]]) -> Estimate:
     return average([*first.values()]) - average([*second.values()])
 
 
-def end(found: Optima) -> float:
+def end(best_of: Optima) -> float:
     """The last evaluation of the best points."""
-    last = [steps[-1] for best in found.values() for steps, _ in best.lines.values()]
+    last = [steps[-1] for best in best_of.values() for steps, _ in best.lines.values()]
     return max(last, default=0)
 
 
@@ -166,11 +163,11 @@ def updates_to(line: Losses, loss: float) -> float:
     return float(np.interp(-loss, -values[around], steps[around]))
 
 
-def _speed(found: Optima, model: str, last: float) -> list[Finding]:
+def _speed(best_of: Optima, model: str, last: float) -> list[Finding]:
     """How many updates neural-tangent takes to the loss that standard has at `last`, by seed."""
-    if len(found) < 2:
+    if len(best_of) < 2:
         return []
-    standard, scaled = (found[strategy] for strategy in STRATEGIES)
+    standard, scaled = (best_of[strategy] for strategy in STRATEGIES)
     goals = standard.up_to(last)
     shares = [
         updates_to(line, goals[seed]) / updates_to(standard.lines[seed], goals[seed])
@@ -192,24 +189,24 @@ def draw(data: Data) -> Iterator[tuple]:
     figure.suptitle("strategies at their optima")
     for axis in axes.flat[len(data.models) :]:
         axis.axis("off")
-    every = [best for found in data.models.values() for best in found.values()]
-    for axis, (width, found) in zip(axes.flat, data.models.items(), strict=False):
-        entries = [_drawn(axis, strategy, best, "") for strategy, best in found.items()]
+    every = [best for best_of in data.models.values() for best in best_of.values()]
+    for axis, (width, best_of) in zip(axes.flat, data.models.items(), strict=False):
+        entries = [_drawn(axis, strategy, best, "") for strategy, best in best_of.items()]
         _finish(axis, every, math.inf, entries, "(lr, wd)")
         axis.set_title(data.named[0, width])
     for axis in axes[:, 0]:
         axis.set_ylabel(style.VALIDATION_LABEL)
     yield "figure_4_bart_strategies", figure, [0, 1]
     if data.larger:
-        (width, found), (smaller, own) = max(data.larger.items()), max(data.models.items())
+        (width, best_of), (smaller, own) = max(data.larger.items()), max(data.models.items())
         figure, axes = style.subplots(1, 1, (5.6, 3.8))
         figure.suptitle("the larger model and the smaller one (dashed)")
-        entries, last = [], end(found)
-        for optima_, key, look in ((found, (1, width), {}), (own, (0, smaller), {"ls": "--"})):
+        entries, last = [], end(best_of)
+        for optima_, key, look in ((best_of, (1, width), {}), (own, (0, smaller), {"ls": "--"})):
             for strategy, best in optima_.items():
                 name = f"{data.named[key]} "
                 entries.append(_drawn(axes[0][0], strategy, best, name, last, **look))
-        every = [*found.values(), *own.values()]
+        every = [*best_of.values(), *own.values()]
         # A third of it is warm-up; the legend has four entries.
         _finish(axes[0][0], every, last, entries, f"(lr, wd), up to step {last:g}", 0.25, 0.5)
         axes[0][0].set_ylabel(style.VALIDATION_LABEL)

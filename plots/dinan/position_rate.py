@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS
 from plots.findings import HEADER, Finding, Printed
 from plots.rates import Sweeps
@@ -47,33 +47,33 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     """Curve -> width -> loss against rate."""
-    return rates.curve_sweeps(rows, style.present(LABELS, rows[CURVE]))
+    return rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """The lowest loss of every curve, then the differences that say what gains."""
-    found = fits(rows)
-    lines = {(LABELS[name],): sweeps for name, sweeps in found.items()}
+    sweeps_of = fits(rows)
+    lines = {(LABELS[name],): sweeps for name, sweeps in sweeps_of.items()}
     named = rows.assign(**{CURVE: rows[CURVE].map(LABELS)})
     result: list[Printed] = [*rates.basis(named, lines, [CURVE], "n"), HEADER]
-    for name, sweeps in found.items():
+    for name, sweeps in sweeps_of.items():
         for width, sweep in sweeps.items():
             lowest = f"{sweep.lowest.text(sign='')} at {rates.optimum_text(sweep)}"
             result.append(Finding(f"n = {width}: lowest loss of {LABELS[name]} (nats)", lowest))
     for one, other, kind, words in CLAIMS:
-        if one in found and other in found:
+        if one in sweeps_of and other in sweeps_of:
             name = f"{LABELS[one]} - {LABELS[other]} (nats)"
-            result.append(rates.compared(name, found[one], found[other], kind, words, "n"))
+            result.append(rates.compared(name, sweeps_of[one], sweeps_of[other], kind, words, "n"))
     return result
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple]:
     """Loss against rate, and the lowest losses beside each other, at the largest width."""
-    found, width = fits(rows), int(rows[WIDTH].max())
+    lines, width = fits(rows), int(rows[WIDTH].max())
     figure, axes = style.subplots(1, 2, (3.9, 3.2))
     figure.suptitle(f"which tensor's rate gains, n = {width}")
     losses, lowest = axes[0]
-    for place, (name, sweeps) in enumerate(found.items()):
+    for place, (name, sweeps) in enumerate(lines.items()):
         if width not in sweeps:
             continue
         sweep, look = sweeps[width], {"color": style.PALETTE[place], "marker": style.SHAPES[place]}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
 from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
 from plots.rates import RateSweep, Sweeps, exponent
@@ -32,22 +32,22 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     """Strategy -> width -> loss against rate with the optimum."""
-    return rates.curve_sweeps(rows, style.present(style.STRATEGIES, rows[CURVE]))
+    return rates.curve_sweeps(rows, naming.present(style.STRATEGIES, rows[CURVE]))
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per strategy: the best rates, their power of the width and what transfer costs; then the
     lowest losses beside each other."""
-    found = fits(rows)
+    lines = fits(rows)
     result: list[Printed] = [
         "derived: relative rates of (1.108)-(1.116) and footnote 26 leave no power of the width to "
         "lr*; without them it is that of the blocks' matrices, (1.110)-(1.115)",
-        *rates.basis(rows, {(name,): sweeps for name, sweeps in found.items()}, [CURVE], "n"),
+        *rates.basis(rows, {(name,): sweeps for name, sweeps in lines.items()}, [CURVE], "n"),
         "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
         "decay of its own; here weight decay was not searched for and is the same per step in all",
         HEADER,
     ]
-    for strategy, sweeps in found.items():
+    for strategy, sweeps in lines.items():
         name, power = style.STRATEGIES[strategy], TRANSFER_EXPONENTS[strategy]
         fit = exponent(sweeps)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
@@ -60,10 +60,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
             Finding(cost, rates.transfer_text(sweeps)),
         ]
-    one, other = (found.get(strategy, {}) for strategy in ("standard", "neural_tangent"))
+    one, other = (lines.get(strategy, {}) for strategy in ("standard", "neural_tangent"))
     result += [_blocks(n, one[n], other[n]) for n in sorted(one.keys() & other.keys())]
     for better, worse in VIT_CLAIMS:
-        pair = found.get(better, {}), found.get(worse, {})
+        pair = lines.get(better, {}), lines.get(worse, {})
         if width := max(rates.gains(*pair), default=0):
             label = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}"
             name = f"n = {width}: {label} (nats)"

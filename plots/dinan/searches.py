@@ -23,6 +23,7 @@ from plots.tables import CURVE, DECAY, LOSS, RATE, RUN, SEED, STATUS, STEP, WIDT
 EPOCH, EVAL_LOSS = "epoch", "eval_loss"
 BEST_TOP1, BEST_LOSS = "best_eval_top1", "best_eval_loss"
 SKIPPED = "skipped_steps"  # so far, because the gradient was not finite; may be absent
+INFILLING = ("final_eval_infilling", "final_eval_infilled_tokens")  # of BART's tables
 # A strategy's own rate and a run's final loss, where RATE has the mapped one and LOSS the lowest.
 LR, FINAL = "lr", "final"
 STRATEGIES = tuple(RATE_EXPONENTS)  # of BART
@@ -44,7 +45,7 @@ class Searched(NamedTuple):
 def _read(paths: Sequence[Path], own: Sequence[str], logged: Sequence[str], curves: Iterable[str]):
     columns = [*tables.RESULTS, RUN, RATE, DECAY, *own]
     sources = {"results.csv": columns, "metrics.csv": [CURVE, SEED, RUN, STEP, *logged]}
-    results, metrics = tables.read_each(paths, sources, [SKIPPED])
+    results, metrics = tables.read_each(paths, sources, [SKIPPED, *INFILLING])
     results = tables.only(results, paths[0], CURVE, curves)
     rows = results[results[STATUS] != "failed"].sort_values([RATE, DECAY, SEED])
     if rows.empty:
@@ -138,7 +139,7 @@ def fits(searched: Searched) -> dict[str, dict[int, rates.RateSweep]]:
     return rates.curve_sweeps(searched.rows, STRATEGIES)
 
 
-def judged(searched: Searched, strategy: str, sweep: rates.RateSweep) -> pd.DataFrame:
+def judging_runs(searched: Searched, strategy: str, sweep: rates.RateSweep) -> pd.DataFrame:
     """The runs that judge the best rate, by rising seed: of three seeds or more each at the rate
     that the others choose, those that diverge there left out."""
     rows = of(searched, strategy, sweep.width)

@@ -61,8 +61,8 @@ def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> 
 def _begins(steps: Sequence[int], beyond: Sequence[bool]) -> list[int]:
     """The first step of every unbroken series of lines beyond a threshold."""
     earlier = [False, *beyond[:-1]]
-    found = zip(steps, beyond, earlier, strict=True) if steps else ()
-    return [step for step, now, then in found if now and not then]
+    points = zip(steps, beyond, earlier, strict=True) if steps else ()
+    return [step for step, now, then in points if now and not then]
 
 
 def of_run(rows: pd.DataFrame) -> tuple[list[int], list[int]]:

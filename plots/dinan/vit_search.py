@@ -30,21 +30,21 @@ DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 SPAN = 5.0
 LOST = (0.6, 0.6, 0.6)  # the colour of runs that diverged
 read = searches.by_accuracy
-Place = tuple[float, float]
+RateDecay = tuple[float, float]
 
 
 def strategies(searched: Searched) -> dict[str, pd.DataFrame]:
     """Strategy -> the first seed of its points, best first, the optimum's marked."""
-    found = {}
+    points_of = {}
     for strategy in style.STRATEGIES:
         rows = searched.rows[searched.rows[CURVE] == strategy]
         if len(rows):
             best, points = searches.optimum(rows), searches.firsts(rows)
-            found[strategy] = points.assign(chosen=points[RUN].isin(best[RUN]))
-    return found
+            points_of[strategy] = points.assign(chosen=points[RUN].isin(best[RUN]))
+    return points_of
 
 
-def neighbours(points: pd.DataFrame) -> dict[Place, pd.DataFrame]:
+def neighbours(points: pd.DataFrame) -> dict[RateDecay, pd.DataFrame]:
     """The six places around the optimum, at twice or half its rate and decay, with their runs."""
     best = points[points["chosen"]].iloc[0]
     places = [(best[RATE] * 2.0**rate, best[DECAY] * 2.0**decay) for rate, decay in NEIGHBOURS]
@@ -107,22 +107,22 @@ def findings(searched: Searched) -> list[Printed]:
 
 def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 1, and the map of its optima."""
-    found = strategies(searched)
-    yield "figure_1_vit_search", _curves(searched, found)
-    yield "figure_1_vit_optima", _map(found)
+    points_of = strategies(searched)
+    yield "figure_1_vit_search", _curves(searched, points_of)
+    yield "figure_1_vit_optima", _map(points_of)
 
 
-def _curves(searched: Searched, found: dict[str, pd.DataFrame]):
+def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
     """Figure 1: accuracy against epoch for all points; colours tell learning rates apart, dashes
     weight decays; the optimum's line is thick, and a cross ends a run that diverged."""
     figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
     figure.suptitle("searches for learning rate and weight decay; colours: lr, dashes: wd")
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.set_title(label)
-        if strategy not in found:
+        if strategy not in points_of:
             style.empty(axis, "not run")
             continue
-        points = found[strategy]
+        points = points_of[strategy]
         rates, decays = sorted(points[RATE].unique()), sorted(points[DECAY].unique())[::-1]
         handles = {}
         for _, point in points.sort_values("chosen", kind="stable").iterrows():
@@ -152,20 +152,20 @@ def _curves(searched: Searched, found: dict[str, pd.DataFrame]):
     return figure
 
 
-def _map(found: dict[str, pd.DataFrame]):
+def _map(points_of: dict[str, pd.DataFrame]):
     """The best accuracy of every point by rate and decay, the optimum and its neighbours marked."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     figure, axes = style.subplots(2, 2, (4.6, 3.4))
     figure.suptitle("the optima and their neighbours, best top-1 (%)")
-    top = max(100 * points["top"].max() for points in found.values())
+    top = max(100 * points["top"].max() for points in points_of.values())
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.grid(False)
         axis.set_title(label, fontsize=9)
-        if strategy in found:
-            _draw_map(axis, found[strategy], top)
-            axis.set_title(f"{label}: {confirmed(found[strategy])[1]}", fontsize=9)
+        if strategy in points_of:
+            _draw_map(axis, points_of[strategy], top)
+            axis.set_title(f"{label}: {confirmed(points_of[strategy])[1]}", fontsize=9)
         else:
             style.empty(axis, "not run")
     style.label_grid(axes, x="learning rate", y=["weight decay"] * 2)

@@ -34,13 +34,13 @@ SPIKES = {
 
 def optima(searched: Searched) -> dict[str, pd.DataFrame]:
     """Strategy -> the runs at its optimum; `chose` marks the seed that chose it."""
-    found = {}
+    runs_of = {}
     for strategy in STRATEGIES:
         rows = searched.rows[searched.rows[CURVE] == strategy]
         if len(rows):
             best = searches.optimum(rows)
-            found[strategy] = best.assign(chose=best[SEED] == rows[SEED].min())
-    return found
+            runs_of[strategy] = best.assign(chose=best[SEED] == rows[SEED].min())
+    return runs_of
 
 
 def judging(runs: pd.DataFrame) -> pd.DataFrame:
@@ -61,7 +61,7 @@ def spike_counts(searched: Searched, best: pd.DataFrame) -> dict[tuple[str, str]
 
 def findings(searched: Searched) -> list[Printed]:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
-    found = optima(searched)
+    runs_of = optima(searched)
     text: list[Printed] = [
         "± is the standard error over n runs, without that of a finite validation set; errors "
         "of differences add in squares; best top-1: without the seed that chose the optimum, where "
@@ -70,7 +70,7 @@ def findings(searched: Searched) -> list[Printed]:
         HEADER,
     ]
     means = {}
-    for strategy, runs in found.items():
+    for strategy, runs in runs_of.items():
         label, values = STRATEGIES[strategy], percents(judging(runs))
         means[strategy] = average(values)
         lost = len(judging(runs)) - len(values)
@@ -89,7 +89,7 @@ def findings(searched: Searched) -> list[Printed]:
         gain = means.get(better, UNKNOWN) - means.get(worse, UNKNOWN)
         name = f"{STRATEGIES[better]} - {STRATEGIES[worse]}: best top-1 (points)"
         text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
-    spiked = {strategy: spike_counts(searched, runs) for strategy, runs in found.items()}
+    spiked = {strategy: spike_counts(searched, runs) for strategy, runs in runs_of.items()}
     for kind, where in SPIKES:
         counts = {strategy: of[kind, where] for strategy, of in spiked.items()}
         for strategy, own in counts.items():
@@ -103,8 +103,8 @@ def findings(searched: Searched) -> list[Printed]:
             verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
             measured += f", {fewer.text(2)} fewer than standard's"
             text.append(Finding(name, measured, "fewer", verdict, fewer))
-    if {"standard", "neural_tangent"} <= found.keys():
-        text.append(_product(found))
+    if {"standard", "neural_tangent"} <= runs_of.keys():
+        text.append(_product(runs_of))
     return [*text, *searched.failed]
 
 
@@ -115,9 +115,9 @@ def _verdict(gain: Estimate) -> str:
     return gain.claimed_gain()
 
 
-def _product(found: dict[str, pd.DataFrame]) -> Finding:
+def _product(runs_of: dict[str, pd.DataFrame]) -> Finding:
     """lr* wd* of neural-tangent over that of standard; the search steps by octaves of each."""
-    best = [found[strategy].iloc[0] for strategy in ("standard", "neural_tangent")]
+    best = [runs_of[strategy].iloc[0] for strategy in ("standard", "neural_tangent")]
     standard, scaled = (point[RATE] * point[DECAY] for point in best)
     theirs = VIT_OPTIMA["standard"][0] * VIT_OPTIMA["standard"][1]
     octaves = math.log2(scaled / standard)
@@ -131,13 +131,13 @@ def _product(found: dict[str, pd.DataFrame]) -> Finding:
 
 def draw(searched: Searched) -> Iterator[tuple]:
     """Figure 2: curves on the left, accuracies and spikes on the right."""
-    found = optima(searched)
+    runs_of = optima(searched)
     figure, axes = style.subplots(2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]})
     for axis in axes[:, 0]:
         axis.remove()
     left = figure.add_subplot(axes[0, 0].get_gridspec()[:, 0])
     entries = []
-    for strategy, runs in found.items():
+    for strategy, runs in runs_of.items():
         look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy], "ms": 4}
         lines = [searches.accuracy(searched, run) for run in runs[RUN]]
         for line in lines:
@@ -148,8 +148,8 @@ def draw(searched: Searched) -> Iterator[tuple]:
         entries.append((f"{STRATEGIES[strategy]} {place}", look))
     searches.enlarge_end(left)
     left.set(xlabel="epoch", ylabel="top-1 validation accuracy (%)")
-    _draw_accuracies(axes[0, 1], found)
-    _draw_spikes(axes[1, 1], searched, found)
+    _draw_accuracies(axes[0, 1], runs_of)
+    _draw_spikes(axes[1, 1], searched, runs_of)
     ticks = [label.replace("-", "-\n") for label in STRATEGIES.values()]
     for axis in axes[:, 1]:
         axis.set_xticks(range(len(ticks)), labels=ticks, fontsize=7)
@@ -159,7 +159,7 @@ def draw(searched: Searched) -> Iterator[tuple]:
     style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
     alone, axes = style.subplots(1, 1, (4.6, 3.3))
-    _draw_accuracies(axes[0][0], found)
+    _draw_accuracies(axes[0][0], runs_of)
     axes[0][0].set_xticks(range(len(ticks)), labels=STRATEGIES.values(), fontsize=10)
     axes[0][0].tick_params(axis="y", labelsize=10)
     axes[0][0].set_ylabel("best top-1 (%), a point per seed", fontsize=10)
@@ -167,10 +167,10 @@ def draw(searched: Searched) -> Iterator[tuple]:
     yield "figure_2_vit_best", alone
 
 
-def _draw_accuracies(axis, found: dict[str, pd.DataFrame]) -> None:
+def _draw_accuracies(axis, runs_of: dict[str, pd.DataFrame]) -> None:
     """Every judging seed, the mean and its standard error."""
     for place, strategy in enumerate(STRATEGIES):
-        values = percents(judging(found[strategy])) if strategy in found else []
+        values = percents(judging(runs_of[strategy])) if strategy in runs_of else []
         if values:
             look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy]}
             mean = average(values)
@@ -180,10 +180,10 @@ def _draw_accuracies(axis, found: dict[str, pd.DataFrame]) -> None:
     axis.set_ylabel("best top-1 (%)")
 
 
-def _draw_spikes(axis, searched: Searched, found: dict[str, pd.DataFrame]) -> None:
+def _draw_spikes(axis, searched: Searched, runs_of: dict[str, pd.DataFrame]) -> None:
     """Mean spikes per run: both kinds, of all runs and of those at the optimum."""
     for place, (strategy, color) in enumerate(STRATEGY_COLORS.items()):
-        counts = spike_counts(searched, found[strategy]) if strategy in found else {}
+        counts = spike_counts(searched, runs_of[strategy]) if strategy in runs_of else {}
         for index, (of, own) in enumerate(counts.items()):
             mean, beside = average(own), place + 0.17 * (index - 1.5)
             look = {"capsize": 2, "lw": 1, **SPIKES[of]}

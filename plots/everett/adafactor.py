@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION
 
@@ -35,15 +35,18 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def lines(table: pd.DataFrame) -> rates.Lines:
     """(family, setting, parameterisation) -> sweeps by width, of what has a finished run."""
-    keys = {f"{family}_{setting}": (family, setting) for family in FAMILIES for setting in SETTINGS}
-    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, dict.fromkeys(keys, ""))
-    return {(*keys.get(curve, (OWN, curve)), rule): line for (rule, curve), line in found.items()}
+    curves = {f"{family}_{setting}": "" for family in FAMILIES for setting in SETTINGS}
+    by_curve = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, curves)
+    return {
+        (*(naming.split(curve, FAMILIES, SETTINGS) or (OWN, curve)), rule): line
+        for (rule, curve), line in by_curve.items()
+    }
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
     """What Adafactor loses against Adam + parameter scaling, as a share of how far apart the
     parameterisations are, as the paper calls it minor; and whether that grows with size."""
-    found, rules = lines(table), style.present(style.LABELS, table[PARAMETERIZATION])
+    sweeps_of, rules = lines(table), naming.present(style.LABELS, table[PARAMETERIZATION])
     text: list[Printed] = [
         "difference in nats ± its error from seeds, at the largest width",
         HEADER,
@@ -51,7 +54,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     growth: list[Printed] = []
     for setting, words in SETTINGS.items():
         for rule, label in rules.items():
-            pair = [found.get((family, setting, rule), {}) for family in FAMILIES]
+            pair = [sweeps_of.get((family, setting, rule), {}) for family in FAMILIES]
             name = f"Adafactor - Adam + PS: {label}, {words}"
             finding = rates.compared(name, *pair, None, "minor")
             by_width = rates.gains(*pair)
@@ -59,13 +62,14 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 width = max(by_width)
                 losses = [
                     sweeps[width].loss
-                    for (family, other, _), sweeps in found.items()
+                    for (family, other, _), sweeps in sweeps_of.items()
                     if (family, other) == ("param_scaling", setting) and width in sweeps
                 ]
                 span = max(losses) - min(losses)
-                share = abs(by_width[width].value) / span if span else float("nan")
-                verdict = f"{share:.0%} of the span of parameterisations"
-                finding = replace(finding, verdict=verdict)
+                if span:
+                    share = abs(by_width[width].value) / span
+                    verdict = f"{share:.0%} of the span of parameterisations"
+                    finding = replace(finding, verdict=verdict)
             if len(by_width) > 1:
                 more = replace(by_width[width] - by_width[min(by_width)], by_size={})
                 name = f"{label}, {words}: the difference at D = {width} minus at D = "
@@ -74,25 +78,25 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 growth.append(Finding(name, more.text(), *claim))
             text.append(finding)
     text += growth
-    for (family, curve, rule), sweeps in found.items():
+    for (family, curve, rule), sweeps in sweeps_of.items():
         if family == OWN:
             width, best = max(sweeps.items())
             measured = f"{best.lowest.text(sign='')} at D = {width}"
             text.append(Finding(f"{curve}: {rules[rule]}, lowest loss", measured, "no claim"))
-    return [*text, *rates.basis(table, found, [CURVE, PARAMETERIZATION])]
+    return [*text, *rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])]
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Figure 10: a panel per setting."""
-    found = lines(table)
-    settings = style.present(SETTINGS, [setting for _, setting, _ in found]) or {"": ""}
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    looks = style.looks(list(rules))
+    sweeps_of = lines(table)
+    settings = naming.present(SETTINGS, [setting for _, setting, _ in sweeps_of]) or {"": ""}
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    looks = naming.looks(list(rules))
     figure, axes = style.subplots(1, len(settings), (4.0, 3.0), sharey=True)
     drawn = (
         [
             (sweeps, {**looks[rule], **LOOKS[family]})
-            for (family, other, rule), sweeps in found.items()
+            for (family, other, rule), sweeps in sweeps_of.items()
             if other == setting
         ]
         for setting in settings
@@ -100,6 +104,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     panels.size_panels(axes[0], drawn)
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
-    style.legend(figure, [*style.rule_entries(rules), *entries, *panels.lost_entries(found)])
+    style.legend(figure, [*naming.rule_entries(rules), *entries, *panels.lost_entries(sweeps_of)])
     figure.suptitle("Adafactor and Adam + parameter scaling, loss against size")
     yield "figure_10_adafactor", figure

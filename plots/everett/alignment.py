@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from plots import style, tables
+from plots import naming, style, tables
 from plots.everett.published import (
     ALIGNMENT_START,
     ALIGNMENT_WIDTH,
@@ -107,26 +107,26 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         "[as measured]; ± is one standard error over seeds",
         HEADER,
     ]
-    for curve in style.present(FIGURES, table[CURVE]):
-        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for curve in naming.present(FIGURES, table[CURVE]):
+        for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, line = f"{curve}, {label}: ", (curve, rule)
             rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
             rows = rows[rows[KIND].isin(list(KINDS))]
             layers = dict(iter(rows.groupby(KIND)))
-            found = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
-            if found:
+            peak_of = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
+            if peak_of:
                 result.append(_start(largest(rows), name))
-            if "readout" in found:
+            if "readout" in peak_of:
                 what, ends = f"{name}peak of the readout", READOUT_PEAK.get(rule)
-                result.append(_peak(layers["readout"], found["readout"], line, ends, what))
-            if found.keys() & MLP:
+                result.append(_peak(layers["readout"], peak_of["readout"], line, ends, what))
+            if peak_of.keys() & MLP:
                 what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
                 below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
                 result.append(_peak(own, peaks(own), line, below, what))
-            if "readout" in found:
+            if "readout" in peak_of:
                 claimed = curve in FIGURES and rule in READOUT_PEAK
-                result += _change(found["readout"].by_size, claimed, name)
-                result += [_highest(found, name)] if curve != "sgd" else []
+                result += _change(peak_of["readout"].by_size, claimed, name)
+                result += [_highest(peak_of, name)] if curve != "sgd" else []
     return result
 
 
@@ -144,30 +144,30 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
 
 
 def _peak(
-    rows: pd.DataFrame, found: Estimate, line: tuple, ends: tuple[float, float] | None, name: str
+    rows: pd.DataFrame, highest: Estimate, line: tuple, ends: tuple[float, float] | None, name: str
 ) -> Finding:
     """The highest peak of some layers beside the range that the paper reads off for Adam and
     Adafactor, or what it says of SGD."""
     (curve, rule), (measured, step) = line, peak(largest(rows), ALIGNMENT)
-    text = f"{found.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
+    text = f"{highest.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:
         words = SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
-        return Finding(name, text, words, "no number to compare", found)
+        return Finding(name, text, words, "no number to compare", highest)
     low, high = ends
     published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    return Finding(name, text, published, _inside(found, low, high), found)
+    return Finding(name, text, published, _inside(highest, low, high), highest)
 
 
-def _inside(found: Estimate, low: float, high: float) -> str:
+def _inside(number: Estimate, low: float, high: float) -> str:
     """Whether a number lies in a range: in it, outside of it, or either within the interval; one
     seed, which has none, does not say."""
-    if math.isnan(found.error):
-        return found.undecided
-    if min(abs(found.value - low), abs(found.value - high)) <= found.reach * found.error:
+    if math.isnan(number.error):
+        return number.undecided
+    if min(abs(number.value - low), abs(number.value - high)) <= number.reach * number.error:
         return "within noise"
-    inside = found.value > low if high == 1 else low <= found.value <= high
-    return "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
+    inside = number.value > low if high == 1 else low <= number.value <= high
+    return "agrees" if inside else f"disagrees: {'below' if number.value <= low else 'above'}"
 
 
 def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> list[Finding]:
@@ -182,26 +182,29 @@ def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> lis
     return [Finding(name, gap.text(), *claim, gap)]
 
 
-def _highest(found: Mapping[str, Estimate], name: str) -> Finding:
+def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
     """The readout's peak minus the highest of the other kinds of layers."""
-    top, found = found["readout"], {kind: found[kind] for kind in found if kind != "readout"}
+    top, rest = (
+        peak_of["readout"],
+        {kind: one for kind, one in peak_of.items() if kind != "readout"},
+    )
     name += "readout's peak minus the highest of other layers"
-    if not found:
+    if not rest:
         return Finding(name, "not measured", "above 0")
     gaps = {}
     for width in top.by_size:
-        others = [one.by_size[width] for one in found.values() if width in one.by_size]
+        others = [one.by_size[width] for one in rest.values() if width in one.by_size]
         if others:
             gaps[width] = top.by_size[width] - max(others, key=lambda one: one.value)
     gap = replace(gaps[max(gaps)], by_size=gaps)
-    highest = max(found, key=lambda kind: found[kind].value)
+    highest = max(rest, key=lambda kind: rest[kind].value)
     measured = f"{gap.text()}, next {KINDS[highest]}"
     return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Figure 1, of Adam, then a figure per optimiser."""
-    curves = style.present(FIGURES, table[CURVE])
+    curves = naming.present(FIGURES, table[CURVE])
     if "adam" in curves:
         yield "figure_1_alignment", _figure_1(table[table[CURVE] == "adam"])
     for curve in curves:
@@ -213,8 +216,8 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     """A row per kind of layer, a column per parameterisation, a line per width."""
     from matplotlib.ticker import MultipleLocator
 
-    kinds = style.present(KINDS, table[KIND])
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    kinds = naming.present(KINDS, table[KIND])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
@@ -237,7 +240,7 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
     colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     traces = _traces(table)
@@ -257,10 +260,10 @@ def _traces(table: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.DataFrame
     line = [PARAMETERIZATION, KIND, WIDTH]
     layers = table.groupby([*line, STEP, LAYER])[ALIGNMENT].mean()
     steps = layers.groupby(level=[*line, STEP]).agg(["mean", "min", "max"])
-    found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
+    traces: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
     for (rule, kind, width), trace in steps.groupby(level=line):
-        found.setdefault((rule, kind), {})[int(width)] = trace.droplevel(line)
-    return found
+        traces.setdefault((rule, kind), {})[int(width)] = trace.droplevel(line)
+    return traces
 
 
 def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:

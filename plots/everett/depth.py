@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import Estimate, Finding, Printed
 from plots.rates import Lines, exponent, lines_of
 from plots.statistics import average
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     (table,) = tables.read_each(paths, {"results.csv": columns})
     table = table.assign(**{WIDTH: table[LAYERS]})
     base, own = table[table[CURVE] == BASE], table[table[CURVE] != BASE]
-    curves = style.present(CURVES, own[CURVE]) or CURVES
+    curves = naming.present(CURVES, own[CURVE]) or CURVES
     return pd.concat([own, *(base.assign(**{CURVE: curve}) for curve in curves)])
 
 
@@ -53,26 +53,26 @@ def fits(table: pd.DataFrame) -> Lines:
 def findings(table: pd.DataFrame) -> list[Printed]:
     """The exponents of the best rate, what keeping the base depth's rate costs, and what a rule
     gains, by parameterisation and in the mean over them."""
-    found = fits(table)
+    lines = fits(table)
     result: list[Printed] = [
         "the optimum's error is from the spread over seeds; means are over parameterisations, "
         "which share seeds and data, ± the larger of their scatter and of what their errors imply",
         HEADER,
     ]
-    for curve, label in style.present(PLAIN, (curve for _, curve in found)).items():
-        own = {rule: sweeps for (rule, name), sweeps in found.items() if name == curve}
+    for curve, label in naming.present(PLAIN, (curve for _, curve in lines)).items():
+        own = {rule: sweeps for (rule, name), sweeps in lines.items() if name == curve}
         expected = EXPECTED.get(curve)
 
-        def power(name, text, value, expected=expected):
+        def add(name, text, value, expected=expected):
             claim = () if expected is None else (f"{expected:g}", value.distance(expected), value)
             result.append(Finding(f"exponent of L in the best rate, {name}", text, *claim))
 
         powers = {rule: exponent(sweeps) for rule, sweeps in own.items()}
         for rule, fit in powers.items():
             words = fit.text().replace("width", "depth")
-            power(f"{label}: {style.LABELS.get(rule, rule)}", words, fit)
+            add(f"{label}: {style.LABELS.get(rule, rule)}", words, fit)
         mean = _pooled([fit for fit in powers.values() if math.isfinite(fit.value)])
-        power(f"{label}: mean", mean.text(2), mean)
+        add(f"{label}: mean", mean.text(2), mean)
         costs = []
         for sweeps in own.values():
             shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
@@ -85,12 +85,12 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             gains = []
             for rule, sweeps in own.items():
                 name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
-                pair = found.get((rule, NO_RULE), {}), sweeps
+                pair = lines.get((rule, NO_RULE), {}), sweeps
                 result.append(rates.compared(name, *pair, None, "ours", symbol="L"))
                 gains += [estimate] if (estimate := result[-1].estimate) else []
             text = f"{_pooled(gains).text()}, nats"
             result.append(Finding(f"gain of {label} in the best loss: mean", text))
-    return [*result, *rates.basis(table, found, [PARAMETERIZATION, CURVE], "L")]
+    return [*result, *rates.basis(table, lines, [PARAMETERIZATION, CURVE], "L")]
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:
@@ -102,25 +102,25 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
 
 def draw(table: pd.DataFrame) -> Iterator[tuple]:
     """Losses and optima."""
-    found = fits(table)
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    curves = style.present(CURVES, table[CURVE])
+    lines = fits(table)
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    curves = naming.present(CURVES, table[CURVE])
     depths = sorted(map(int, table[WIDTH].unique()))
-    colors, looks = style.width_colors(depths), {**style.looks(list(curves)), **LOOKS}
+    colors, looks = style.width_colors(depths), naming.looks(list(curves), LOOKS)
     figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
     for row, (curve, label) in zip(axes[:-1], curves.items(), strict=True):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)
-            panels.draw_rates(axis, found.get((rule, curve), {}), colors)
+            panels.draw_rates(axis, lines.get((rule, curve), {}), colors)
             axis.tick_params(labelleft=axis is row[0])
-        panels.loss_limits(row, [found.get((rule, curve), {}) for rule in rules])
+        panels.loss_limits(row, [lines.get((rule, curve), {}) for rule in rules])
         row[0].set_ylabel(style.LOSS_LABEL)
     for axis in axes[-2]:
         axis.set_xlabel("learning rate")
     for axis, rule in zip(axes[-1], rules, strict=True):
         for place, (curve, label) in enumerate(curves.items()):
-            if sweeps := found.get((rule, curve)):
+            if sweeps := lines.get((rule, curve)):
                 fit = exponent(sweeps)
                 label = f"{label}: {panels.power_text(fit, 'L')}"
                 shift = 1.06 ** (place - 1)  # bars side by side
@@ -130,7 +130,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
         axis.set_xlabel("depth L (blocks)")
     style.octave_limits(axes[-1], depths)
     axes[-1, 0].set_ylabel("best learning rate")
-    entries = [*style.width_entries(colors, "L"), *style.rate_entries(found.items())]
+    entries = [*style.width_entries(colors, "L"), *style.rate_entries(lines.items())]
     style.legend(figure, entries)
     figure.suptitle("learning rates against depth, without and with a rule for it")
     yield "depth", figure

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from param_groups.fits import IrreduciblePowerLaw, irreducible_power_law, power_law
+from param_groups.fits import IrreduciblePowerLaw, irreducible_power_law
 from plots import rates, style
 from plots.everett import horizons
 from plots.everett.published import TABLE_4
-from plots.findings import Estimate
+from plots.findings import Estimate, Finding
 
 Data = Mapping[str, pd.DataFrame]  # by optimiser
 
@@ -40,7 +40,7 @@ class Entry:
         return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
 
     @property
-    def judged(self) -> rates.Exponent:
+    def deciding(self) -> rates.Exponent:
         """What stands beside the paper's: by its estimator, a power law with an irreducible term
         (App. H), with the jackknife's error if seeds are shared; where the widths leave that term
         open, the straight line's."""
@@ -60,44 +60,6 @@ class Entry:
         return replace(self.fit, **number, **unknown)
 
     @property
-    def weighted(self) -> Estimate:
-        """The exponent weighted by the optima's own errors."""
-        best = {w: sweep.best for w, sweep in self.fit.sweeps.items() if sweep.best.error > 0}
-        known = {w: one for w, one in best.items() if not one.at_edge and one.error < math.inf}
-        if len(known) < 2:
-            return Estimate(math.nan, math.nan, 0)
-        values, errors = zip(*((one.value, one.error) for one in known.values()), strict=True)
-        law = power_law(list(known), values, errors)
-        return Estimate(law.exponent, law.error, law.n)
-
-    def record(self) -> dict[str, object]:
-        """The entry as a row of table_4.csv."""
-        windows, weighted = rates.by_window(self.fit.sweeps).values(), self.weighted
-        law = self.floored if self.levels_off else None
-        return {
-            "optimizer": self.optimizer,
-            "parameterization": self.rule,
-            "horizon": self.horizon,
-            "horizon_here": self.label,
-            "exponent": self.fit.value,
-            "standard_error": self.fit.error,
-            "scatter_error": self.fit.errors.get("scatter", math.nan),
-            "seed_error": self.fit.errors.get("seeds", math.nan),
-            "window_lowest": min(windows, default=math.nan),
-            "window_highest": max(windows, default=math.nan),
-            "widths": self.fit.groups,
-            "weighted_exponent": weighted.value,
-            "weighted_error": weighted.error,
-            "weighted_widths": weighted.groups,
-            "widths_at_edge": " ".join(map(str, self.fit.edge)),
-            "irreducible_exponent": -law.exponent if law else math.nan,
-            "irreducible_error": self.judged.error if law else math.nan,
-            "irreducible_rate": law.floor if law else math.nan,
-            "published": self.published,
-            "difference": self.fit.value - self.published,
-        }
-
-    @property
     def levels_off(self) -> bool:
         """Whether the widths determine the irreducible term."""
         return self.floored is not None and math.isfinite(self.floored.exponent_error)
@@ -111,6 +73,15 @@ def entries(data: Data) -> list[Entry]:
         for labels in [horizons.horizon_labels(table)]
         for (rule, horizon), sweeps in horizons.lines(table).items()
     ]
+
+
+def beside(name: str, number: Estimate, published: float = math.nan, text: str = "") -> Finding:
+    """An exponent, or a difference of two, beside what Table 4 has; NaN for what it does not."""
+    text = text or (
+        number.text(2) if isinstance(number, rates.Exponent) else number.through_widths()
+    )
+    known = (f"{published:+.2f}", number.distance(published))
+    return Finding(name, text, *(("no claim", "") if math.isnan(published) else known), number)
 
 
 def floored(sweeps: rates.Sweeps) -> IrreduciblePowerLaw | None:

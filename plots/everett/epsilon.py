@@ -18,14 +18,14 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
 from plots.findings import HEADER, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.statistics import slope
-from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
+from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH
 
-TABLES = ("everett/figure_4_epsilon", "everett/figure_8_mitigations")
-ANY = True
+TABLES = AnyOf("everett/figure_4_epsilon", "everett/figure_8_mitigations")
 SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
@@ -46,16 +46,22 @@ Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """(heat maps, mitigations), told apart by the curve `constant`; None for one not given."""
-    heat = mitigations = None
-    for path in paths:
-        if (tables.read(path, [CURVE])[CURVE] == "constant").any():
-            heat = tables.read(path, (*COLUMNS, EPS)).dropna(subset=[CURVE, PARAMETERIZATION])
-        else:
-            mitigations = tables.read(path, (*COLUMNS, tables.RATE, tables.PARAMETERS))
-            mitigations = mitigations.dropna(subset=[CURVE, PARAMETERIZATION])
-    if len(paths) != (heat is not None) + (mitigations is not None):
-        raise TableError(f"{paths[-1]}: expected one table of Figure 4 and one of Figure 8")
+    """(heat maps, mitigations), told apart by the curve `constant`; None for a missing one."""
+
+    def figure(path: Path) -> str:
+        constant = (tables.read(path, [CURVE])[CURVE] == "constant").any()
+        return "Figure 4" if constant else "Figure 8"
+
+    places = told_apart(paths, figure)
+    needed = {"Figure 4": (EPS,), "Figure 8": (tables.RATE, tables.PARAMETERS)}
+    heat, mitigations = (
+        tables.read(places[figure][1], (*COLUMNS, *columns)).dropna(
+            subset=[CURVE, PARAMETERIZATION]
+        )
+        if figure in places
+        else None
+        for figure, columns in needed.items()
+    )
     return heat, mitigations
 
 
@@ -63,14 +69,16 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
     """Width by epsilon: mean loss above the lowest of the width, of the best rate if several were
     swept; infinite where every rate diverged."""
     rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
-    found: dict[int, dict[float, float]] = {}
+    losses_of: dict[int, dict[float, float]] = {}
     for (width, eps), cell in rows.groupby([WIDTH, EPS]):
         column = tables.RATE if tables.RATE in cell and cell[tables.RATE].notna().all() else EPS
         losses: dict[float, list[float]] = {}
         for value, _, loss in tables.runs(cell, column):
             losses.setdefault(value, []).append(loss)
-        found.setdefault(int(width), {})[eps] = min(map(fmean, losses.values()), default=math.nan)
-    grid = pd.DataFrame(found).T.sort_index().sort_index(axis=1)
+        losses_of.setdefault(int(width), {})[eps] = min(
+            map(fmean, losses.values()), default=math.nan
+        )
+    grid = pd.DataFrame(losses_of).T.sort_index().sort_index(axis=1)
     lowest = grid.replace(math.inf, math.nan).min(axis=1)
     return grid.sub(lowest, axis=0)
 
@@ -111,8 +119,8 @@ def findings(data: Data) -> list[Printed]:
 def _of_heat(table: pd.DataFrame) -> list[Finding]:
     """The best epsilon at the largest width and what the ends of the range cost."""
     result = []
-    for curve in style.present(SCALINGS, table[CURVE]):
-        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for curve in naming.present(SCALINGS, table[CURVE]):
+        for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             grid = heat_map(table, curve, rule)
             if grid.empty or grid.iloc[-1].isna().all():
                 continue
@@ -129,14 +137,14 @@ def _of_heat(table: pd.DataFrame) -> list[Finding]:
 def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
     """What each mitigation gains at the largest width and with every doubling of the width, how
     mitigations differ, and whether equivalent pairs agree with each of them."""
-    found, start = lines(table), baseline(table)
-    own = dict.fromkeys([*MITIGATIONS, *style.present(NAMES, table[CURVE])])
+    sweeps_of, start = lines(table), baseline(table)
+    own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
     result = []
-    for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+    for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
         for curve in (curve for curve in own if curve not in BASELINES):
             gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
             claim = None if gains is None else "gains" if gains else "equal"
-            pair = found.get((rule, start), {}), found.get((rule, curve), {})
+            pair = sweeps_of.get((rule, start), {}), sweeps_of.get((rule, curve), {})
             if not all(pair):
                 continue
             published = "no gain" if claim == "equal" else None
@@ -149,14 +157,14 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
             name = f"{label}: {curve} over {start}, per doubling of D"
             claimed = (words, verdict if claim else "", growth)
             result.append(Finding(name, growth.text(), *claimed))
-        cures = [curve for curve in MITIGATIONS if (rule, curve) in found]
+        cures = [curve for curve in MITIGATIONS if (rule, curve) in sweeps_of]
         for one, other in itertools.combinations(cures, 2):
-            pair = found[rule, one], found[rule, other]
+            pair = sweeps_of[rule, one], sweeps_of[rule, other]
             published = "equal" if rule == "mean_field" else None  # Figure 4c
             result.append(rates.compared(f"{label}: {one} - {other}", *pair, None, published))
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
-            pair = found.get((first, curve), {}), found.get((second, curve), {})
+            pair = sweeps_of.get((first, curve), {}), sweeps_of.get((second, curve), {})
             if all(pair):
                 name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
                 claimed = ("equal",) if curve in MITIGATIONS else (None, "apart")
@@ -178,8 +186,8 @@ def _figure_4(table: pd.DataFrame):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
 
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    scalings = style.present(SCALINGS, table[CURVE])
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    scalings = naming.present(SCALINGS, table[CURVE])
     figure, axes = style.subplots(len(scalings), len(rules), (2.5, 2.2))
     figure.suptitle("Adam, loss over ε")
     scale = PowerNorm(0.5, 0, MOST, clip=True)
@@ -218,12 +226,9 @@ def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
 
 
 def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
-    """Curve -> label, colour and mark; curves of one's own have the colours that others leave."""
-    labels, looks = style.present(NAMES, table[CURVE]), dict(CURVE_LOOKS)
-    own = [name for name in labels if name not in NAMES]
-    left = (style.GREEN, style.PINK, style.BLUE) * len(own)
-    for (name, look), color in zip(style.looks(own).items(), left, strict=False):
-        looks[name] = {**look, "color": color}
+    """Curve -> label, colour and mark."""
+    labels = naming.present(NAMES, table[CURVE])
+    looks = naming.looks(list(labels), CURVE_LOOKS)
     if "enlarged" in labels:
         labels["enlarged"] = baseline_text(table)
     return {name: (label, looks[name]) for name, label in labels.items()}
@@ -231,16 +236,16 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
 
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
-    rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
+    rules, sweeps_of = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     named = _named(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (
-        [(found[rule, c], look) for c, (_, look) in named.items() if (rule, c) in found]
+        [(sweeps_of[rule, c], look) for c, (_, look) in named.items() if (rule, c) in sweeps_of]
         for rule in rules
     )
     panels.size_panels(axes[0], drawn)
     style.label_grid(axes, rules.values())
     figure.suptitle("Adam, loss against size with cures of a too large ε")
     entries = [(label, {"lw": 1.2, **look}) for label, look in named.values()]
-    style.legend(figure, [*entries, *panels.lost_entries(found)])
+    style.legend(figure, [*entries, *panels.lost_entries(sweeps_of)])
     return figure

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± its error from leaving out a seed, or, where "
-    "widths share fewer than three, that with the longer interval of two, from the optima's errors "
-    "and from the scatter about the line; beside it what other windows around the best rate move "
-    "it by"
+    "exponent of the optimal rate in the width ± its error from leaving out a seed; where widths "
+    "share fewer than three seeds, from the optima's errors or from the scatter about the line, "
+    "whichever interval is longer; other windows: how far they move it"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
@@ -23,34 +22,34 @@ COLUMNS = (*tables.RESULTS, tables.WIDTH, tables.RATE)
 def places(table: pd.DataFrame) -> dict[str, tuple[str, str]]:
     """Curve -> (parameterisation, horizon), from its name. A curve with another name than
     RULE_HORIZON is a column of its own, at the horizon that the table says."""
-    found = {}
+    parts = {}
     for curve in table[CURVE].unique():
         horizon = next((word for word in HORIZONS if curve.endswith(f"_{word}")), None)
         grows = HORIZON in table and (table.loc[table[CURVE] == curve, HORIZON] != "fixed").any()
         rule = curve.removesuffix(f"_{horizon}")
-        found[curve] = rule, horizon or HORIZONS[bool(grows)]
-    return found
+        parts[curve] = rule, horizon or HORIZONS[bool(grows)]
+    return parts
 
 
 def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
     """Horizon -> what it is in this table: a short preset's is not the compute-optimal one."""
     grown = [curve for curve, (_, horizon) in places(table).items() if horizon != "fixed"]
     rows = table[table[CURVE].isin(grown)]
-    found = list(rows[HORIZON].dropna().unique()) if HORIZON in rows else []
-    optimal = not found or found == [COMPUTE_OPTIMAL]
-    label = "compute-optimal" if optimal else ", ".join(map(str, found))
+    words = list(rows[HORIZON].dropna().unique()) if HORIZON in rows else []
+    optimal = not words or words == [COMPUTE_OPTIMAL]
+    label = "compute-optimal" if optimal else ", ".join(map(str, words))
     return {"fixed": "fixed steps", "compute_optimal": label}
 
 
 def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width, of what has a finished run."""
-    found, where = {}, places(table)
-    for rule in style.present(style.LABELS, [rule for rule, _ in where.values()]):
+    sweeps_of, where = {}, places(table)
+    for rule in naming.present(style.LABELS, [rule for rule, _ in where.values()]):
         own = [curve for curve, (name, _) in where.items() if name == rule]
         own.sort(key=lambda curve: HORIZONS.index(where[curve][1]))
         sweeps = rates.curve_sweeps(table[table[CURVE].isin(own)], own)
-        found |= {where[curve]: line for curve, line in sweeps.items() if line}
-    return found
+        sweeps_of |= {where[curve]: line for curve, line in sweeps.items() if line}
+    return sweeps_of
 
 
 def by_rule(table: pd.DataFrame) -> pd.DataFrame:
@@ -60,13 +59,13 @@ def by_rule(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_rows(
-    axes, found: rates.Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
+    axes, sweeps_of: rates.Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
 ) -> None:
     """A row of loss against rate for every horizon that has runs, a column per parameterisation;
     the columns share their rates. Losses are each panel's own: a common range flattens most."""
-    shown = drawn_horizons(found)
+    shown = drawn_horizons(sweeps_of)
     for row, horizon in zip(axes, shown, strict=True):
-        own = [found.get((rule, horizon), {}) for rule in rules]
+        own = [sweeps_of.get((rule, horizon), {}) for rule in rules]
         for axis, first, sweeps in zip(row, axes[0], own, strict=True):
             if axis is not first:
                 axis.sharex(first)
@@ -77,6 +76,6 @@ def draw_rows(
     style.label_grid(axes, rules.values(), "learning rate", names)
 
 
-def drawn_horizons(found: rates.Lines) -> list[str]:
+def drawn_horizons(sweeps_of: rates.Lines) -> list[str]:
     """The horizons that have a finished run; the first where none has."""
-    return [one for one in HORIZONS if any(one == other for _, other in found)] or [HORIZONS[0]]
+    return [one for one in HORIZONS if any(one == other for _, other in sweeps_of)] or [HORIZONS[0]]

@@ -6,9 +6,9 @@ al., Figures 11 to 13 and Table 4).
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
 with the slope that the paper prints. Adam's optima at fixed steps stand in one panel, too. A curve
-or an optimiser of your own is drawn under its name. Also writes table_4.csv, measured exponents
-next to the published ones: of the straight line in logarithms, and of a power law with an
-irreducible term, which the paper says it fits (App. H) and by which findings judge.
+or an optimiser of your own is drawn under its name. Findings judge by a power law with an
+irreducible term, which the paper says it fits (App. H); the straight line in logarithms stands
+beside it.
 """
 
 import math
@@ -19,15 +19,15 @@ from statistics import median
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
-from plots.everett.entries import Entry, entries
+from plots.everett.entries import Entry, beside, entries
 from plots.everett.horizons import HORIZON_STYLES
 from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.naming import AnyOf, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
-TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
-ANY = True
+TABLES = AnyOf("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
 FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
 ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
@@ -37,21 +37,21 @@ Data = dict[str, pd.DataFrame]  # by optimiser
 def read(paths: Sequence[Path]) -> Data:
     """Optimiser -> table of Figure 11, 12 or 13, in the order given. The optimiser is what the
     table's column says, or its file's name, or else it is called as the file."""
-    data = {}
-    for path in paths:
-        table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
-        named = sorted(set(table[OPTIMIZER].fillna("unknown"))) if OPTIMIZER in table else []
-        if len(named) > 1:
-            raise TableError(
-                f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
-                f"choose with --where {OPTIMIZER}={named[0]}"
-            )
-        stem = tables.name(path)
-        named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
-        data[(named or [stem])[0]] = table
-    if len(data) < len(paths):
-        raise TableError(f"{paths[-1]}: two tables of one optimiser")
-    return data
+    return {
+        optimizer: horizons.by_rule(tables.read(path, horizons.COLUMNS))
+        for optimizer, (_, path) in told_apart(paths, _optimizer).items()
+    }
+
+
+def _optimizer(path: Path) -> str:
+    table, stem = tables.read(path, horizons.COLUMNS), tables.name(path)
+    named = sorted(set(table[OPTIMIZER].fillna("unknown"))) if OPTIMIZER in table else []
+    if len(named) > 1:
+        raise TableError(
+            f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
+            f"choose with --where {OPTIMIZER}={named[0]}"
+        )
+    return [*named, *(one for one in FIGURES if one in stem.split("_")), stem][0]
 
 
 def findings(data: Data) -> list[Printed]:
@@ -62,11 +62,9 @@ def findings(data: Data) -> list[Printed]:
     for entry in table_4:
         parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
         local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
-        weighted = entry.weighted.text(2)
         if parts:
             text.append(
-                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}; "
-                f"weighted by the errors of the optima {weighted}"
+                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
             )
         if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
@@ -82,17 +80,9 @@ def findings(data: Data) -> list[Printed]:
 
 def _of_table_4(entry: Entry) -> Finding:
     """By the paper's estimator, and the straight line beside it."""
-    found = _beside(entry.name, entry.judged, entry.published)
-    line = f"{found.measured} with an irreducible term; {entry.fit.text()} without"
-    return replace(found, measured=line) if entry.levels_off else found
-
-
-def _beside(name: str, measured: Estimate, published: float) -> Finding:
-    exponent = isinstance(measured, rates.Exponent)  # the other ones are differences of two
-    text = measured.text(2) if exponent else measured.through_widths()
-    if math.isnan(published):
-        return Finding(name, text, "no claim", "", measured)
-    return Finding(name, text, f"{published:+.2f}", measured.distance(published), measured)
+    finding = beside(entry.name, entry.deciding, entry.published)
+    line = f"{finding.measured} with an irreducible term; {entry.fit.text()} without"
+    return replace(finding, measured=line) if entry.levels_off else finding
 
 
 def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
@@ -107,7 +97,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
             change = entry.fit - start.fit
             drops.append(-change.value)
             name = f"{entry.name} minus fixed"
-            text.append(_beside(name, change, entry.published - start.published))
+            text.append(beside(name, change, entry.published - start.published))
     if not drops:
         return ["growing minus fixed horizon's exponent: not measured"]
     labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
@@ -120,7 +110,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
 
 
 def draw(data: Data) -> Iterator[tuple]:
-    """A figure per optimiser, Adam's optima alone, and Table 4 (optimiser, rule, horizon)."""
+    """A figure per optimiser, and Adam's optima alone."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
         own = [entry for entry in table_4 if entry.optimizer == optimizer]
@@ -135,20 +125,19 @@ def draw(data: Data) -> Iterator[tuple]:
         fixed = [entry for entry in own if entry.horizon == "fixed"]
         if name == FIGURES["adam"] and fixed:
             yield "figure_12_adam_optima", _optima(fixed), [index]
-    yield "table_4", pd.DataFrame([entry.record() for entry in table_4])
 
 
 def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     """Loss against rate at every horizon, then the optima and their powers of the width."""
-    found = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
+    sweeps_of = {(entry.rule, entry.horizon): entry.fit.sweeps for entry in table_4}
     labels = horizons.horizon_labels(table)
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    shown = horizons.drawn_horizons(found)
+    rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+    shown = horizons.drawn_horizons(sweeps_of)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     figure.suptitle(title)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    horizons.draw_rows(axes[:-1], found, rules, labels, colors)
-    for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items(), strict=True):
+    horizons.draw_rows(axes[:-1], sweeps_of, rules, labels, colors)
+    for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
             marker, line = HORIZON_STYLES[entry.horizon]
@@ -166,7 +155,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
             style.empty(axis, "no finished run")
     style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
-    handles = [*style.width_entries(colors), *style.rate_entries(found.items())]
+    handles = [*style.width_entries(colors), *style.rate_entries(sweeps_of.items())]
     for horizon in shown if len(shown) > 1 else ():
         marker, line = HORIZON_STYLES[horizon]
         handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
@@ -185,7 +174,7 @@ def _optima(fixed: Sequence[Entry]):
     axis = axes[0][0]
     for entry in fixed:
         label = f"{style.LABELS.get(entry.rule, entry.rule)} {panels.power_text(entry.fit)}"
-        look = style.looks([entry.rule])[entry.rule]
+        look = naming.looks([entry.rule])[entry.rule]
         panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **look)
     style.octave_limits([axis], sorted({width for e in fixed for width in e.fit.sweeps}))
     axis.tick_params(labelsize=10)

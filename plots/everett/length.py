@@ -7,6 +7,7 @@ and 3,200, and what the paper prints for 50,000. Right: the lowest loss of stand
 muP, both with full alignment and constants, at one width, which the paper has below zero.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.everett import horizons
+from plots.everett.entries import beside
 from plots.everett.published import STEPS, TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.rates import Exponent
@@ -55,17 +57,17 @@ def read(paths: Sequence[Path]) -> Data:
 
 def exponents(table: pd.DataFrame) -> dict[str, dict[int, Exponent]]:
     """Parameterisation -> steps -> the exponent of the best rate."""
-    found: dict[str, dict[int, Exponent]] = {}
+    fits: dict[str, dict[int, Exponent]] = {}
     for (rule, steps), sweeps in _lines(table).items():
-        found.setdefault(rule, {})[int(steps)] = rates.exponent(sweeps)
-    return {rule: dict(sorted(own.items())) for rule, own in found.items()}
+        fits.setdefault(rule, {})[int(steps)] = rates.exponent(sweeps)
+    return {rule: dict(sorted(own.items())) for rule, own in fits.items()}
 
 
 def gains(table: pd.DataFrame) -> dict[int, tuple[int, Estimate]]:
     """Steps -> (width, lowest loss of standard minus that of muP), at the largest common width."""
-    found, result = _lines(table), {}
-    for steps in sorted({int(steps) for _, steps in found}):
-        pair = [found.get((rule, str(steps)), {}) for rule in ("standard", "mup")]
+    sweeps_of, result = _lines(table), {}
+    for steps in sorted({int(steps) for _, steps in sweeps_of}):
+        pair = [sweeps_of.get((rule, str(steps)), {}) for rule in ("standard", "mup")]
         if by_width := rates.gains(*pair):
             result[steps] = max(by_width.items())
     return result
@@ -75,13 +77,11 @@ def findings(data: Data) -> list[Printed]:
     """Both, by steps."""
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
     for rule, by_steps in exponents(data.exponents).items():
-        published = TABLE_4["fixed"]["adam"].get(rule)
+        published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for steps, fit in by_steps.items():
             before = {n: Estimate(e.value, e.error) for n, e in by_steps.items() if n <= steps}
             name = f"{style.LABELS.get(rule, rule)}, {steps} steps: exponent of the best rate"
-            known = replace(fit, by_size=before)
-            beside = () if published is None else (f"{published:+.2f}", fit.distance(published))
-            text.append(Finding(name, fit.text(), *(beside or ("no claim", "")), known))
+            text.append(beside(name, replace(fit, by_size=before), published))
     by_steps = gains(data.compared)
     for steps, (width, gain) in by_steps.items():
         before = {n: one for n, (_, one) in by_steps.items() if n <= steps}
@@ -97,8 +97,8 @@ def findings(data: Data) -> list[Printed]:
 
 def _lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, steps) -> sweeps; the spread over seeds is that of runs of one length."""
-    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
-    return {(rule, steps): sweeps for (rule, steps, _), sweeps in found.items()}
+    by_curve = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
+    return {(rule, steps): sweeps for (rule, steps, _), sweeps in by_curve.items()}
 
 
 def draw(data: Data) -> Iterator[tuple]:
@@ -106,9 +106,9 @@ def draw(data: Data) -> Iterator[tuple]:
     figure, axes = style.subplots(1, 2, (4.2, 3.3))
     figure.suptitle("what training longer changes, Adam (ours)")
     left, right = axes[0]
-    found = exponents(data.exponents)
-    looks: Mapping[str, dict] = style.looks(list(found))
-    for place, (rule, by_steps) in enumerate(found.items()):
+    fits = exponents(data.exponents)
+    looks: Mapping[str, dict] = naming.looks(list(fits))
+    for place, (rule, by_steps) in enumerate(fits.items()):
         shifted = [steps * 1.04 ** (place - 1.5) for steps in by_steps]  # bars side by side
         values = [fit.value for fit in by_steps.values()]
         errors = [fit.bar or 0.0 for fit in by_steps.values()]
@@ -137,6 +137,6 @@ def draw(data: Data) -> Iterator[tuple]:
         axis.set_xlabel("steps, and seeds of a point")
     style.legend(
         figure,
-        [*style.rule_entries(style.present(style.LABELS, found)), ("the paper", style.HOLLOW)],
+        [*naming.rule_entries(naming.present(style.LABELS, fits)), ("the paper", style.HOLLOW)],
     )
     yield "length", figure

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS, STANDARD_BEATS_MUP
 from plots.findings import HEADER, Finding, Printed
-from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
+from plots.naming import AnyOf, split, told_apart
+from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION
 
-TABLES = (
+TABLES = AnyOf(
     "everett/figure_2_adam",
     "everett/figure_3_sgd",
     "everett/figure_3_param_scaling",
     "everett/embedding_1",
 )
-ANY = True
 CURVES = {
     "global": "one global rate",
     "full": "full alignment",
@@ -43,13 +43,11 @@ COLUMNS = (*tables.RESULTS, tables.PARAMETERS, *KEYS, tables.WIDTH, tables.RATE)
 def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """File name -> table of Figure 2 or 3; one of several optimisers names them in its curves."""
     data = {}
-    for path in paths:
+    for name, (_, path) in told_apart(paths, tables.name).items():
         table = tables.read(path, COLUMNS).dropna(subset=KEYS)
-        prefix = r"^(?:adam|param_scaling)_(?=(?:full|none)_constants$)"
-        curves = table[CURVE].str.replace(prefix, "", regex=True)
-        data[tables.name(path)] = table.assign(**{CURVE: curves})
-    if len(data) < len(paths):
-        raise TableError(f"{paths[-1]}: two tables would be drawn to one file name")
+        plain = {c: split(c, ("adam", "param_scaling"), CURVES) for c in table[CURVE].unique()}
+        curves = table[CURVE].map({c: parts[1] if parts else c for c, parts in plain.items()})
+        data[name] = table.assign(**{CURVE: curves})
     return data
 
 
@@ -71,46 +69,51 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
     text: list[Printed] = []
     every = {name: lines(table) for name, table in data.items()}
     for name, table in data.items():
-        found, place = every[name], ours(table)
+        sweeps_of, place = every[name], ours(table)
         text += [f"{name}: {basis}", HEADER]
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
-        for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER]):
+        for optimizer in naming.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
-                for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-                    pair = [found.get((optimizer, rule, curve), {}) for curve in (before, after)]
+                for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
+                    pair = [
+                        sweeps_of.get((optimizer, rule, curve), {}) for curve in (before, after)
+                    ]
                     gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
                     claim = None if gains is None or place else "gains" if gains else "loses"
                     step = f"{place}{optimizer}, {label}: {before} -> {after}"
                     text += [rates.compared(step, *pair, claim)] if all(pair) else []
-            mup, standard = (found.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard"))
+            mup, standard = (
+                sweeps_of.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard")
+            )
             if mup and standard:
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 step = f"{place}{optimizer}, muP - standard: {FAIR}"
                 text.append(rates.compared(step, mup, standard, claim))
             ends = (
-                found.get((optimizer, *key), {}) for key in (("standard", "global"), ("mup", FAIR))
+                sweeps_of.get((optimizer, *key), {})
+                for key in (("standard", "global"), ("mup", FAIR))
             )
             if all(pair := list(ends)):  # Section 4.2: the comparison of muTransfer
                 step = f"{place}{optimizer}, tuned muP against standard with one rate"
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 text.append(rates.compared(step, *pair, claim))
-            for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
-                if sweeps := found.get((optimizer, rule, "full")):
+            for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
+                if sweeps := sweeps_of.get((optimizer, rule, "full")):
                     fit = rates.exponent(sweeps)
                     name = f"{place}{optimizer}, {label}, full: exponent of D in the best rate"
                     claims = ("no claim", "") if place else ("0", fit.distance(0.0))
                     text.append(Finding(name, fit.text(), *claims, fit))
-        text += rates.basis(table, found, KEYS)
+        text += rates.basis(table, sweeps_of, KEYS)
         if place:
-            text.append(best([found], place))
+            text.append(best([sweeps_of], place))
     return [*text, best([every[name] for name in data if not ours(data[name])])]
 
 
-def best(found: Sequence[rates.Lines], place: str = "") -> Finding:
+def best(tables_of_lines: Sequence[rates.Lines], place: str = "") -> Finding:
     """The loss of the paper's best setting minus the lowest of all others, at the largest width:
     below zero if that setting is the best. The paper speaks of all three optimisers, so that tables
     of some of them are compared without a claim."""
-    every = [(key, sweeps) for table in found for key, sweeps in table.items()]
+    every = [(key, sweeps) for table in tables_of_lines for key, sweeps in table.items()]
     optimizers = {optimizer for (optimizer, _, _), _ in every}
     whole = optimizers >= set(OPTIMIZERS) and not place
     name = f"{place}lowest loss of {'all' if whole else ', '.join(sorted(optimizers))}: "
@@ -138,28 +141,28 @@ def best(found: Sequence[rates.Lines], place: str = "") -> Finding:
 def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
     """One figure per table: a row per optimiser, a column per intervention."""
     for index, (name, table) in enumerate(data.items()):
-        found, curves = lines(table), style.present(CURVES, table[CURVE])
+        sweeps_of, curves = lines(table), naming.present(CURVES, table[CURVE])
         if not ours(table):  # all panels of the paper's, those without a run, too
             curves = CURVES | curves
-        optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
-        rules = style.present(style.LABELS, table[PARAMETERIZATION])
-        looks = style.looks(list(rules))
+        optimizers = naming.present(style.OPTIMIZERS, table[OPTIMIZER])
+        rules = naming.present(style.LABELS, table[PARAMETERIZATION])
+        looks = naming.looks(list(rules))
         figure, axes = style.subplots(
             len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
         )
         for row, optimizer in zip(axes, optimizers, strict=True):
             drawn = (
                 [
-                    (found[optimizer, rule, curve], looks[rule])
+                    (sweeps_of[optimizer, rule, curve], looks[rule])
                     for rule in rules
-                    if (optimizer, rule, curve) in found
+                    if (optimizer, rule, curve) in sweeps_of
                 ]
                 for curve in curves
             )
             panels.size_panels(row, drawn)
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
-        style.legend(figure, [*style.rule_entries(rules), *panels.lost_entries(found)])
+        style.legend(figure, [*naming.rule_entries(rules), *panels.lost_entries(sweeps_of)])
         names = " and ".join(optimizers.values())
         figure.suptitle(f"{ours(table)}{names}, loss against size by intervention")
         yield name, figure, [index]

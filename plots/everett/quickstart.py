@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.findings import Finding, Printed
 from plots.rates import exponent
 from plots.tables import CURVE, LOSS, RATE, ROOT, WIDTH, TableError
@@ -48,9 +48,9 @@ def read(paths: Sequence[Path]) -> Data:
     named = [int(transfer.get(end, {}).get(WIDTH, 0)) for end in ("source", "target")]
     tuned, used = named if {*named} <= {*widths} else (widths[0], widths[-1])
     for curve in (STANDARD, MUP):
-        found = sweeps(table, curve)
+        by_width = sweeps(table, curve)
         for width in (tuned, used):
-            if width not in found:
+            if width not in by_width:
                 raise TableError(
                     f"{paths[0]}: no finished run of curve {curve!r} at {WIDTH} {width}; finish "
                     f"the sweep, with no --where that leaves it out"
@@ -82,9 +82,9 @@ def seed_spread(table: pd.DataFrame, curve: str) -> tuple[float, int]:
 def findings(data: Data) -> list[Printed]:
     """The quickstart's claims, measured, and what they rest on."""
     table = data.table
-    titles = style.present(TITLES, table[CURVE])
-    found = {curve: sweeps(table, curve) for curve in titles}
-    fits = {curve: exponent(line) for curve, line in found.items()}
+    titles = naming.present(TITLES, table[CURVE])
+    sweeps_of = {curve: sweeps(table, curve) for curve in titles}
+    fits = {curve: exponent(line) for curve, line in sweeps_of.items()}
 
     def finding(name: str, value, text: str, low: float = -math.inf, high: float = math.inf):
         if not data.banded:
@@ -104,17 +104,18 @@ def findings(data: Data) -> list[Printed]:
     result.append(finding("muP minus standard", change, change.through_widths(3), 0.5))
     costs = {STANDARD: {"low": 0.05}, MUP: {"high": 0.05}}
     for curve, band in costs.items():
-        line = found[curve]
+        line = sweeps_of[curve]
         cost = rates.cost_of(line[data.used], line[data.tuned].best.grid_value)
         place = f"loss at D={data.used} with the rate of D={data.tuned}, {words[curve]}"
         result.append(finding(place, cost, f"{cost.value:+.3f} nats", **band))
     for curve, title in titles.items():
         spread, n = seed_spread(table, curve)
-        result.append(
-            f"{title}: final loss varies by {spread:.3f} nats over seeds "
-            f"(standard deviation, pooled over {n} points with two seeds)"
-        )
-        edges = [width for width, one in found[curve].items() if not one.best.inside]
+        if n:
+            result.append(
+                f"{title}: final loss varies by {spread:.3f} nats over seeds "
+                f"(standard deviation, pooled over {n} points with two seeds)"
+            )
+        edges = [width for width, one in sweeps_of[curve].items() if not one.best.inside]
         if edges:
             result.append(f"{title}: no parabola at width {rates.listed(edges)}; grid point used")
         if curve not in TITLES:
@@ -124,8 +125,8 @@ def findings(data: Data) -> list[Printed]:
 
 def draw(data: Data) -> Iterator[tuple]:
     """Losses against rate, a panel per curve, and the optima against width."""
-    titles = style.present(TITLES, data.table[CURVE])
-    looks = style.looks([RULES.get(curve, curve) for curve in titles]).values()
+    titles = naming.present(TITLES, data.table[CURVE])
+    looks = naming.looks([RULES.get(curve, curve) for curve in titles]).values()
     lines = [
         panels.Line(title, sweeps(data.table, curve), look)
         for (curve, title), look in zip(titles.items(), looks, strict=True)

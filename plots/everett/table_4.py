@@ -13,9 +13,9 @@ from pathlib import Path
 
 from plots import rates, style, tables
 from plots.everett import horizons
-from plots.everett.entries import Entry, entries, floored
+from plots.everett.entries import Entry, beside, entries, floored
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Printed
 from plots.tables import CURVE, PARAMETERIZATION
 
 LENGTH = "steps"
@@ -41,7 +41,7 @@ Data = list[tuple[str, Entry]]  # length, entry
 def read(paths: Sequence[Path]) -> Data:
     """Entries with the length of their runs: of each optimiser's table, and of the longer runs."""
     tables.expect(paths, *(f"{name.rpartition('/')[2]}.csv" for name in TABLES))
-    found: Data = []
+    data: Data = []
     for place, path in enumerate(paths):
         if place == len(paths) - 1:
             table = tables.read(path, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
@@ -49,15 +49,15 @@ def read(paths: Sequence[Path]) -> Data:
             of = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
             for (rule, steps, _), sweeps in of.items():
                 fits = rates.exponent(sweeps), floored(sweeps)
-                found.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
+                data.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
             continue
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
         optimizer = path.name.partition(".")[0].split("_")[2]
         horizon = "fixed" if place < 3 else "compute_optimal"
         length = "200 steps" if place < 3 else "1 token per parameter"
         own = entries({optimizer: table})
-        found += [(length, entry) for entry in own if entry.horizon == horizon]
-    return found
+        data += [(length, entry) for entry in own if entry.horizon == horizon]
+    return data
 
 
 def findings(data: Data) -> list[Printed]:
@@ -65,10 +65,9 @@ def findings(data: Data) -> list[Printed]:
     lines: list[Printed] = [HEADER]
     for length, entry in data:
         name = f"{entry.optimizer}, {style.LABELS[entry.rule]}, {length}: exponent of the best rate"
-        text = f"{entry.judged.text(2)}; straight line {entry.fit.value:+.2f}"
+        text = f"{entry.deciding.text(2)}; straight line {entry.fit.value:+.2f}"
         text = text if entry.levels_off else entry.fit.text(2)
-        verdict = entry.judged.distance(entry.published)
-        lines.append(Finding(name, text, f"{entry.published:+.2f}", verdict, entry.judged))
+        lines.append(beside(name, entry.deciding, entry.published, text))
     return lines
 
 
@@ -84,10 +83,10 @@ def draw(data: Data) -> Iterator[tuple]:
             axis.plot(published, place, "D", color="black", mfc="white", ms=6)
         for length, entry in data:
             if entry.horizon == horizon:
-                judged, look = entry.judged, LOOKS[length]
+                deciding, look = entry.deciding, LOOKS[length]
                 at = places[entry.optimizer, entry.rule] + 0.2 * (list(LOOKS).index(length) % 3 - 1)
                 bar = {"elinewidth": 1, "capsize": 2, "ms": 4, "ls": ""}
-                axis.errorbar(judged.value, at, xerr=judged.bar, **bar, **look)
+                axis.errorbar(deciding.value, at, xerr=deciding.bar, **bar, **look)
                 axis.plot(entry.fit.value, at, "|", color=look["color"], ms=8)
         labels = [f"{style.OPTIMIZERS[o]}, {style.LABELS[r]}" for o, r in rows]
         axis.set_yticks(list(places.values()), labels, fontsize=8)

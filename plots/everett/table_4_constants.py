@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import naming, rates, style, tables
 from plots.everett import horizons
+from plots.everett.entries import beside
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Printed
 from plots.rates import Exponent, Sweeps
 from plots.tables import PARAMETERIZATION
 
@@ -41,7 +42,7 @@ def read(paths: Sequence[Path]) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sw
 def exponents(data) -> dict[str, dict[str, Exponent]]:
     """Parameterisation -> with or without -> the exponent."""
     both = {setting: lines for setting, (_, lines) in data.items()}
-    rules = style.present(style.LABELS, [rule for lines in both.values() for rule in lines])
+    rules = naming.present(style.LABELS, [rule for lines in both.values() for rule in lines])
     return {
         rule: {s: rates.exponent(both[s][rule]) for s in SETTINGS if rule in both[s]}
         for rule in rules
@@ -51,19 +52,13 @@ def exponents(data) -> dict[str, dict[str, Exponent]]:
 def findings(data) -> list[Printed]:
     """Both exponents, and what constants change."""
     text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
-    for rule, found in exponents(data).items():
-        label, published = style.LABELS.get(rule, rule), TABLE_4["fixed"]["adam"].get(rule)
-        for setting, fit in found.items():
-            claim = ("no claim", "", fit)
-            if published is not None:
-                claim = (f"{published:+.2f}", fit.distance(published), fit)
-            text.append(Finding(f"adam, {label}, {SETTINGS[setting]}", fit.text(), *claim))
-        if len(found) == 2:
-            change = found["with"] - found["without"]
-            claim = ("no claim", "", change)
-            text.append(
-                Finding(f"adam, {label}: what they change", change.through_widths(), *claim)
-            )
+    for rule, fits in exponents(data).items():
+        name = f"adam, {style.LABELS.get(rule, rule)}"
+        published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
+        for setting, fit in fits.items():
+            text.append(beside(f"{name}, {SETTINGS[setting]}", fit, published))
+        if len(fits) == 2:
+            text.append(beside(f"{name}: what they change", fits["with"] - fits["without"]))
     table, lines = data["with"]
     named = {(rule,): sweeps for rule, sweeps in lines.items()}
     return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
@@ -72,17 +67,17 @@ def findings(data) -> list[Printed]:
 def draw(data) -> Iterator[tuple]:
     """An exponent per parameterisation and setting, and the paper's."""
     figure, axes = style.subplots(1, 1, (5.0, 3.2))
-    axis, found = axes[0][0], exponents(data)
+    axis, fits = axes[0][0], exponents(data)
     figure.suptitle("Adam's exponents with and without constants (ours)")
     faces = {"without": "white", "with": None}
-    for place, (rule, own) in enumerate(found.items()):
-        look = style.looks([rule])[rule]
+    for place, (rule, own) in enumerate(fits.items()):
+        look = naming.looks([rule])[rule]
         for shift, (setting, fit) in zip((-0.15, 0.15), own.items(), strict=False):
             face = {"mfc": faces[setting] or look["color"], "capsize": 2, "ms": 6}
             axis.errorbar(place + shift, fit.value, fit.bar or 0.0, **look, **face)
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         axis.plot([place - 0.3, place + 0.3], [published] * 2, ":", color="0.3")
-    axis.set_xticks(range(len(found)), [style.LABELS.get(rule, rule) for rule in found])
+    axis.set_xticks(range(len(fits)), [style.LABELS.get(rule, rule) for rule in fits])
     axis.set_ylabel("exponent of the best rate in the width")
     entries = [
         ("without constants", style.HOLLOW),

@@ -1,5 +1,5 @@
-"""Which rule keeps its best value as a model grows: width, depth, decay, and Muon; and as batch (B
-rows, at one number of tokens) or length (T steps of one batch) grow (ours).
+"""Which rule keeps its best value as a model grows: width, depth, decay, Muon, and embeddings tied
+or not; and as batch (B rows, at one number of tokens) or length (T steps of one batch) grow (ours).
 
     python -m plots everett/transfer [transfer_embedding.csv transfer_depth.csv ...]
 
@@ -23,14 +23,14 @@ import pandas as pd
 from plots import panels, rates, style, tables
 from plots.everett.published import TRANSFER, Rule
 from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.naming import AnyOf
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
-AXES = ("embedding", "depth", "decay", "muon", "batch", "horizon")
-TABLES = tuple(f"everett/transfer_{axis}" for axis in AXES)
-ANY = True
+AXES = ("embedding", "depth", "decay", "muon", "tied", "batch", "horizon")
+TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.
 GROWS = {"batch": ("training.batch_size", "B"), "horizon": ("training.steps", "T")}
@@ -52,7 +52,7 @@ class Axis(NamedTuple):
 
 def read(paths: Sequence[Path]) -> dict[str, Axis]:
     """The axes of all tables given."""
-    found: dict[str, Axis] = {}
+    axes: dict[str, Axis] = {}
     for place, path in enumerate(paths):
         numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
         table = tables.read(path, (*tables.RESULTS, RATE), numbers=numbers)
@@ -72,8 +72,8 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
             rows = table[table[CURVE].isin([rule.curve for rule in rules])]
             lines = rates.curve_sweeps(rows, dict.fromkeys(rows[CURVE]))
             own = [rule for rule in rules if lines.get(rule.curve)]
-            found |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
-    return found
+            axes |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
+    return axes
 
 
 def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import panels, rates, style, tables
+from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES, HORIZONS
 from plots.findings import HEADER, Finding, Printed
@@ -39,19 +39,19 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width of the runs with decay."""
-    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
-    return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in found.items()}
+    by_curve = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
+    return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in by_curve.items()}
 
 
 def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """The exponents with and without decay, and what decay changes at the largest width."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
-    rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
     exponents, gains = [], []
     for horizon, words in horizons.horizon_labels(decayed).items():
         for rule, label in rules.items():
-            pair = [found.get((rule, horizon), {}) for found in (without, with_decay)]
+            pair = [runs_of.get((rule, horizon), {}) for runs_of in (without, with_decay)]
             if not all(pair):
                 continue
             old, new = map(rates.exponent, pair)
@@ -76,18 +76,18 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
     labels, shown = horizons.horizon_labels(decayed), horizons.drawn_horizons(with_decay)
-    rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
+    rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
-    looks = style.looks(list(rules))
+    looks = naming.looks(list(rules))
     drawn = []
     for rule in rules:
         drawn.append([])
         for horizon in shown:
             marker, dash = HORIZON_STYLES[horizon]
-            for found, color in ((with_decay, looks[rule]["color"]), (without, "gray")):
-                if sweeps := found.get((rule, horizon)):
+            for runs_of, color in ((with_decay, looks[rule]["color"]), (without, "gray")):
+                if sweeps := runs_of.get((rule, horizon)):
                     drawn[-1].append((sweeps, {"color": color, "marker": marker, "ls": dash}))
     panels.size_panels(axes[-1], drawn)
     for axis in axes[-1, 1:]:

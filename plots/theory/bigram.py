@@ -93,7 +93,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         noted = noted[noted["note"] != ""].drop_duplicates(["row", "column"])
         lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
         if last:  # how far the networks had come in training
-            end = rows[rows["step"] == last].drop_duplicates("row")
+            end = rows[rows["step"] == last].dropna(subset=["moved"]).drop_duplicates("row")
             moved = zip(end["row"], end["moved"], strict=True)
             shown = ", ".join(f"{ROWS.get(row, row)} {share:.1%}" for row, share in moved)
             lines.append(f"{name}: last activations' change before step {last}: {shown}")

@@ -32,8 +32,8 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Relative distance and its standard error, of rows with one width each."""
     signed = rows["measured"] / rows["predicted"] - 1
     error = (rows["error"] / rows["predicted"]).abs()
-    found = {"width": rows["width"], "signed": signed, "distance": signed.abs(), "error": error}
-    return pd.DataFrame(found).sort_values("width")
+    columns = {"width": rows["width"], "signed": signed, "distance": signed.abs(), "error": error}
+    return pd.DataFrame(columns).sort_values("width")
 
 
 def curves(table: pd.DataFrame, stem: str) -> tuple[Curves, Curves]:
@@ -54,8 +54,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     """The power of the width with which each distance falls, and the distance at the smallest."""
     lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
-        for kind, found in zip(KINDS, curves(table, stem), strict=True):
-            for name, curve in found.items():
+        for kind, curves_of in zip(KINDS, curves(table, stem), strict=True):
+            for name, curve in curves_of.items():
                 law, first = decay(curve), curve.iloc[0]
                 start = f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
                 start += f"n = {first['width']:g}"
@@ -96,8 +96,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
     for row, stem in zip(axes, stems, strict=True):
-        for axis, found, title in zip(row, curves(table, stem), KINDS.values(), strict=True):
-            _panel(axis, found)
+        for axis, curves_of, title in zip(row, curves(table, stem), KINDS.values(), strict=True):
+            _panel(axis, curves_of)
             axis.set_title(f"{STEMS[stem]}: {title}", fontsize=9)
         row[0].set_ylabel("|measured / theory - 1|")
     for axis in axes[-1]:
@@ -107,13 +107,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     yield "error", figure
 
 
-def _panel(axis, found: Curves) -> None:
-    ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
+def _panel(axis, curves: Curves) -> None:
+    ticks = sorted({int(width) for curve in curves.values() for width in curve["width"]})
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     worst = 0.0
-    for index, (name, curve) in enumerate(found.items()):
-        shift = 2 ** (0.055 * (index - (len(found) - 1) / 2))  # side by side
+    for index, (name, curve) in enumerate(curves.items()):
+        shift = 2 ** (0.055 * (index - (len(curves) - 1) / 2))  # side by side
         look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index], "ms": 4.5}
         far = curve["distance"] > 2 * curve["error"]
         seen = curve[far]

@@ -25,8 +25,8 @@ ROWS = (
 
 def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.DataFrame:
     """The rows of one quantity's mean diagonal, all widths."""
-    found = (table["stem"] == stem) & (table["quantity"] == quantity) & (table["part"] == part)
-    return table[found & (table["entry"] == "diagonal")]
+    chosen = (table["stem"] == stem) & (table["quantity"] == quantity) & (table["part"] == part)
+    return table[chosen & (table["entry"] == "diagonal")]
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:

@@ -56,12 +56,12 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
     for axis, stem in zip(axes[0], stems, strict=True):
-        found, largest = shares(table, stem), widths(table[table["stem"] == stem])[-1]
-        places = range(len(found))
-        axis.bar(places, found["predicted"], color=style.SKY)
+        shares_of, largest = shares(table, stem), widths(table[table["stem"] == stem])[-1]
+        places = range(len(shares_of))
+        axis.bar(places, shares_of["predicted"], color=style.SKY)
         look = {"color": "black", "marker": "o", "ms": 3, "ls": "", "capsize": 2}
-        axis.errorbar(places, found["measured"], found["error"], **look)
-        axis.set_xticks(places, [GROUPS[group] for group in found.index], fontsize=8)
+        axis.errorbar(places, shares_of["measured"], shares_of["error"], **look)
+        axis.set_xticks(places, [GROUPS[group] for group in shares_of.index], fontsize=8)
         axis.set_title(f"{STEMS[stem]}, n = {largest}")
         axis.xaxis.grid(False)
     axes[0, 0].set_ylabel(r"share of tr $\Theta$")

@@ -46,8 +46,8 @@ def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta
     finite = table[np.isfinite(table["width"]) & (table["block"] == "head")]
     for stem in stems(table):
         for quantity in quantities:
-            found = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
-            if found.empty or (quantity == "theta" and not (found["part"] == "total").any()):
+            rows = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
+            if rows.empty or (quantity == "theta" and not (rows["part"] == "total").any()):
                 words = f"no {quantity} of the head at a finite width for stem {stem}"
                 raise TableError(f"{path}: {words}; is it the kernels.csv of {MAKER}?")
     return table

@@ -240,17 +240,6 @@ def test_a_bpe_of_another_corpus_is_refused(tmp_path, binarised, gpt2):
     assert line.startswith(f"data.path: {binarised['sentences'] / 'dict.txt'} has 295; expected")
 
 
-def test_which_keys_go_together(tmp_path, gpt2, binarised):
-    dictionary = {"bpe_dictionary": gpt2["bpe_dictionary"]}
-    for keys in (bpe_files(gpt2), dictionary):
-        with pytest.raises(ValueError, match="source text takes bpe_encoder, bpe_vocab and bpe_d"):
-            prepare(tmp_path, **keys)
-    with pytest.raises(ValueError, match="its dict.txt is in the folder"):
-        prepare_binarised(tmp_path, binarised["sentences"], **gpt2)
-    with pytest.raises(ValueError, match=r"data.noise.unit: word needs data.bpe_encoder"):
-        prepare_binarised(tmp_path, binarised["sentences"])
-
-
 def test_other_tokens_are_another_checksum(tmp_path, binarised):
     """A resumed run notices a corpus of as many other tokens."""
     settings = {"noise": {"unit": "token"}}

@@ -282,12 +282,6 @@ def test_other_settings_and_other_text_are_another_cache(tmp_path, corpus):
 # Mistakes
 
 
-def test_too_short_samples_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="data.tokens_per_sample: with model.positions fairseq"):
-        prepare(tmp_path, positions="fairseq", tokens_per_sample=2)
-    assert len(prepare(tmp_path, positions="fairseq", tokens_per_sample=3).train) > 1000
-
-
 def test_the_command_says_what_the_samples_are(tmp_path, corpus, capsys):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config(tmp_path).model_dump(mode="json", exclude_unset=True)))

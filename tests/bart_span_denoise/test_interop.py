@@ -175,20 +175,6 @@ def test_what_the_model_cannot_hold_is_named_and_changes_nothing(name, change, m
     assert_same(model, before)
 
 
-def test_factors_that_fairseq_has_no_place_for_are_refused():
-    scaled, multiplied = small(attention_scale=0.5), small()
-    multiplied.decoder_blocks[1].mlp.up.multiplier = 2.0
-    state = fairseq_interop.to_fairseq(small())
-    for model, message in (
-        (scaled, "'encoder_blocks.0.attention' scales its logits by 0.5; fairseq's scale is 0.353"),
-        (multiplied, "'decoder_blocks.1.mlp.up' has multiplier 2.*absorb_multipliers=True"),
-    ):
-        with pytest.raises(UserError, match=message):
-            fairseq_interop.to_fairseq(model)
-        with pytest.raises(UserError, match=message):
-            fairseq_interop.from_fairseq(state, model)
-
-
 STATE = """
 import logging, multiprocessing, os, random, sys
 import numpy, torch

@@ -8,7 +8,6 @@ from torch import distributed, nn
 from bart_span_denoise.model import PADDING, RULES, Bart
 from param_groups import Dinan, plan
 from training import sharding
-from training.errors import UserError
 from training.linear_cross_entropy import IGNORE
 
 WIDTH, HEADS, LAYERS, VOCABULARY, ROWS = 16, 2, 2, 40, 14
@@ -222,16 +221,6 @@ def test_a_token_uses_the_row_of_its_position(positions, first):
         for table in (model.encoder_positions, model.decoder_positions)
     ]
     assert used == [list(range(first, first + 11)), list(range(first, first + 9))]
-
-
-@pytest.mark.parametrize(("positions", "longest"), [("paper", ROWS), ("fairseq", ROWS - 2)])
-def test_rows_that_are_too_long_are_refused(positions, longest):
-    model = small(positions=positions)
-    model(tokens(1, longest), tokens(1, longest))
-    message = f"{longest + 1} tokens is longer than the {longest} .*positions: {positions}.*shorter"
-    for lengths in ((longest + 1, 3), (3, longest + 1)):
-        with pytest.raises(UserError, match=message):
-            model(tokens(1, lengths[0]), tokens(1, lengths[1]))
 
 
 @pytest.mark.parametrize("strategy", ["standard", "neural_tangent"])

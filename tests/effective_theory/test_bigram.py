@@ -15,7 +15,6 @@ from effective_theory.stratos.bigram import BigramConfig, GaussianMatrix, Model,
 from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.rules import exponents as ex
 from tests.effective_theory.test_bigram_exponents import FITTED
-from training.config import validate
 from training.errors import UserError
 
 SMALL = BigramConfig(
@@ -399,21 +398,6 @@ def test_many_networks_are_drawn_in_batches(monkeypatch):
     many = bigram_exponents.table_2(SMALL.model_copy(update={"seeds": 7}), ["1"])
     assert [networks for networks, _ in bigram.batches(9, SMALL)] == [2, 1]
     assert many[0].seeds == 7 and len(set(many[0].values)) == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("widths", [64], "widths [64]: expected at least two different widths"),
-        ("widths", [64, 64], "widths [64, 64]: expected at least two different widths"),
-        ("width", [64, 128], "unknown key 'width'; did you mean 'widths'?"),
-    ],
-)
-def test_impossible_settings_are_one_clear_line(key, value, message):
-    with pytest.raises(UserError) as caught:
-        validate(BigramConfig, {key: value}, "bigram.yaml")
-    text = str(caught.value)
-    assert text.startswith("bigram.yaml: ") and message in text and "\n" not in text
 
 
 def test_sizes_without_an_exponent_are_refused():

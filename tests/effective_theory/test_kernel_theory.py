@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory.dinan.config import Config, MeasureConfig
+from effective_theory.dinan.config import Config
 from effective_theory.dinan.gaussian import activation_kernels
 from effective_theory.dinan.inputs import inputs
 from effective_theory.dinan.kernels import contact_terms, forward
-from training.errors import UserError
 
 
 def _config(stem="vision", *, draws=1024, theory=None, **keys):
@@ -192,37 +191,6 @@ def test_contact_terms_agree_with_a_tied_network():
         # Without the output in the input the kernel alone
         apart = np.abs(found - result.G["head"].numpy())[neither]
         assert error[neither].max() < 0.02 and (apart < 4 * error[neither] + 1 / n).all()
-
-
-def test_a_signal_that_is_zero_is_refused():
-    with pytest.raises(UserError, match="block stem is zero at input 1.*raise init.stem"):
-        x = _x()
-        x[0, 1] = 0
-        forward(_config(init={"position": 0.0}, norm_eps=0.0), x)
-
-
-def test_products_of_strengths_beyond_float64_are_explained():
-    config = _config(init={"query": 1e200, "key": 1e200})
-    with pytest.raises(UserError, match="of queries times keys in attention.0 is beyond float64 w"):
-        forward(config, _x())
-
-
-@pytest.mark.parametrize(
-    ("stem", "measure", "message"),
-    [
-        ("vision", {"widths": (13,)}, "measure.widths 13 is not a multiple of model.heads 2"),
-        ("vision", {"outputs": 5}, "measure.outputs 5 must be at most model.outputs 4; raise"),
-        ("language", {"outputs": 5}, "must be at most 3, the outputs that are no letters of the i"),
-    ],
-)
-def test_measurements_have_demands_of_their_own(stem, measure, message):
-    outputs = 4 if stem == "vision" else 30
-    model = {"stem": stem, "pooling": stem == "vision", "heads": 2, "outputs": outputs}
-    config = Config(model=model, measure={"widths": (12,), "seeds": (2,)} | measure)
-    with pytest.raises(UserError, match=message):
-        config.check_measurement()
-    fine = MeasureConfig(widths=(12,), seeds=(2,))
-    config.model_copy(update={"measure": fine}).check_measurement()
 
 
 @pytest.mark.parametrize(

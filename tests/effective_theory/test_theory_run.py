@@ -54,30 +54,6 @@ def test_ships_tables_with_where_they_were_made(tmp_path, capsys):
     assert origin["configs"]["bigram"]["seeds"] == 8 and origin["seconds"] >= 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["vison"], "vison: expected one of vision, language, bigram, the path of a YAML file"),
-        (["vision", "model.heads=3"], "model.width 512 is not a multiple of model.heads 3"),
-        (["vision", "bigram.seeds=3"], "the bigram model is not among vision"),
-        (["bigram", "model.depth=1"], "keys of the bigram model are written bigram.key=value"),
-        (["vision", "measure.widths=[64, 128]"], "measure.seeds has"),
-        (["--workers", "0"], "--workers 0: expected at least 1"),
-        (["vision", "{tmp}/more.yaml"], "has stem vision too"),
-        (["{tmp}/more.yaml", "{tmp}/other/more.yaml"], "has the same name"),
-    ],
-)
-def test_a_users_mistake_is_one_line(words, message, tmp_path, capsys):
-    (tmp_path / "other").mkdir()
-    for name in ("more.yaml", "other/more.yaml"):
-        (tmp_path / name).write_text("model: {stem: vision, activation: relu}\n")
-    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
-    assert call("--out", str(tmp_path / "out"), *words) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("option", ["--out", "--ship"])
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
     option, tmp_path, capsys

@@ -12,7 +12,6 @@ from measure import representations as measure
 from measure.representations import capture
 from nanolm_c4.model import Decoder
 from tests.measure.probed import logits
-from training.errors import UserError
 
 SCALE = 0.37
 
@@ -328,36 +327,3 @@ def test_the_distance_to_a_limit_does_not_depend_on_the_size_of_the_ensemble():
 
 
 # Models that cannot be observed
-
-
-def changed(change):
-    model = Toy()
-    change(model)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "bad", "words"),
-    [
-        (nn.Linear(2, 2), call, "Linear cannot be observed: expected a list of transformer blocks"),
-        (nn.DataParallel(Toy()), call, "DataParallel cannot be observed.*give the model itself"),
-        (
-            changed(lambda m: delattr(m.blocks[1], "attention")),
-            call,
-            "blocks.1 of Toy cannot be observed: it has no 'attention.causal'",
-        ),
-        (
-            changed(lambda m: delattr(m.blocks[1].attention, "key")),
-            call,
-            "it has no 'attention.key'; expected an attention with causal, heads, attention_",
-        ),
-        (Toy(), lambda model, x: x[:, 0], "blocks.0 cannot be observed: .* in a pass, got 0"),
-        (Toy(), lambda model, x: model(x) + model(x), "blocks.0 cannot .* got 2; the call must"),
-        (Toy(), lambda model, x: model(x).sum(), "must return the logits of its 4 samples"),
-        (Toy(), lambda model, x: (model(x),), "must return the logits"),
-    ],
-)
-def test_what_cannot_be_observed_is_one_line(model, bad, words):
-    with pytest.raises(UserError, match=words) as error:
-        capture(model, inputs(), bad)
-    assert "\n" not in str(error.value)

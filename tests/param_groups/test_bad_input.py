@@ -1,8 +1,6 @@
 """What plan, guard and a prescription of one's own make of arguments of another kind."""
 
 import json
-import os
-import random
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -17,7 +15,6 @@ from param_groups import (
     Dinan,
     Everett,
     Numbers,
-    Plan,
     PlanError,
     Prescription,
     Role,
@@ -100,50 +97,3 @@ def test_an_embedding_is_no_readout_where_their_epsilons_differ():
     model.readout.weight = model.tokens.weight
     with pytest.raises(PlanError, match="is tied to readout.*eps 1, .*eps 2, .*untie"):
         plan(model, (Rule("tokens.weight", Role.TOKEN_EMBEDDING),), Apart("standard", 8, 8), lr=0.1)
-
-
-ODD = (None, True, False, "", "0.1", "zeros", "é" * 300, -1, 0, 3, 2**70, -0.5, 1e308, float("nan"))
-ODD += (float("inf"), [], [1], [[]], {}, {"a": 1}, ["weight"], "weight")
-
-
-def fuzzed(draw, saved):
-    """A saved plan with one to three values replaced, taken out, added or doubled."""
-    data = json.loads(saved)
-    for _ in range(draw.choice((1, 1, 2, 3))):
-        place = draw.choice([data, *data["rows"], *data["forward"], data["prescription"]])
-        if not isinstance(place, dict) or not place:
-            continue
-        key, kind = draw.choice([*place]), draw.random()
-        if kind < 0.8:
-            place[key] = draw.choice(ODD)
-        elif kind < 0.88:
-            del place[key]
-        elif kind < 0.92:
-            place["other"] = draw.choice(ODD)
-        else:
-            data["rows"] = [*data["rows"], draw.choice(data["rows"])] if data["rows"] else []
-        if not all(isinstance(data.get(key), list) for key in ("rows", "forward")):
-            break
-        if not all(isinstance(row, dict) for row in (*data["rows"], *data["forward"])):
-            break
-        if not isinstance(data.get("prescription"), dict):
-            break
-    return data
-
-
-def test_a_saved_plan_with_odd_values_works_or_is_one_line():
-    """As many as FUZZ says, by default 10,000: `FUZZ=5000000 pytest ...` takes about an hour."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    rules = [Rule("*.weight", Role.HIDDEN), Rule("*.bias", Role.HIDDEN_BIAS)]
-    saved = dumps(made(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), rules))
-    draw, refused = random.Random(0), []
-    for _ in range(int(os.environ.get("FUZZ", 10_000))):
-        data = fuzzed(draw, saved)
-        try:
-            found = Plan.from_dict(data)
-            found.table(), dumps(found), found.differences(found)
-            found.initialise(model, 0)
-            assert len(found.groups(model)) > 0
-        except PlanError as error:
-            refused += [str(error)]
-    assert len(refused) > 1000 and not any("\n" in line for line in refused)

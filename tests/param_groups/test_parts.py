@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import muon_models
 from param_groups import Everett, Muon, PlanError, Role, Rule, plan, rules_for
-from param_groups.check import Check, fit, judge, measure
+from param_groups.check import judge
 from param_groups.check.reading import first_step
-from param_groups.check.stock import HEAD_DIM, batch_of, loss_of, sizes
-from param_groups.check.theory import GROWS, OK, VANISHES
+from param_groups.check.stock import sizes
+from param_groups.check.theory import GROWS, OK
 from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
-from param_groups.stock.rules import NANOGPT_RULES, present, stock
-from tests.param_groups.stock_lists import LLAMA_RULES
+from param_groups.stock.rules import stock
 from tests.param_groups.test_muon import Kernel, matrix, spectral
 
 
@@ -141,102 +141,51 @@ def test_a_step_is_as_large_as_the_audit_says(case):
 # Models that people have
 
 
-def llama(ratio):
-    def build(width):
-        keys = {"num_key_value_heads": width // HEAD_DIM // ratio}
-        return stock("hf:llama", **{**sizes("hf:llama", width), **keys})
-
-    return build
-
-
-def nanogpt(width):
-    """GPT-2's names over nn.Linear."""
-    model = stock("hf:gpt2", **sizes("hf:gpt2", width))
-    for path, layer in [*model.named_modules()]:
-        if type(layer).__name__ == "Conv1D":
-            parent, _, name = path.rpartition(".")
-            linear = nn.Linear(*layer.weight.shape)
-            setattr(model.get_submodule(parent), name, linear)
-    return model
-
-
-def phi3(width):
-    return stock("hf:phi3", **{**sizes("hf:llama", width), "pad_token_id": 0})
-
-
-PHI3 = (
-    *LLAMA_RULES,
-    Rule("*.qkv_proj.weight", Role.QKV, parts=(2, 1, 1)),
-    Rule("*.mlp.gate_up_proj.weight", Role.MLP_IN, parts=(1, 1)),
-)
-HALF, KEYS = math.sqrt(0.5), (math.sqrt(0.5), HEAD_DIM)
-MODELS = {  # (builder, rules or None, tensor, its rates over lr part by part)
-    "nanogpt": (nanogpt, NANOGPT_RULES, "c_attn.weight", [1, 1, 1]),
-    "gpt2": (lambda n: stock("hf:gpt2", **sizes("hf:gpt2", n)), None, "c_attn.weight", [1] * 3),
-    "llama 1": (llama(1), None, "k_proj.weight", [1]),
-    "llama 4": (llama(4), None, "k_proj.weight", [0.5]),
-    "llama 8": (llama(8), None, "k_proj.weight", [8**-0.5]),
-    "mixtral": (
-        *(lambda n: stock("hf:mixtral", **sizes("hf:mixtral", n)), None),
-        *("experts.gate_up_proj", [2, 2]),
-    ),
-    "phi3": (phi3, PHI3, "qkv_proj.weight", [1, HALF, HALF]),
-    "phi3 gate": (phi3, PHI3, "gate_up_proj.weight", [2, 2]),
-    "vit": (
-        *(lambda n: stock("timm:vit_tiny_patch16_224", **sizes("timm:vit_small", n)), None),
-        *("attn.qkv.weight", [1, 1, 1]),
-    ),
+RATES = {  # (model, tensor) -> its rates over lr part by part
+    ("nanoGPT", "c_attn.weight"): [1, 1, 1],
+    ("GPT-2", "c_attn.weight"): [1, 1, 1],
+    ("GPT-2, tied", "c_attn.weight"): [1, 1, 1],
+    ("Llama, 1 heads to a key", "k_proj.weight"): [1],
+    ("Llama, 4 heads to a key", "k_proj.weight"): [0.5],
+    ("Llama, 8 heads to a key", "k_proj.weight"): [8**-0.5],
+    ("Mixtral", "experts.gate_up_proj"): [2, 2],
+    ("Phi-3", "qkv_proj.weight"): [1, 0.5**0.5, 0.5**0.5],
+    ("Phi-3", "gate_up_proj.weight"): [2, 2],
+    ("ViT (timm)", "attn.qkv.weight"): [1, 1, 1],
 }
 
 
-def of_model(build, rules, width, rule, lr=2**-8):
-    model = build(width)
-    rules = present(rules, model) if rules else rules_for(model)
-    return model, plan(model, rules, rule(width), lr=lr, absorb_multipliers=True)
-
-
-def muon(width, **more):
-    return Muon(Everett("mup", width, 64, qk_exponent=-0.5, embedding_std=1.0), **more)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_that_people_have_are_planned_alike_at_every_width(name):
-    build, rules, tensor, rates = MODELS[name]
+@pytest.mark.parametrize(("name", "tensor"), RATES)
+def test_models_that_people_have_are_planned_alike_at_every_width(name, tensor):
     plans, wrong = {}, {}
     for width in (128, 256, 512):
         with torch.device("meta"):
-            _, plans[width] = of_model(build, rules, width, muon)
-            _, wrong[width] = of_model(build, rules, width, lambda n: muon(n, rate_exponent=0.5))
+            _, plans[width] = muon_models.planned(name, width)
+            _, wrong[width] = muon_models.planned(name, width, muon_models.WRONG[1])
         (row, *_) = [row for row in plans[width].rows if row.name.endswith(tensor)]
         each = [factor * row.lr / 2**-8 for _, factor in row.parts or ((0, 1.0),)]
-        assert each == pytest.approx(rates)
+        assert each == pytest.approx(RATES[name, tensor])
     assert {one.verdict for one in judge(plans)} == {OK}
     planted = {one.name for one in judge(wrong) if one.verdict == GROWS}
     assert any(one.endswith(tensor) for one in planted)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
-def test_what_is_measured_neither_grows_nor_vanishes(name):
-    build, rules, *_ = MODELS[name]
-
-    def task(width, seed):
-        model, made = of_model(build, rules, width, muon)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        return Check(model, made, [batch_of(f"hf:{name}", seed)], loss_of)
-
-    slopes = fit(measure(task, (64, 128, 256), steps=1, seeds=(0, 1)))
-    assert not [one for one in slopes if one.verdict in (GROWS, VANISHES)]
+def test_a_right_plan_passes_the_check_and_wrong_ones_fail(capsys):
+    """Of stacks of experts; benchmarks/README.md has the table of all models."""
+    muon_models.main(["--widths", "64", "128", "256", "--models", "Mixtral"])
+    right, *wrong = json.loads(capsys.readouterr().out)["rows"]
+    assert "passed" in right["measured alone"]
+    assert ["FAILED" in row["measured alone"] for row in wrong] == [True, True]
 
 
 def test_keys_between_queries_are_refused_until_heads_are_named():
     with torch.device("meta"):
         model = stock("hf:gpt_neox", **sizes("hf:gpt_neox", 64))
     rules, name = rules_for(model), "gpt_neox.layers.0.attention.query_key_value.weight"
+    muon = Muon(Everett("mup", 64, 64, qk_exponent=-0.5))
     with pytest.raises(PlanError, match="query_key_value.weight' .*heads have theirs in turn"):
-        plan(model, rules, muon(64), lr=0.1, absorb_multipliers=True)
+        plan(model, rules, muon, lr=0.1, absorb_multipliers=True)
     heads = [replace(rule, parts=(1,) * 12) if rule.matches(name) else rule for rule in rules]
-    made = plan(model, heads, muon(64), lr=0.1, absorb_multipliers=True)
+    made = plan(model, heads, muon, lr=0.1, absorb_multipliers=True)
     row = made[name]
     assert row.lr == pytest.approx(0.1 * 0.5) and row.parts == ((16, 1.0),) * 12

@@ -45,7 +45,10 @@ def test_a_plan_asks_for_the_head_dimension_where_its_rates_rest_on_it(rule, opt
     numbers = plan(model, rules, rule, lr=0.1, absorb_multipliers=True, **options)
     assert ("plan with head_dim=" in str(numbers)) == numbers.head_dim_is_missing() == asks
     again = Plan.from_dict(numbers.to_dict())
-    assert judging.heads_note({8: again, 16: again}).startswith("not judged: whether") == asks
+    assert (
+        any("head dimension" in one for one in judging.not_judged({8: again, 16: again}, {}))
+        == asks
+    )
 
 
 def test_resuming_as_the_readme_says_trains_on_bit_for_bit():

@@ -18,7 +18,8 @@ from param_groups import (
     rules_for,
 )
 from param_groups.check import Check, fit, judge, measure
-from param_groups.check.stock import HEAD_DIM, batch_of, loss_of, sizes
+from param_groups.check.measuring import OWN
+from param_groups.check.stock import HEAD_DIM, TOKENS, batch_of, loss_of, sizes
 from param_groups.check.theory import EXCEPTION, GROWS, OK, VANISHES
 from param_groups.stock.rules import stock
 
@@ -81,13 +82,17 @@ def untied():
 # What the check measures
 
 
-def coordinate(around, factor=None, name="hf:gpt2"):
+def measured(around, power=1.0):
     def task(width, seed):
-        model, made = planned(width, around(width), gpt2(width, factor))
-        return Check(model, made, [batch_of(name, seed)], loss_of)
+        model, made = planned(width, around(width), gpt2(width, (64 / width) ** power))
+        return Check(model, made, [batch_of("hf:gpt2", seed)], loss_of)
 
-    measured = measure(task, WIDTHS, steps=2, seeds=(0, 1))
-    return fit(measured), judge(measured.plans)
+    return measure(task, WIDTHS, steps=2, seeds=(0, 1))
+
+
+def coordinate(around, power=1.0):
+    done = measured(around, power)
+    return fit(done), judge(done.plans)
 
 
 @pytest.mark.parametrize("around", [Tied, lambda rule: Muon(Tied(rule))])
@@ -96,15 +101,34 @@ def test_logits_start_at_order_one_and_no_number_is_off(around):
     assert {one.verdict for one in numbers} == {OK}
     words = {s.verdict for s in slopes if s.verdict != "-"}  # two seeds leave gradients unclear
     assert not words & {GROWS, VANISHES}
-    (start,) = (s for s in slopes if s.quantity == "init" and s.part == "logits")
-    assert start.aim == 0 and start.predicted == -0.5 and start.verdict in (OK, EXCEPTION)
+    whole, own = starts(slopes)
+    assert whole.aim == own.aim == 0 and whole.predicted == -0.5
+    assert own.verdict == OK and whole.verdict in (OK, EXCEPTION) and -0.5 < whole.slope < own.slope
 
 
-@pytest.mark.parametrize("factor", [1.0, 1 / 64])
-def test_a_factor_that_the_model_does_not_apply_shows(factor):
-    slopes, _ = coordinate(lambda width: Tied(everett(width)), factor)
-    words = {s.verdict for s in slopes if s.part == "logits"}
-    assert GROWS in words
+def starts(slopes):
+    """Those of all logits, and of the logit of each position's token."""
+    found = {s.name: s for s in slopes if s.quantity == "init" and s.part == "logits"}
+    return found["lm_head"], found["lm_head" + OWN]
+
+
+def test_the_start_of_tied_logits_is_that_of_their_own_and_of_the_others():
+    """RMS^2 = own^2 / V + (initial scale x base width)^2 / width: between 0 and -1/2, by V."""
+    points = [p for p in measured(lambda n: Tied(everett(n))).points if p.quantity == "init"]
+    names = ("lm_head", "lm_head" + OWN)
+    for point, own in zip(*([p for p in points if p.name == n] for n in names), strict=True):
+        others = (0.25 * 64) ** 2 / point.width
+        assert point.rms**2 == pytest.approx(own.rms**2 / TOKENS + others, rel=0.25)
+        assert own.rms == pytest.approx(3.4, rel=0.35)  # 16 times the embedding's share
+
+
+@pytest.mark.parametrize(
+    ("power", "word"), [(0, GROWS), (0.5, GROWS), (1.5, VANISHES), (2, VANISHES)]
+)
+def test_a_power_of_the_factor_that_the_model_does_not_apply_shows(power, word):
+    """At the start already; half a power too many or too few is in one of the two rows."""
+    slopes, _ = coordinate(lambda width: Tied(everett(width, embedding_std=1.0)), power)
+    assert word in {one.verdict for one in starts(slopes)}
 
 
 # Keys that heads share

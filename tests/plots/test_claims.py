@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plots import catalogue, claims, rates
-from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judged
+from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judgement
 from plots.findings import Estimate, Finding
 from plots.tables import DESKTOP, WIDE
 
@@ -23,7 +23,7 @@ def finding(value, error, published, groups=10, sizes=None, name="power of n", b
 
 
 def word(*found, effect=0.25, cause=""):
-    own = [judged(one, one.published, effect, len(found)) for one in found]
+    own = [judgement(one, one.published, effect, len(found)) for one in found]
     return Claim("paper", {"claim": "c", "where": "w"}, own, cause).word
 
 
@@ -105,7 +105,7 @@ def test_of_many_findings_one_at_95_percent_is_chance():
 )
 def test_drift_is_of_the_last_sizes(values, drift):
     sizes = {2**place: value for place, value in enumerate(values)}
-    assert judged(finding(-0.6, 0.01, "-1", sizes=sizes), "-1", 0.25).drift == drift
+    assert judgement(finding(-0.6, 0.01, "-1", sizes=sizes), "-1", 0.25).drift == drift
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_what_a_finding_is_compared_with(published, expected):
 
 def test_columns_are_of_all_findings():
     both = finding(-1, 0.01, "-1"), finding(0, 0.3, "0")
-    own = [judged(one, one.published, 0.25) for one in both]
+    own = [judgement(one, one.published, 0.25) for one in both]
     claim = Claim("paper", {}, own)
     assert (own[0].sign, own[0].size, own[1].sign) == (YES, YES, NONE)
     assert (claim.column("sign"), claim.column("size")) == (YES, UNKNOWN)
-    assert judged(finding(0.5, 0.01, "-1"), "-1", 0.25).sign == NO
+    assert judgement(finding(0.5, 0.01, "-1"), "-1", 0.25).sign == NO
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_claim_about_large_models_is_judged_at_the_widest(figure):
     values = {64: 0.651, 128: 0.517, 256: 0.122, 512: float("nan")}  # which was not measured
     lines = [finding(v, 0.04, "below 0", 3, name=f"n = {n}: gap") for n, v in values.items()]
     claim = claims.judge("paper", {**figure(lines), "findings": r"n = (\d+): gap"})
-    assert [one.finding.name for one in claim.found] == ["n = 256: gap"]
+    assert [one.finding.name for one in claim.judgements] == ["n = 256: gap"]
     assert claim.word == "undecided" and claim.number.startswith("n = 256: gap +0.12 ± 0.04 (")
 
 
@@ -188,7 +188,7 @@ def test_a_later_preset_replaces_an_earlier_one_where_it_is_not_weaker(
     early = finding(0.1, 0.003, "gains", 10, {32: 0.2, 128: 0.1})
     late = finding(0.3, 0.003, "gains", groups, sizes)
     claim = claims.judge("paper", {**figure([], [early], [late]), "findings": "power"})
-    assert sorted(one.finding.measured[:6] for one in claim.found) == stand
+    assert sorted(one.finding.measured[:6] for one in claim.judgements) == stand
     if len(stand) > 1:  # the number says which one it is of
         assert claim.number.startswith("power of n (desktop) +0.100")
 
@@ -267,7 +267,7 @@ def test_no_effect_is_younger_than_its_table_without_saying_so():
     """Dates are those of git: when an effect came into this file, and of the runs' commits."""
     late = set()
     for claim in (one for one in claims.claims() if one.found and "effect" in one.entry):
-        for one in claim.found:
+        for one in claim.judgements:
             for path in catalogue.shipped(claim.entry["figure"] + one.preset):
                 date = claims.tables.origin(path)["date"]
                 late |= {claim.entry["claim"]} if claim.entry["since"] > date else set()
@@ -282,10 +282,10 @@ def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice():
     tried, shipped = Counter(), catalogue.names()
     for claim in every:
         if "untested" not in claim.entry and claim.entry["figure"] in shipped:
-            assert claim.found, claim.entry["claim"]
+            assert claim.judgements, claim.entry["claim"]
             assert claim.entry.get("effect") or claim.paper == "Stratos"
         of = claim.entry["figure"]
-        tried.update((of + one.preset, one.finding.name) for one in claim.found)
+        tried.update((of + one.preset, one.finding.name) for one in claim.judgements)
     assert tried and max(tried.values()) == 1, tried.most_common(3)
 
 

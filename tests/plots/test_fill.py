@@ -6,6 +6,7 @@ import pytest
 
 from plots import fill
 from plots.catalogue import of_shipped
+from plots.claims import PAGE
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
 from tests.tracked import tracked
@@ -49,6 +50,18 @@ def test_numbers_between_marks_are_written_and_nothing_else_is_touched():
 def test_a_pattern_without_a_finding_is_an_error():
     with pytest.raises(TableError, match="everett/quickstart has no finding 'none'"):
         fill.filled("<!-- findings: everett/quickstart none -->\n<!-- end -->\n")
+
+
+def test_the_front_page_has_the_numbers_of_the_claims():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    holds = text[text.index("### What holds") : text.index("### Eight words")]
+    numbers = re.findall(r"−?[\d.]+ ± [\d.]+|\d+ of \d+|\d+ not judged", holds)
+    page = PAGE.read_text(encoding="utf-8")
+    assert len(numbers) > 6
+    for number in numbers:
+        met, _, every = number.partition(" of ")
+        written = number.replace("−", "-") if not every else f"{met} met"
+        assert written in page, number
 
 
 def test_nothing_but_text_for_readers_is_written(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """The engine of this machine: where runs are placed, what their futures hold, how they stop."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 
 import pytest
@@ -117,6 +119,34 @@ def test_workers_that_die_as_they_start_are_one_line_and_an_end(
     assert 3 <= len(errors) <= 4 and isinstance(errors[-1], UserError)
     assert "the last 3 processes of" in str(errors[-1]) and "died as they start" in str(errors[-1])
     assert not job("next").run_dir.exists()
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_threads_that_cannot_start_are_one_line_and_an_end(opened, job, monkeypatch, count):
+    """The pool's own, its executor's, that one's own, and the clock of a stop."""
+    left, start = [count], threading._start_new_thread
+
+    def start_while_any_are_left(*words):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        return start(*words)
+
+    monkeypatch.setattr("threading._start_new_thread", start_while_any_are_left)
+    if not count:
+        with pytest.raises(UserError, match="no further thread can be started"):
+            opened(workers=1, threads=1)
+        return
+    pool = opened(workers=1, threads=1)
+    future = pool.submit(job("run"), Needs())
+    if count < 3:
+        with pytest.raises(UserError, match="no further thread can be started"):
+            future.result(60)
+    pool.stop()
+    if count == 3:
+        assert future.result(60) == {"status": "stopped"}
+    pool.shutdown()
+    assert not multiprocessing.active_children()
 
 
 def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, pause):

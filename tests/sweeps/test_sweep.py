@@ -1,5 +1,6 @@
 """Sweeps: what a file expands to, what results add to it, and what is never run twice."""
 
+import csv
 import os
 
 import pytest
@@ -245,6 +246,25 @@ def test_the_time_left_begins_with_the_plan_and_follows_what_runs_have_taken():
 )
 def test_times_are_in_units_that_people_use(seconds, text):
     assert duration(seconds) == text
+
+
+def test_metrics_have_a_row_per_step_and_a_launch_of_one_curve_keeps_the_others(toy):
+    text = "curves: {a: {}, b: {set: {fail_below: 1}}}\nmetrics: true\nretries: 0\n"
+    for curve in "ab":
+        work = drive(work_of(toy, write_file(toy, text), curves=[curve]))
+    assert [(row["curve"], row["status"]) for row in rows_of(work)] == [
+        ("a", "finished"),
+        ("b", "failed"),
+    ]
+    with open(work.folder / "metrics.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    measured = "step epoch train_loss lr_factor gradient_norm skipped_steps eval_loss eval_top1"
+    keys = measured.split()
+    assert list(first)[-8:] == keys
+    assert [first[key] for key in keys] == ["1", "", "2.0", "0.5", "1.0", "", "", ""]
+    loss = rows_of(work)[0]["final_eval_loss"]  # training and evaluation of a step share a row
+    assert [second[key] for key in keys] == ["2", "1.0", "1.0", "1.0", "", "", loss, f"-{loss}"]
+    assert {first["curve"], second["curve"]} == {"a"} and first["run"] == rows_of(work)[0]["run"]
 
 
 @pytest.mark.parametrize("table", [tables.METRICS, tables.PROBES, tables.OBSERVATIONS])

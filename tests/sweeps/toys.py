@@ -12,6 +12,7 @@ from sweeps import __main__ as command
 from sweeps.driver import Driver
 from sweeps.pool import RunFailed
 from sweeps.study import load_search
+from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
 from tests.run_folders import end_run
 from training.config import read_yaml, validate
@@ -39,6 +40,7 @@ EXPERIMENT = Toy(
 # A loss that is a parabola in log2 of the rate, whose optimum, 2^-4, falls with width and with
 # 1/gain: no training, but the driver is the real one.
 PARABOLA = """
+import json
 import math
 from training.config import Section
 from training.settings import RunConfig
@@ -68,10 +70,18 @@ def run(config, run_dir, progress=None):
     with open(run_dir.parent / "calls.txt", "a") as file:
         file.write(run_dir.name + "\\n")
     progress(1, 2, 3.0)
+    log = run_dir / "metrics.jsonl"
     if config.lr < config.fail_below:
+        log.write_text('{"step": 1, "tra')
         raise RuntimeError("something broke")
     distance = math.log2(config.lr * (config.inner.gain or 1)) + 4 + math.log2(config.width)
     loss = 3 + 0.1 * distance**2 + 0.01 * config.seed
+    lines = [
+        {"step": 1, "train_loss": 2.0, "lr_factor": 0.5, "gradient_norm": 1.0},
+        {"step": 2, "epoch": 1.0, "train_loss": 1.0, "lr_factor": 1.0, "gradient_norm": None},
+        {"step": 2, "epoch": 1.0, "eval_loss": loss, "eval_top1": -loss},
+    ]
+    log.write_text("".join(json.dumps(line) + "\\n" for line in lines))
     diverged = config.lr > config.diverge_above
     summary = {
         "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
@@ -131,6 +141,25 @@ def drive(work, pool=None):
     """Runs what is left through the driver; the same work, with its results."""
     assert Driver(work, pool or FakePool()).run()
     return work
+
+
+def play(sweep, result, seed, room):
+    """Runs a sweep with at most `room` runs at a time, which end in a random order."""
+    work, random_, at_work = SweepWork(sweep), random.Random(seed), []
+    while True:
+        while len(at_work) < room and (point := work.next()):
+            at_work.append(point)
+        if not at_work:
+            return work
+        point = at_work.pop(random_.randrange(len(at_work)))
+        if random_.random() < 0.1:  # a place that died, or a run that was stopped
+            work.put_back(point)
+            continue
+        summary = result(point)
+        if summary["status"] == "failed":
+            work.fail(point, "broken")
+        else:
+            work.record(point, summary)
 
 
 class Lost(Exception):

@@ -39,6 +39,7 @@ from training.task import Task
 WIDTH, VOCAB = 130, 131
 RULES = (
     Rule("embedding.weight", Role.TOKEN_EMBEDDING),
+    Rule("blocks.*.qkv.weight", Role.QKV, parts=(2, 1, 1)),
     Rule("blocks.*.up.weight", Role.MLP_IN),
     Rule("blocks.*.down.weight", Role.MLP_OUT),
     Rule("blocks.*.gain", Role.HIDDEN_BIAS),
@@ -62,6 +63,7 @@ SETTINGS = {
 RUNS = {
     **{name: [f"optimizer.name={name}"] for name in optimizers.OPTIMIZERS},
     "sgd": ["optimizer.name=sgd", "optimizer.lr=0.3"],
+    "muon_fused": ["optimizer.name=muon"],
     "accumulated": ["training.micro_batch_size=1", "optimizer.clip_norm=0.05"],
     "one_sample": ["training.eval_samples=1", "training.steps=2", "training.eval_every=1"],
     "bf16": ["training.precision=bf16", "optimizer.name=sgd", "optimizer.lr=0.3"],
@@ -70,25 +72,30 @@ RUNS = {
 
 
 class Block(Multiplied):
-    """Two dense layers, a norm, and one number that scales what they add."""
+    """Two dense layers, a norm, and one number that scales what they add; before them three
+    matrices in one tensor, if `fused`, of which a cut in two or four parts goes through one."""
 
-    def __init__(self):
+    def __init__(self, fused=False):
         super().__init__()
         self.norm = LayerNorm(WIDTH)
+        self.qkv = Linear(WIDTH, 2 * WIDTH) if fused else None
         self.up, self.down = Linear(WIDTH, 1), Linear(1, WIDTH)
         self.gain = nn.Parameter(torch.empty(1))
 
     def forward(self, x):
+        if self.qkv is not None:
+            query, key, value = self.qkv(self.norm(x)).split((WIDTH, WIDTH // 2, WIDTH // 2), -1)
+            x = x + query * torch.cat([torch.sigmoid(key), value], -1)
         return x + self.down(torch.tanh(self.up(self.norm(x)))) * (1 + self.gain * self.multiplier)
 
 
 class Model(nn.Module):
     """Embedding, blocks, norm, readout; the summed cross-entropy of the next token."""
 
-    def __init__(self, scale=1.0):
+    def __init__(self, scale=1.0, fused=False):
         super().__init__()
         self.embedding = Embedding(VOCAB, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block(fused) for _ in range(2))
         self.norm = LayerNorm(WIDTH)
         self.readout = Linear(WIDTH, VOCAB)
         self.scale = scale
@@ -104,17 +111,18 @@ class Model(nn.Module):
         return loss * self.scale
 
 
-def build_task(overrides, meta=False, scale=1.0):
+def build_task(overrides, meta=False, scale=1.0, fused=False):
     config = validate(RunConfig, set_keys(SETTINGS, parse_overrides(overrides)), "sharded")
     with torch.device("meta" if meta else "cpu"):
-        model = Model(scale)
-    name, sizes = config.optimizer.name, (WIDTH, WIDTH / 4)
-    inner = Everett("mup", *sizes, optimizer="adam" if name == "muon" else name)
+        model = Model(scale, fused)
+    name, keys = config.optimizer.name, {"qk_exponent": -0.5}
+    rules = [rule for rule in RULES if fused or rule.role is not Role.QKV]
+    inner = Everett("mup", WIDTH, WIDTH / 4, "adam" if name == "muon" else name, **keys)
     prescription = Muon(inner) if name == "muon" else inner
     return Task(
         config=config,
         model=model,
-        plan=plan(model, RULES, prescription, **config.optimizer.numbers),
+        plan=plan(model, rules, prescription, **config.optimizer.numbers),
         train_data=toy.Rows(1, noted=True, words=VOCAB),
         eval_data=toy.Rows(2, words=VOCAB),
         loss=lambda model, batch: model(batch),
@@ -133,7 +141,8 @@ def train_all(folder):
     """Every one of `RUNS`, the model with or without memory when it is handed over."""
     for index, (name, overrides) in enumerate(RUNS.items()):
         scale = 1 / 64 if name == "fp16" else 1.0
-        train(folder / name, overrides, scale=scale, meta=index % 2 == 0)
+        fused = name == "muon_fused"
+        train(folder / name, overrides, scale=scale, meta=index % 2 == 0, fused=fused)
 
 
 def train_on(folder):
@@ -197,6 +206,16 @@ SHAPES = {
 }
 
 
+# What Muon is told of the matrices in these: parts that a cut goes through, of unequal rates.
+MATRICES = {
+    "tall": {"parts": ((60, 0.5), (40, 2.0), (31, 1.0))},
+    "wide": {},
+    "stack": {"layout": "experts", "parts": ((64, 0.5), (64, 2.0))},
+    "deep": {"layout": "linear"},
+    "small": {"layout": "transposed", "parts": ((1, 0.5), (3, 2.0))},
+}
+
+
 def compare_optimizers(folder):
     """Each rule, five steps: sharded tensors end where whole ones do, with their state."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -250,16 +269,14 @@ def place(values, mesh):
 
 def step_all(name, tensors, folder):
     """Five steps with gradients that differ between halves; saves and loads state on the way."""
+    numbers = {"lr": 0.02, "initial_lr": 0.02, "eps": 1e-9, "weight_decay": 0.1}
+    told = MATRICES if name == "muon" else {}
     groups = [
-        {
-            "params": list(tensors.values()),
-            "param_names": list(tensors),
-            "lr": 0.02,
-            "initial_lr": 0.02,
-            "eps": 1e-9,
-            "weight_decay": 0.1,
-        }
+        {"params": [tensors[key]], "param_names": [key], "optimizer": "muon", **numbers, **more}
+        for key, more in told.items()
     ]
+    rest = {key: tensor for key, tensor in tensors.items() if key not in told}
+    groups += [{"params": list(rest.values()), "param_names": list(rest), **numbers}]
     optimizer = optimizers.build(name, groups)
     generator = torch.Generator().manual_seed(1)
     for step in range(5):

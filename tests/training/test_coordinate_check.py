@@ -285,32 +285,6 @@ def test_a_task_that_fuses_its_loss_is_measured_through_its_logits(data):
         cc._from_task(task, 1)
 
 
-MISTAKES = [
-    (["--widths", "64", "128"], "at least 3 different positive ones"),
-    (["--widths", "64", "128", "200"], "model.width 200 is not a multiple of model.head_dim 16"),
-    (["--scan", "model.widht"], "did you mean 'model.width'"),
-    (["optimizer.rl=1"], "did you mean 'optimizer.lr'"),
-    (["--out", str(LAPTOP)], "a file is in the way"),
-]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        *((["nanolm_c4", str(LAPTOP), *words_], message) for words_, message in MISTAKES),
-        (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
-        (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
-        (["nanolm_c4", str(LAPTOP), "optimizer=foo"], "optimizer: expected an object, got"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(argv, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cc.main(argv)
-    error = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
-
-
 def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
     """lambda = n_out^(-1/2) in every strategy: the width has no part in it."""
     widths = (32, 64, 128)

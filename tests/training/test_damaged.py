@@ -5,7 +5,6 @@ import errno
 import gc
 import os
 import pickle
-import shutil
 from pathlib import Path
 
 import pytest
@@ -139,14 +138,6 @@ def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
             runs.summary(folder)
 
 
-@pytest.mark.parametrize("content", ['{"status": 3}', '{"status": "done"}', "{}", "[]", "{"])
-def test_a_summary_without_a_known_status_is_refused(whole, tmp_path, content):
-    run = shutil.copytree(whole, tmp_path / "run")
-    (run / "summary.json").write_text(content)
-    with pytest.raises(RunError, match="summary.json: (no status|not a summary).*; delete it"):
-        runs.done(run)
-
-
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock", "summary.json"])
 def test_a_pipe_or_link_in_the_results_folder_is_refused_in_one_line(tmp_path, name, kind):
@@ -273,12 +264,3 @@ def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
     assert (outside / "kept").exists()
     pickle.loads(bomb)  # the bomb is live
     assert mark.exists()
-
-
-def test_no_code_of_ours_can_unpickle():
-    """torch.load and pickle are not called where results are read."""
-    folders = ("training", "measure", "param_groups", "plots", "nanolm_c4")
-    for path in [p for folder in folders for p in (ROOT / folder).glob("*.py")]:
-        text = path.read_text()
-        assert "torch.load(" not in text and "import pickle" not in text, path
-        assert "allow_pickle=True" not in text, path

@@ -19,26 +19,6 @@ from training.settings import RunConfig
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_an_unknown_experiment_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError) as caught:
-        load_experiment("nanolm", "sweep.yaml")
-    assert str(caught.value) == (
-        "sweep.yaml: experiment 'nanolm' has no train.py here; did you mean 'nanolm_c4'?; run from "
-        "the repository's root and give the folder's name"
-    )
-
-
-@pytest.mark.parametrize("content", ["", "EXPERIMENT = 'a name'\n"])
-def test_a_train_file_without_an_experiment_is_named(tmp_path, monkeypatch, content):
-    name = "bare_" + tmp_path.name.replace("-", "_")
-    (tmp_path / name).mkdir()
-    file = tmp_path / name / "train.py"
-    file.write_text(content)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match=f"{file} has no EXPERIMENT; add one that is a training"):
-        load_experiment(name)
-
-
 def test_a_failing_import_inside_a_train_file_keeps_its_own_error(tmp_path, monkeypatch):
     name = "failing_" + tmp_path.name.replace("-", "_")
     (tmp_path / name).mkdir()
@@ -46,19 +26,6 @@ def test_a_failing_import_inside_a_train_file_keeps_its_own_error(tmp_path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         load_experiment(name)
-
-
-@pytest.mark.parametrize("name", ["quickstart", "constants"])
-def test_a_file_of_many_runs_is_refused_with_the_command_that_runs_it(capsys, name):
-    file = f"nanolm_c4/sweeps/{name}.yaml"
-    with pytest.raises(SystemExit) as caught:
-        load_experiment("nanolm_c4").main([file, "--plan"])
-    said = capsys.readouterr()
-    assert caught.value.code == 2 and not said.out
-    assert said.err == (
-        f"error: {file}: this is a file of many runs, not the config of one: python -m sweeps run "
-        f"{file} trains them\n"
-    )
 
 
 def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeypatch):

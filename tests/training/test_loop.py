@@ -248,19 +248,6 @@ def test_the_floor_in_units_of_the_rate_is_that_fraction(tmp_path):
     assert lines(tmp_path / "rate") != lines(tmp_path / "plain")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule__min_lr": 0.01, "schedule__floor": 0.1}, "say the same; keep one"),
-        ({"schedule__steps": 11}, "schedule.steps 11 is less than training.steps 12"),
-        ({"schedule__min_lr": 0.1}, "schedule.min_lr 0.1 is more than optimizer.lr 0.05"),
-    ],
-)
-def test_a_floor_that_makes_no_sense_is_refused(changes, message):
-    with pytest.raises(UserError, match=message):
-        task(**changes)
-
-
 class Unreadable(Rows):
     def __getitem__(self, index):
         raise UserError("data.path: image x.jpg cannot be read")

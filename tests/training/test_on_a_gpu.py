@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks import gpu
 from nanolm_c4.model import RULES as ROLES
 from nanolm_c4.model import Decoder
 from param_groups import Everett, Muon, plan
@@ -259,3 +260,17 @@ def test_what_cuda_graphs_read_stays_where_it_is(name, tmp_path, monkeypatch):
     changes = {"training__compile": True, "training__cuda_graphs": True, "optimizer__name": name}
     assert train(task(**changes), tmp_path)["status"] == "finished"
     assert modes == ["reduce-overhead"] and len(seen) == 12 and len(set(seen)) == 1
+
+
+def test_what_a_gpu_compiles_is_float64_to_rounding(monkeypatch):
+    """Loss and rule compiled into C++; `benchmarks.gpu` has all rules, and takes a minute."""
+    monkeypatch.setattr(
+        optimizers, "OPTIMIZERS", {"adam_atan2": optimizers.OPTIMIZERS["adam_atan2"]}
+    )
+    with gpu.compiled_everywhere():
+        found = [*gpu.losses("cpu"), *gpu.rules("cpu")]
+    assert len(found) == 9 and all(row["passes"] for row in found), found
+    assert {row["check"] for row in gpu.compiling("cpu") if row["passes"]} >= {
+        "_two_passes is compiled",
+        "_atan2 is compiled",
+    }

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from training.data.sampling import BatchIds, EpochPlaces, sample_ids
-from training.errors import UserError
 
 ORDER = {"size": 50, "seed": 3, "global_batch": 12, "micro_batch": 4, "first_step": 0}
 # sample_ids(size=10, seed=7, start=0, count=20)
@@ -120,8 +119,3 @@ def test_places_are_the_same_for_any_number_of_processes(world_size):
     shares = [places(rank=rank, world_size=world_size) for rank in range(world_size)]
     assert sorted(place for share in shares for place in share) == sorted(places())
     assert places(first_step=4) == places()[4 * ORDER["global_batch"] :]
-
-
-def test_a_batch_larger_than_the_data_is_refused_where_epochs_end():
-    with pytest.raises(UserError, match="training.batch_size 12 is more than the 11 training sam"):
-        places(size=11)

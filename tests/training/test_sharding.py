@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests.run_folders import lines, newest, tensors
 from tests.training import sharded_run as small
 from training import sharding
 from training.checkpoints import checkpoint
-from training.errors import Damaged, UserError
+from training.errors import Damaged
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the runs are made once
 
@@ -173,13 +172,6 @@ def test_xdist_keeps_a_group_in_one_process(request):
         assert request.node.nodeid.endswith("@sharding")
 
 
-def test_one_process_is_not_sharded(monkeypatch):
-    assert sharding.requested() is None
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UserError, match="a single process has nothing to shard"):
-        sharding.requested()
-
-
 def test_units_are_the_outermost_members_of_lists():
     nn = torch.nn
     block = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
@@ -205,26 +197,17 @@ def test_a_container_s_own_members_are_units():
     assert list(sharding.units(torch.nn.Sequential(*blocks))) == [blocks[0], blocks[2]]
 
 
+def test_ties_stay_when_parameters_get_memory():
+    with torch.device("meta"):
+        model = torch.nn.ModuleList([torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)])
+    model[1].weight = model[0].weight
+    sharding.allocate(model, torch.device("cpu"))
+    assert model[1].weight is model[0].weight and not model[0].weight.is_meta
+
+
 def test_buffers_keep_their_values_when_parameters_get_memory():
     with torch.device("meta"):
         model = torch.nn.Linear(3, 3)
     model.register_buffer("table", torch.arange(2000.0), persistent=False)
     sharding.allocate(model, torch.device("cpu"))
     assert not model.weight.is_meta and torch.equal(model.table, torch.arange(2000.0))
-
-
-def test_a_value_that_version_2_does_not_know_is_one_line(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "FULL_SHARD")
-    monkeypatch.setattr(sharding.processes, "state", lambda: SimpleNamespace(num_processes=2))
-    with pytest.raises(
-        UserError, match="fsdp_reshard_after_forward: full_shard is .*; expected true or false"
-    ):
-        sharding.requested()
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "true")
-    monkeypatch.setenv("PARALLEL_OTHER_SIZE", "auto")  # nobody's here
-    assert sharding.requested() is not None
-    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
-    with pytest.raises(UserError, match="parallelism_config is not supported"):
-        sharding.requested()

@@ -62,14 +62,6 @@ def test_psalm_titles_stand_before_their_psalm():
     assert numbers == list(range(1, 151))
 
 
-def test_foreign_package_content_is_refused(tmp_path):
-    file = tmp_path / "plain_text_readers_bible.py"
-    for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
-        file.write_text(content)
-        read_embedded.cache_clear()
-        assert str(file) in error_line(lambda: read_embedded(file))
-
-
 # Splits
 
 

@@ -26,7 +26,7 @@ from training.data.text import in_validation
 from training.data.token_cache import META, TokenCache, cache_problem
 from training.errors import UserError
 
-ROOT = Path(token_cache.__file__).parents[1]
+ROOT = Path(token_cache.__file__).parents[2]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 
 
@@ -203,17 +203,19 @@ def test_two_processes_at_once_end_with_one_cache(tmp_path):
     assert cache_problem(cache) is None
 
 
-def test_a_killed_preparation_leaves_no_cache(tmp_path):
-    process = start(tmp_path, "a", "_describe", 2)
+def test_the_next_preparation_sweeps_what_a_killed_one_has_left_and_nothing_else(tmp_path):
+    killed, other = (start(tmp_path, name, "_describe", 3) for name in ("a", "b"))
     deadline = time.monotonic() + 120
-    while not (tmp_path / "meeting" / "a").exists():
-        assert process.poll() is None and time.monotonic() < deadline
+    while len(list((tmp_path / "meeting").iterdir())) < 2:
+        assert killed.poll() is other.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    process.kill()
-    process.communicate()
+    killed.kill()
+    killed.communicate()
     assert all(name.startswith(".") for name in os.listdir(tmp_path / "caches"))
-    again = start(tmp_path, "b", "_describe", 1)
-    assert "256" in again.communicate(timeout=600)[0] and again.returncode == 0
+    again = start(tmp_path, "c", "_describe", 3)
+    for process in (again, other):
+        assert "256" in process.communicate(timeout=600)[0] and process.returncode == 0
+    assert os.listdir(tmp_path / "caches") == ["toy"]
 
 
 # Checked

@@ -1,7 +1,6 @@
 """Trackers show what metrics.jsonl says; they change no number, and none can fail a run."""
 
 import shutil
-import sys
 
 import pytest
 from accelerate.tracking import TensorBoardTracker
@@ -10,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.processes import finished
 from tests.run_folders import lines
 from tests.training import toy_run as toy
-from training import runs, trackers
+from training import runs
 
 SHOWN = ["training.trackers=[tensorboard]"]
 
@@ -74,21 +73,3 @@ def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(place, tmp_path, mo
     assert toy.train(tmp_path, SHOWN)["status"] == "finished"
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "trackers" in line]
     assert line == "training.trackers: dropped, the run goes on: RuntimeError: no network"
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("[tensorbord]", "training.trackers.0: expected 'tensorboard', 'wandb', 'mlflow' or 'tra"),
-        ("[wandb]", "training.trackers: wandb is not installed; pip install wandb, or leave it"),
-    ],
-)
-def test_an_unknown_or_missing_tracker_is_one_line_before_training(
-    value, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr(trackers, "get_available_trackers", lambda: ["tensorboard"])
-    monkeypatch.setattr(sys, "argv", ["toy", str(tmp_path), f"training.trackers={value}"])
-    with pytest.raises(SystemExit, match="2"):
-        toy.main()
-    (error,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("error:")]
-    assert message in error and not (tmp_path / "metrics.jsonl").exists()

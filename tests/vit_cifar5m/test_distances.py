@@ -168,16 +168,3 @@ def test_runs_that_cannot_be_compared_are_one_line(logits, options, line, tmp_pa
     error = capsys.readouterr().err.strip().splitlines()
     assert end.value.code == 2 and len(error) == 1 and line in error[0]
     assert not (folder / "distances.csv").exists()
-
-
-def test_a_folder_of_another_kind_and_a_damaged_list_of_runs_are_one_line(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        distances.main([str(tmp_path)])
-    assert "no manifest.json in it; expected the results folder" in capsys.readouterr().err
-    folder = sweep_folder(tmp_path, PAIR)
-    for damaged in ("{", '[{"run": "heads-8-0"}]', "[3]"):
-        (folder / "manifest.json").write_text(damaged)
-        with pytest.raises(SystemExit):
-            distances.main([str(folder)])
-        error = capsys.readouterr().err
-        assert "manifest.json: cannot read it" in error and "run the sweep again" in error

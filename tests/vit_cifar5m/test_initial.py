@@ -135,21 +135,3 @@ def test_every_key_is_covered_above():
     # The folder and the cache are where files of a source lie, tested in test_cifar5m_data.py.
     assert keys == {change.partition("=")[0] for change in marks} | {"data.path", "data.cache_dir"}
     assert "data.seed" not in describe(initial.Settings)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
-        (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
-        (["attention.alphas=[0.5,0.5]"], "attention.alphas [0.5, 0.5]: a value stands there twice"),
-        (["data.seed=1"], "preset laptop: unknown key 'data.seed'"),
-        (["data.source=cifar10", "data.path=/nothing"], "data.path: /nothing is not a folder"),
-    ],
-)
-def test_a_mistake_is_one_line(words, line, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        initial.main([*words, "--out", str(tmp_path / "out")])
-    error = capsys.readouterr().err.strip().splitlines()
-    assert end.value.code == 2 and len(error) == 1 and line in error[0]
-    assert not (tmp_path / "out").exists()

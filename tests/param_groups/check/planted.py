@@ -309,6 +309,7 @@ def subjects(seed: int) -> list[Subject]:
     )
     for optimizer in ("adam", "sgd", "adafactor"):
         add(f"mine {optimizer}", lambda n, o=optimizer: Mine(n, o))
+    add("everett mup embedding -0.5", lambda n: Everett("mup", n, 32, embedding_exponent=-0.5))
     return found
 
 

@@ -15,6 +15,7 @@ from param_groups.check.reading import read
 from param_groups.check.theory import PlanExponents
 from tests.param_groups.test_muon import RULES
 from tests.param_groups.test_muon import Block as Small
+from training.optim import optimizers
 
 
 class Layer(nn.Module):
@@ -106,8 +107,8 @@ def of_plan(prescription):
         model = Small(n)
         made = plan(model, RULES, prescription(n), lr=0.01, absorb_multipliers=True)
         made.initialise(model, seed=0)
-        several = any(row.optimizer == "muon" for row in made.rows)
-        return model, made.optimizers(model) if several else torch.optim.AdamW(made.groups(model))
+        groups = made.groups(model, several=True)
+        return model, optimizers.build(prescription(n).optimizer, groups)
 
     return build
 

@@ -9,6 +9,7 @@ import torch
 from param_groups.check import audit
 from param_groups.check.reading import read
 from tests.param_groups.check import planted
+from training.optim import optimizers
 
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
@@ -26,20 +27,20 @@ def built(subject, size):
     return model, made
 
 
-def audited(subject, case=None):
-    """What the audit says of torch's optimiser over a plan's groups, right or planted."""
+def audited(subject, case=None, rule=""):
+    """What the audit says of the optimiser over a plan's groups, right or planted."""
     readings = {}
     for size in subject.sizes:
         model, right = built(subject, size)
         made = case.plan(size) if case else right
         groups = made.groups(model, check=False, several=True)
-        found = read(model, [torch.optim.AdamW(groups)])
+        found = read(model, [optimizers.build(str(subject.make(size).optimizer), groups)])
         for row, old in zip(made.rows, right.rows, strict=True):  # of tensors that start otherwise
             scale = (row.init_std + abs(row.init_mean)) / (old.init_std + abs(old.init_mean) or 1)
             one = found[row.name]
             found[row.name] = dataclasses.replace(one, init=one.init * scale)
         readings[size] = found
-    return audit.audit(readings, depth=subject.size == "depth")
+    return audit.audit(readings, depth=subject.size == "depth", rule=rule)
 
 
 def refused(subject, mode):
@@ -71,12 +72,21 @@ def right_name(subject):
     return audited(subject).nearest
 
 
-def test_planted_mistakes_are_seen():
+def test_planted_mistakes_deviate_from_the_rule_that_is_meant():
     cases = [c for c in planted.cases(1, WRONG, RIGHT) if not invisible(c)]
     assert len(cases) > 300
-    missed = []
-    for case in cases:
-        result = audited(case.subject, case)
-        if not result.deviations and result.nearest == right_name(case.subject):
-            missed.append(f"{case}: {result.nearest}")
+    result = {case: audited(case.subject, case, right_name(case.subject)) for case in cases}
+    missed = [f"{case}: {one.nearest}" for case, one in result.items() if not one.deviations]
     assert not missed, "\n".join(missed)
+
+
+def test_a_mistake_that_makes_another_rule_is_told_by_the_rule_that_is_meant(capsys):
+    """muP with a constant rate is what one has without a plan."""
+    subject = next(one for one in SUBJECTS if one.label.startswith("everett mup adam full"))
+    cases = [planted.Case(subject, k, "rate", 1.0) for k in ("query", "hidden", "readout")]
+    values = audited(subject).nearest
+    one = planted.Case(subject, "readout", "rate", 1.0)
+    assert values == "mup, full alignment" and len(cases) == 3
+    for case in cases:
+        assert audited(subject, case, "mup").deviations, str(case)
+    assert audited(subject, one).nearest != values  # which is another's, and no deviation of it

@@ -109,6 +109,38 @@ def test_a_wrong_rule_is_named_and_ends_with_exit_code_1(tmp_path, capsys):
 
 
 FILE = str(EXAMPLE)
+# The example with an optimiser of a class of its own, whose steps and numbers are right.
+FOREIGN = (
+    EXAMPLE.read_text().replace("task(", "right(")
+    + """
+
+def task(width, seed):
+    check = right(width, seed)
+    groups = check.plan.groups(check.model, check=False)
+    check.optimizer = type("Mine", (torch.optim.Optimizer,), dict(step=step))(groups, dict(lr=1.0))
+    return check
+
+
+@torch.no_grad()
+def step(optimizer):
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            tensor -= group["lr"] * tensor.grad.sign()
+"""
+)
+
+
+def test_what_a_rate_depends_on_and_is_not_judged_is_no_pass(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(FOREIGN)
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path / "mine.py"), "--out", str(tmp_path), "--steps", "1"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 2 and "\nnot read: mine, an optimiser of no known family" in out
+    assert "NOT ALL JUDGED (1 left): 12 ok" in out and "passed" not in out
+    result = json.loads((tmp_path / "coordinate_check.json").read_text())
+    assert not result["passed"] and result["not_judged"][0].startswith("not read: mine")
+
+
 NO_SCALAR = EXAMPLE.read_text().replace("batch[1])", "batch[1]).expand(2)")
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups import Depth, Everett, Role, Rule, plan
+from param_groups.check import judging
 from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
@@ -242,6 +243,46 @@ def test_the_optimiser_that_is_given_is_compared_with_the_plan(change, said):
     assert said in found if said else not found
     if "only" in change:
         assert found == {said}
+
+
+class Unnamed(torch.optim.Optimizer):
+    """Steps of one size by sign, as many rules have at first."""
+
+    def __init__(self, groups):
+        super().__init__(groups, {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None:
+                    tensor -= group["lr"] * tensor.grad.sign()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"class": "Lion"}, "not read: lion, an optimiser of no known family: its rate and decay"),
+        ({"class": "Mine"}, "not read: mine, an optimiser of no known family: which power of the"),
+        ({"class": "SignSGD"}, "not read: signsgd, an optimiser of no known family"),
+        ({"class": "Mine", "algorithm": "adam"}, ""),  # its groups say it
+        ({"trust_ratio": 0.1}, "not read: 'trust_ratio' of its group ("),
+        ({"class": "Adam", "weight_decay": 0.1}, "not read: weight_decay of Adam, which is added"),
+    ],
+)
+def test_what_of_an_optimiser_is_not_read_is_not_judged_however_right_its_numbers_are(change, said):
+    def build(width, seed):
+        check = own(width, seed)
+        groups = check.plan.groups(check.model, check=False)
+        groups = [{**g, **{k: v for k, v in change.items() if k != "class"}} for g in groups]
+        name = change.get("class", "AdamW")
+        kind = getattr(torch.optim, name, None) or type(name, (Unnamed,), {})
+        return replace(check, optimizer=kind(groups))
+
+    measured = measure(build, (16, 32, 64), steps=1, seeds=(0,))
+    lines = judging.not_judged(measured.plans, measured.held)
+    assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 
 def test_a_router_may_start_small_and_may_not_grow():

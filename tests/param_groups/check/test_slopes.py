@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -39,49 +40,90 @@ def test_a_power_law_is_fitted_exactly():
     assert error == pytest.approx(0, abs=1e-12)
 
 
-def test_the_error_holds_the_spread_of_the_seeds():
-    """Three seeds at +-d in log2, means on the line: the closed form of least squares."""
-    d, n = 0.3, 12
-    _, error = slope_of(power_points(lambda w, s: w**0.5 * 2 ** (d * (s - 1))))
-    centred = 3 * (1.5**2 + 0.5**2) * 2
-    assert error == pytest.approx(math.sqrt(4 * 2 * d**2 / (n - 2) / centred), rel=1e-9)
+def test_what_a_seed_adds_at_every_size_is_no_error_of_the_slope():
+    """One seed's batch is ten times another's: the levels differ, the slopes do not."""
+    slope_, reach = slope_of(power_points(lambda w, s: w**-0.5 * 10.0**s))
+    assert slope_ == pytest.approx(-0.5) and reach == pytest.approx(0, abs=1e-12)
 
 
-def test_the_error_holds_a_curvature_that_all_seeds_share():
-    """More equal seeds do not make a bent line a straight one."""
+def test_the_interval_is_that_of_the_slopes_of_single_seeds():
+    """Slopes of 1/2 and +-d about it: the closed form of their mean, with (4 - 1)(3 - 1) degrees of
+    freedom that also hold what is no line."""
+    d = 0.3
+    _, reach = slope_of(power_points(lambda w, s: w ** (0.5 + d * (s - 1))))
+    assert reach == pytest.approx(2.447 * math.sqrt(2 * d**2 / 6 / 3), rel=1e-9)
+
+
+def test_one_seed_has_the_scatter_about_its_line_alone():
     bent = lambda w, s: 2 ** (0.1 * (math.log2(w) - 7.5) ** 2)
-    _, one = slope_of(power_points(bent, seeds=1))
-    _, many = slope_of(power_points(bent, seeds=10))
-    assert many == pytest.approx(one) and one > 0.05
+    scatter = math.sqrt(4 * 0.1**2 / 2 / 5)  # of residuals 0.1 (+1, -1, -1, +1) about the line
+    assert slope_of(power_points(bent, seeds=1))[1] == pytest.approx(4.303 * scatter)
+
+
+def test_a_bend_that_all_seeds_share_is_in_the_interval_however_many_there_are():
+    bent = lambda w, s: 2 ** (0.2 * (math.log2(w) - 7.5) ** 2 + 1e-3 * (s - 1) * (w % 3))
+    few, many = (slope_of(power_points(bent, seeds=n))[1] for n in (3, 30))
+    assert many == pytest.approx(few, rel=0.01) and few > 0.15
+
+
+def noisy(draw, seeds, noise, power=0.0):
+    law = {(w, s): w**power * 2 ** draw.gauss(0, noise) for w in (64, 128, 256) for s in seeds}
+    return power_points(lambda w, s: law[w, s], (64, 128, 256), len(seeds))
+
+
+def test_noise_alone_makes_no_bend_and_its_interval_holds_the_truth_as_often_as_it_says():
+    draw, held, wide, n = random.Random(0), 0, 0, 1000
+    for _ in range(n):
+        slope_, reach = slope_of(noisy(draw, range(12), 1.0))
+        held += abs(slope_) <= reach
+        wide += reach > 0.8  # twice the usual one: taken for a bend
+    assert 0.93 < held / n < 0.97 and wide < 5
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.5, 1.0, 2.0])
+def test_however_large_the_noise_a_power_that_is_half_off_hardly_ever_passes(noise):
+    """And a right one is never said to grow or to vanish, by more than chance."""
+    draw, passed, wrong, n = random.Random(1), 0, 0, 1000
+    for _ in range(n):
+        word = verdict(*slope_of(noisy(draw, range(3), noise, 0.5)), 0, 0)
+        passed += word == OK
+        word = verdict(*slope_of(noisy(draw, range(3), noise)), 0, 0)
+        wrong += word in (GROWS, VANISHES)
+    assert passed < 0.04 * n and wrong < 0.04 * n
 
 
 @pytest.mark.parametrize(
-    ("slope_", "error", "aim", "predicted", "word"),
+    ("slope_", "reach", "aim", "predicted", "word"),
     [
-        (0.05, 0.02, 0, 0, OK),
-        (0.4, 0.02, 0, 0, GROWS),
-        (-0.4, 0.02, 0, 0, VANISHES),
-        (0.45, 0.02, 0, 0.5, EXCEPTION),
-        (0.1, 0.02, 0, 0.5, OK),
-        (1.0, 0.02, 0, 0.5, GROWS),
-        (-0.5, 0.02, 0, 0.5, VANISHES),
-        (-0.5, 0.02, -0.5, -0.5, OK),
-        (0.05, 0.2, 0, 0, UNCLEAR),
+        (0.05, 0.04, 0, 0, OK),
+        (0.4, 0.04, 0, 0, GROWS),
+        (-0.4, 0.04, 0, 0, VANISHES),
+        (0.45, 0.04, 0, 0.5, EXCEPTION),
+        (0.1, 0.04, 0, 0.5, OK),
+        (1.0, 0.04, 0, 0.5, GROWS),
+        (-0.5, 0.04, 0, 0.5, VANISHES),
+        (-0.5, 0.04, -0.5, -0.5, OK),
+        (0.05, 0.4, 0, 0, OK),  # 1/2 is left out
+        (0.05, 0.5, 0, 0, UNCLEAR),
+        (0.2, 0.4, 0, 0, UNCLEAR),
+        (-0.2, 0.4, 0, 0, UNCLEAR),
         (0.3, 0.1, 0, 0, UNCLEAR),
-        (0.9, 0.2, 0, 0, GROWS),
+        (0.3, 0.4, 0, 0.5, EXCEPTION),
+        (0.3, 0.6, 0, 0.5, UNCLEAR),
+        (0.9, 0.4, 0, 0, GROWS),
     ],
 )
-def test_verdicts(slope_, error, aim, predicted, word):
-    assert verdict(slope_, error, aim, predicted) == word
+def test_verdicts(slope_, reach, aim, predicted, word):
+    assert verdict(slope_, reach, aim, predicted) == word
 
 
 def test_the_plain_size_of_logits_is_judged_from_above_only():
-    assert verdict(-0.4, 0.02, 0, 0, one_sided=True) == UNKNOWN
-    assert verdict(0.4, 0.02, 0, 0, one_sided=True) == GROWS
-    assert verdict(0.4, 0.02, 0, 0.5, one_sided=True) == EXCEPTION
-    assert verdict(0.1, 0.3, 0, 0.5, one_sided=True) == OK
-    assert verdict(0.3, 0.02, -0.5, -0.5, one_sided=True) == GROWS
-    assert verdict(0.1, 0.2, 0, 0, one_sided=True) == UNCLEAR
+    assert verdict(-0.4, 0.04, 0, 0, one_sided=True) == UNKNOWN
+    assert verdict(0.4, 0.04, 0, 0, one_sided=True) == GROWS
+    assert verdict(0.4, 0.04, 0, 0.5, one_sided=True) == EXCEPTION
+    assert verdict(0.1, 0.6, 0, 0.5, one_sided=True) == OK
+    assert verdict(0.3, 0.04, -0.5, -0.5, one_sided=True) == GROWS
+    assert verdict(0.1, 0.5, 0, 0, one_sided=True) == UNCLEAR
 
 
 def test_values_without_a_logarithm_get_a_word_instead_of_a_slope():
@@ -163,9 +205,9 @@ def test_more_seeds_are_measured_where_noise_alone_leaves_a_verdict_open():
         _, found, seeds = slopes.decided(measured, 3)
         return found[0].verdict, seeds, asked
 
-    settles = lambda w, s: 2.0 ** (0.8 * (s - 1) * (s < 3))
+    settles = lambda w, s: (w / 64) ** (0.8 * (s - 1) * (s < 3))
     assert run(settles)[0] == OK and run(settles)[1] in (6, 12)
-    assert run(lambda w, s: 4.0 ** ((-1) ** s * (w // 64) % 3))[1:] == (12, [*range(12)])
+    assert run(lambda w, s: (w / 64) ** (2 * (-1) ** s))[1:] == (12, [*range(12)])
     assert run(lambda w, s: float(w))[1:] == (3, [0, 1, 2])
 
 

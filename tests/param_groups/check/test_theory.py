@@ -75,10 +75,10 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
         n: plan_of(Everett(rule, n, 32, qk_exponent=qk), attention, heads=n // 4 if grows else 16)
         for n in (64, 128)
     }
-    note = judging.heads_note(make("mup", True, -0.5))
+    (note,) = judging.heads_note(make("mup", True, -0.5))
     assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
     for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
-        assert judging.heads_note(make(*silent)) == ""
+        assert judging.heads_note(make(*silent)) == []
 
 
 def of_label(label):
@@ -228,6 +228,25 @@ def test_parameter_scaling_moves_what_starts_at_zero_by_the_floor():
         }
         numbers = PlanExponents(plans)
         assert expected_update("readout_bias.weight", numbers, expected_of(plans))[0] == 0
+
+
+@pytest.mark.parametrize("exponent", [-0.5, 0.5, 1.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+def test_an_embedding_exponent_is_in_the_rates_of_tables_and_in_what_they_change(
+    exponent, optimizer
+):
+    """Hayou & Liu's -1/2 is no mistake; the same power in a bias of the embedding's kind is."""
+    make = lambda n: Everett("mup", n, 32, optimizer, embedding_exponent=exponent)
+    plans = {n: plan_of(make(n)) for n in (8, 48)}
+    assert not bad(plans)
+    name = "position_embedding.weight"
+    moved = bad(planted(plans, name, "lr", -exponent))
+    assert moved == {(name, "rate"): VANISHES if exponent > 0 else GROWS}
+    expected = expected_of(plans)
+    aim, predicted = expectation(expected, "change", "embedding")
+    assert (aim, predicted) == (min(exponent, 0), exponent)
+    reason = theory.exception(expected, "change", "embedding")
+    assert ("embedding_exponent" in reason) == (exponent > 0)
 
 
 # A rule of one's own

@@ -3,12 +3,9 @@
 import itertools
 import math
 
-import numpy as np
-import pytest
-
 from plots.bordelon import dynamics, head_dimension, rate_transfer, scans
 from plots.bordelon.scans import HEAD_DIM
-from tests.plots.made import lines, text_of, written
+from tests.plots.made import lines, written
 
 N = (8, 16, 32, 64)
 
@@ -49,23 +46,15 @@ def rate_rows(power=None, seeds=(0, 1)):
 
 def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path):
     rows = read(rate_transfer, tmp_path, rate_rows())
-    printed = rate_transfer.findings(rows)
-    said, text = lines(printed), text_of(printed)
+    said = lines(rate_transfer.findings(rows))
     moved = said["alpha_A = 1: exponent of N in the best rate"]
     assert moved.measured.startswith("+0.25 ±") and "n = 4 widths" in moved.measured
     kept = said["alpha_A = 1/2: exponent of N in the best rate"]
     assert kept.measured.startswith(("+0.00", "-0.00")) and kept.verdict == "agrees within 95 %"
-    assert said["alpha_A = 1/2: best rate by N"].measured.startswith("8: 2 x/÷")
     # N = 64 is best at 2 x 8^(1/4) = 3.36: the grid has 4, and 2 costs (0.75^2 - 0.25^2) / 10.
     cost = "cost of the smallest N's rate at the largest N"
     assert said[f"alpha_A = 1: {cost}"].measured.startswith("+0.050")
     assert said[f"alpha_A = 1/2: {cost}"].measured == "same grid rate"
-    assert "over seeds, near optima (nats): 0.007 at N = 8, 16, 32, 64" in text
-    assert "D =" not in text and "$" not in text
-    axes = dict(rate_transfer.draw(rows))["figure_2a_rate_transfer"].axes
-    titles = [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2", "best rate"]
-    assert [axis.get_title() for axis in axes] == titles
-    assert axes[0].get_ylim() == axes[1].get_ylim() and axes[0].get_ylim()[1] <= 2.42
 
 
 # Figures 2b and 13
@@ -99,7 +88,7 @@ def variance_rows():
     ]
 
 
-def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path, laid_out):
+def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path):
     data = read(head_dimension, tmp_path, variance_rows())
     said = lines(head_dimension.findings(data))
     start = said["alpha_A = 1: variance of A over heads at initialisation"]
@@ -112,13 +101,6 @@ def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_p
     assert (half.published, half.verdict) == ("not below 0", "agrees")
     calm = said["alpha_A = 1/2: variance of A over heads at initialisation"]
     assert (calm.published, calm.verdict) == ("0", "agrees within 95 %")
-    ((_, figure, _),) = head_dimension.draw(data)
-    (axis,), (legend,) = figure.axes, figure.legends
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert any(text.startswith(r"$\alpha_A$ = 1, at t = 500: $N^{-2.00") for text in labels)
-    assert len(labels) == 5 and "the paper's caption: $N^{-2}$" in labels
-    figure.draw_without_rendering()  # the legend lies on no line
-    assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
 MOVED = ("key_change_weights", "attention_change_weights", "key_change", "attention_change")
@@ -156,17 +138,6 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
             finding = said[f"{place}: change of {what} by W_Q, W_K"]
             assert (finding.published, finding.verdict) == (beside, "agrees within 95 %")
             assert "(n = 3)" in finding.measured
-    whole = said["Adam, alpha_A = 1/2, t = 200: change of A in all"]
-    assert whole.measured.startswith("+0.300") and not whole.published and not whole.verdict
-    ((_, figure, _),) = head_dimension.draw(data)
-    titles = [axis.get_title() for axis in figure.axes]
-    assert len(titles) == 8
-    assert titles[:2] == ["SGD: change of k by $W_Q$, $W_K$", "SGD: change of A by $W_Q$, $W_K$"]
-    figure.canvas.draw()
-    for axis in figure.axes:  # log axes have labels where data span less than a decade
-        low, high = axis.get_ylim()
-        places = [label.get_position()[1] for label in axis.get_yticklabels()]
-        assert sum(low <= place <= high for place in places) > 1, axis.get_title()
 
 
 def test_one_head_dimension_has_no_slope_and_a_second_table_of_a_figure_no_place(tmp_path, refused):
@@ -174,7 +145,7 @@ def test_one_head_dimension_has_no_slope_and_a_second_table_of_a_figure_no_place
     said = found(head_dimension, tmp_path, rows)
     assert {finding.measured for finding in said.values()} == {"not measured"}
     paths = written(tmp_path, a=variance_rows(), b=variance_rows())
-    assert "a second table of one figure" in refused("bordelon/head_dimension", *paths)
+    assert "a second table of Figure 2b" in refused("bordelon/head_dimension", *paths)
 
 
 # Figure 11
@@ -211,15 +182,6 @@ def test_sizes_are_compared_on_the_same_samples(tmp_path):
     assert said[0].name == "alpha_A = 1: loss of N = 8 minus that of 16"
     assert said[0].measured == "+0.0626 ± 0.0000 (n = 3)" and said[0].verdict == ""
     assert said[2].measured.startswith("+0.0156") and said[2].verdict == "agrees"
-    axes = dict(dynamics.draw(losses))["figure_11_dynamics"].axes
-    assert [axis.get_title() for axis in axes[:2]] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2"]
-    labels = [text.get_text() for text in axes[0].get_legend().get_texts()]
-    assert labels == [f"N = {size}" for size in N] and axes[0].get_xscale() == "linear"
-    x, y = axes[0].lines[0].get_data()  # bins of as many steps, means over seeds
-    assert set(np.diff(x)) <= {2, 3} and x[-1] >= 99
-    assert y[-1] == pytest.approx(2 + 1 / 8 + 1 + 1 / 99, abs=1e-3)
-    one = [{k: v for k, v in row.items() if "alpha" not in k} for row in dynamics_rows((1.0,))]
-    assert len(dict(dynamics.draw(read(dynamics, tmp_path, one)))["figure_11_dynamics"].axes) == 2
 
 
 def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):

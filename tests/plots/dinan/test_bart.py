@@ -41,9 +41,6 @@ def test_a_rate_with_a_diverged_seed_is_not_the_best(tmp_path):
     searched = swept(tmp_path, runs)
     sweep = searches.fits(searched)["standard"][1024]
     assert sweep.losses[1e-3] == math.inf and sweep.best.grid_value == pytest.approx(5e-4)
-    figure = dict(bart_rates.draw(searched))["figure_3_bart_rates"]
-    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert any("[1 of 2 diverged]" in text for text in texts)
 
 
 def test_losses_between_rates_lie_on_a_line_in_the_logarithm(tmp_path):
@@ -135,31 +132,15 @@ def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose(tmp_path
 
 
 def test_the_early_stage_of_the_larger_model(tmp_path):
-    data, said = compared(tmp_path, both(), r2c2())
+    _, said = compared(tmp_path, both(), r2c2())
     gap = said["R2C2: standard - neural-tangent up to step 50 (nats)"]
     assert (gap.measured, gap.published) == ("+0.6000 ± ?", "above 0")
     assert gap.verdict == "agrees in sign, one seed"
     # 2.4 (2 - t / 50) reaches 3.0 at t = 37.5 of standard's 50.
     assert said["R2C2: updates to standard's loss then, relative"].measured == "0.750 ± ? (n = 1)"
-    # The smaller model's losses up to the larger one's end: 1.5 times the last.
-    early = said["BART-large: standard - neural-tangent up to step 50 (nats)"]
-    assert early.measured == "-0.0750 ± ?" and not early.published
-    reached = said["BART-large: updates to standard's loss then, relative"].measured
-    assert reached == f"{100 * (2 - 3 / 2.05) / 50:.3f} ± ? (n = 1)"
-    axis = dict(one[:2] for one in bart_strategies.draw(data))["figure_5_bart_r2c2"].axes[0]
-    assert axis.get_xlim() == (0, 50)
-    assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--", "--"]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == [
-        "R2C2 standard (0.0007, 0.01) [3.000]",
-        "R2C2 neural-tangent (64.9, 1.08e-07) [2.400]",
-        "BART-large standard (0.001, 0.01) [3.000]",  # up to there, not its 2.000
-        "BART-large neural-tangent (32.8, 3.05e-07) [3.075]",
-    ]
     slow = [
         run(s, 7e-4, x, width=2048, steps=50) for s, x in (("standard", 2.4), ("neural_tangent", 3))
     ]
     _, said = compared(tmp_path, both(), slow)
     reached = said["R2C2: updates to standard's loss then, relative"].measured
     assert reached == "not measured (n = 0, 1 did not reach it)"
-    verdict = said["R2C2: standard - neural-tangent up to step 50 (nats)"].verdict
-    assert verdict == "disagrees in sign, one seed"

@@ -1,0 +1,236 @@
+"""Each of Everett et al.'s figures finds the numbers that its tables were made with, is drawn from
+tables with holes and with curves of one's own, and refuses what does not belong together."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from plots import style, tables
+from plots.__main__ import make
+from plots.catalogue import load
+from plots.everett import epsilon, learning_rates, loss_vs_size, weight_decay
+from plots.tables import PARAMETERIZATION, TableError
+from tests.plots.everett.constructed import (
+    RULES,
+    decayed,
+    depths,
+    families,
+    heat,
+    horizons,
+    interventions,
+    longer,
+    mitigations,
+    probes,
+    sweep,
+)
+from tests.plots.made import lines, written
+
+
+def constants(**options):
+    """Runs of a global rate with constants, a row of which says its parameterisation."""
+    rows = [row for rule in RULES for row in sweep("constants", rule, exponent=-0.8, **options)]
+    return pd.DataFrame(rows)
+
+
+POWERS = {200: -0.5, 800: -0.6, 3200: -0.7}
+GAINS = {200: 0.3, 800: 0.1, 3200: 0.0}
+# Figure -> its tables by file name, made with options, the files that it draws, and what it finds.
+FIGURES = {
+    "loss_vs_size": (
+        lambda **of: {"own_sweep": interventions(**of)},
+        {"own_sweep"},
+        {
+            "adam, standard: global -> full": 0.1,
+            "adam, muP: full -> full_constants": 0.2,
+            "adam, NTK: full_constants -> none_constants": -0.05,
+            "adam, tuned muP against standard with one rate": 0.3,
+            "adam, muP, full: exponent of D in the best rate": -0.5,
+        },
+    ),
+    "learning_rates": (
+        lambda **of: {"own_adam": horizons(**of)},
+        {"figure_12_adam", "figure_12_adam_optima"},
+        {
+            "adam, NTK, fixed steps": -0.5,
+            "adam, standard, compute-optimal": -0.9,
+            "adam, standard, compute-optimal minus fixed": -0.4,
+        },
+    ),
+    "length": (
+        lambda **of: longer(POWERS, GAINS, **of),
+        {"length"},
+        {
+            **{f"muP, {n} steps: exponent of the best rate": power for n, power in POWERS.items()},
+            **{f"standard - muP, {n} steps, D = 64 (nats)": gain for n, gain in GAINS.items()},
+        },
+    ),
+    "table_4_constants": (
+        lambda **of: {"tuned": constants(**of), "plain": horizons(**of)},
+        {"table_4_constants"},
+        {
+            "adam, NTK, without constants": -0.5,
+            "adam, NTK, with constants": -0.8,
+            "adam, NTK: what they change": -0.3,
+        },
+    ),
+    "weight_decay": (
+        lambda **of: {"decay": decayed(**of), "plain": horizons(**of)},
+        {"figure_9_weight_decay"},
+        {
+            "exponent with decay - without: muP, fixed steps": 0.0,
+            "gain in loss from decay: muP, fixed steps": 0.1,
+        },
+    ),
+    "adafactor": (
+        lambda **of: {"own": families(**of)},
+        {"figure_10_adafactor"},
+        {
+            "Adafactor - Adam + PS: muP, one global rate": 0.01,
+            "muP, one global rate: the difference at D = 256 minus at D = 32 (nats)": 0.0,
+        },
+    ),
+    "epsilon": (
+        lambda **of: {
+            "heat": heat(lost=-12),
+            "mitigations": mitigations(growth=0.25, **{"widths": (32, 64, 128), **of}),
+        },
+        {"figure_4_epsilon", "figure_8_mitigations"},
+        {
+            "mean-field: gain of atan2 over enlarged": 0.9,
+            "mean-field: small over enlarged, per doubling of D": 0.15,
+            "standard: small - atan2": 0.0,
+        },
+    ),
+    "depth": (
+        lambda **of: {"own_depth": depths()},
+        {"depth"},
+        {
+            "exponent of L in the best rate, alpha_L = 1/2: mean": 0.0,
+            "gain of alpha_L = 1/2 in the best loss: muP": 0.1,
+        },
+    ),
+    "alignment": (
+        lambda **of: {"probes": probes(curves=("adam",), widths=of.get("widths", (64,))[-1:])},
+        {"figure_1_alignment", "figure_6_alignment_adam"},
+        {"adam, muP: peak of the readout": 1 - 0.045 * math.log(64) / math.log(4096)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_finds_the_numbers_that_its_tables_were_made_with(tmp_path, name):
+    named, _, expected = FIGURES[name]
+    module = load(f"everett/{name}")
+    found = lines(module.findings(module.read(written(tmp_path, **named()))))
+    measured = {finding: found[finding].estimate.value for finding in expected}
+    assert measured == pytest.approx(expected, abs=2e-3)
+    of_seeds = {finding: found[finding].estimate.error for finding in expected}
+    assert all(0 <= error < 0.05 for error in of_seeds.values()), of_seeds
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
+    """One width, one seed, divergence, half the parameterisations missing."""
+    named, drawn, _ = FIGURES[name]
+    holes = {}
+    for stem, table in named(widths=(32, 64)).items():
+        rules = table[PARAMETERIZATION].isin(["mup", "mean_field"])
+        table = table[rules & (table.seed == 0) & (table["model.width"] == 64)].copy()
+        if "optimizer.lr" in table:
+            gone = (table["optimizer.lr"] > 2**-6) | (table[PARAMETERIZATION] == "mean_field")
+            table.loc[gone, ["status", "final_eval_loss"]] = ["diverged", math.nan]
+        holes[stem] = table
+    text, files = make(f"everett/{name}", written(tmp_path, **holes), tmp_path / "out")
+    assert {file.stem for file in files} == drawn and all(file.stat().st_size for file in files)
+    assert "NTK" not in text
+    words = ("not measured", "no fit", "diverge")
+    assert name == "alignment" or any(word in text for word in words)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypatch):
+    """Half of the curves, and muP."""
+    named, texts = {}, set()
+    for stem, table in FIGURES[name][0](widths=(32, 64)).items():
+        mine = table["curve"] == table["curve"].iloc[-1]
+        rules = table[PARAMETERIZATION].replace("mup", "own_rule")
+        curves = table["curve"].mask(mine, "own_curve")
+        named[stem] = table.assign(**{PARAMETERIZATION: rules, "curve": curves})
+
+    def keep(item, *_):
+        texts.update(text.get_text() for text in item.findobj(Text))
+        return {}
+
+    monkeypatch.setattr(style, "files", keep)
+    found, _ = make(f"everett/{name}", written(tmp_path, **named), tmp_path / "out")
+    if name not in ("length", "table_4_constants"):  # their curves are lengths and constants
+        assert "own_curve" in found and any("own_curve" in text for text in texts)
+    if name != "learning_rates":  # it has its rules from the names of curves
+        assert "own_rule" in found and any("own_rule" in text for text in texts)
+
+
+def test_tables_that_do_not_belong_together_are_refused(tmp_path):
+    (first,) = written(tmp_path, one=horizons(rules=("mup",)))
+    with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
+        weight_decay.read([first])
+    with pytest.raises(TableError, match="a second table of Figure 4; expected one of each"):
+        epsilon.read(written(tmp_path, one=heat(), two=heat()))
+    adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
+    with pytest.raises(TableError, match="a second table of adam"):
+        learning_rates.read([adam, again])
+    (table,) = written(tmp_path, figure_2_adam=interventions(rules=("mup",), widths=(64,)))
+    with pytest.raises(TableError, match="a second table of figure_2_adam"):
+        (tmp_path / "figure_2_adam").mkdir()
+        (tmp_path / "figure_2_adam" / "results.csv").write_text(table.read_text())
+        loss_vs_size.read([table, tmp_path / "figure_2_adam" / "results.csv"])
+
+
+def test_results_of_a_sweep_give_the_figure_the_sweeps_name():
+    for path in ("results/nanolm_c4/figure_2_adam/results.csv", "data/everett/figure_2_adam.csv"):
+        assert tables.name(Path(path)) == "figure_2_adam"
+
+
+def test_heat_maps_are_losses_above_the_best_of_a_width():
+    grid = epsilon.heat_map(heat(lost=-12), "constant", "mup")
+    assert list(grid.index) == [64, 128] and grid.shape == (2, 7)
+    assert grid.loc[64, 1e-9] == 0 and grid.loc[64, 1e-6] == pytest.approx(0.3)
+    assert grid.loc[128, 1e-12] == math.inf
+
+
+@pytest.mark.parametrize(("few", "verdict"), [(False, "within noise"), (True, "disagrees")])
+def test_the_lowest_of_many_others_is_low_by_chance_too(few, verdict):
+    """3.2 errors are beyond noise where the lower one is the lowest of two, and not of 32."""
+    best = interventions("adam_param_scaling", {"none_constants": 0.045}, ("ntk",))
+    options = ({"full_constants": 0.0}, ("standard",)) if few else ()
+    others = [interventions(name, *options) for name in ("adam", "sgd")]
+    found = loss_vs_size.best(list(map(loss_vs_size.lines, [*others, best])))
+    assert found.measured.startswith("+0.045 ± 0.014") and found.verdict == verdict
+
+
+def test_constants_near_an_edge_of_their_search_decide_nothing():
+    table = interventions()
+    near = (table[PARAMETERIZATION] == "ntk") & table["curve"].str.endswith("constants")
+    table.loc[near, "constants"] = "near_edge"
+    before, after = (lines(loss_vs_size.findings({"": one})) for one in (interventions(), table))
+    changed = {name for name, one in after.items() if one.verdict != before[name].verdict}
+    assert changed == {f"adam, NTK: {' -> '.join(step)}" for step in loss_vs_size.STEPS[1:]}
+    assert {after[name].verdict for name in changed} == {"undecided: constants near an edge"}
+
+
+def test_an_optimiser_is_what_the_table_says_or_its_file(tmp_path):
+    table = horizons(rules=("mup",), widths=(32, 64))
+    for stem, column, optimizer in (
+        ("figure_12_adam", "sgd", "sgd"),
+        ("my_table", None, "my_table"),
+        ("figure_13_adafactor_laptop", None, "adafactor"),
+    ):
+        own = table.assign(**({"optimizer.name": column} if column else {}))
+        assert list(learning_rates.read(written(tmp_path, **{stem: own}))) == [optimizer]
+    for other in ("sgd", None):
+        names = ["adam", other] * (len(table) // 2)
+        two = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
+        with pytest.raises(TableError, match=f"2 optimisers, expected one: adam, {other or 'unk'}"):
+            learning_rates.read(two)

@@ -1,0 +1,222 @@
+"""Shipped sweeps: names of their runs, their recorded results fed through the rules, and what waits
+for a GPU.
+
+A run's name is a hash of its config: shipped tables and resumed sweeps rely on it. `run_ids.json`
+holds, for every shipped sweep file and preset, the number of runs of its grid and a hash of their
+names, and for every shipped config its name. A change here makes finished runs of users
+unfindable; it must be on purpose and said in the closing note and the changelog.
+"""
+
+import csv
+import gzip
+import hashlib
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sweeps import tables
+from sweeps.__main__ import main
+from sweeps.request import read_file
+from sweeps.study import is_near_edge, suggest
+from sweeps.sweep_file import load_sweep
+from tests.sweeps.toys import play
+from tests.tracked import tracked
+from training import runs
+from training.config import load, read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "plots/data"
+RECORDED = json.loads(Path(__file__).with_name("run_ids.json").read_text())
+
+
+def test_every_shipped_file_is_recorded():
+    expected = set()
+    for path in tracked("*/sweeps/*.yaml"):
+        data = read_yaml(path)
+        if "search" not in data:
+            name = str(path.relative_to(ROOT))
+            expected |= {name, *(f"{name} --preset {preset}" for preset in data.get("presets", ()))}
+    configs = (path.relative_to(ROOT) for path in tracked("*/configs/*.yaml"))
+    expected |= {str(path) for path in configs if path.parts[0] != "effective_theory"}
+    assert expected == RECORDED.keys()
+
+
+@pytest.mark.parametrize("command", [key for key in RECORDED if "/sweeps/" in key])
+def test_names_of_a_sweeps_runs_stay(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    file, _, preset = command.partition(" --preset ")
+    sweep = load_sweep(Path(file), tmp_path, preset or None, draft=True)
+    names = sorted(point.run for point in sweep.points)
+    digest = hashlib.blake2b("\n".join(names).encode(), digest_size=8).hexdigest()
+    assert [len(names), digest] == RECORDED[command]
+
+
+@pytest.mark.parametrize("file", [key for key in RECORDED if "/configs/" in key])
+def test_names_of_single_runs_stay(file):
+    kind = importlib.import_module(f"{file.split('/')[0]}.config").Config
+    assert runs.run_id(load(kind, ROOT / file)) == RECORDED[file]
+
+
+# The shipped sweeps, replayed
+
+FOLDERS = {
+    "everett": ["nanolm_c4"],
+    "bordelon": ["vit_cifar5m", "nanolm_c4"],
+    "dinan": ["vit_imagenet", "bart_span_denoise"],
+}
+
+
+def shipped():
+    """(table, sweep file, preset) of every shipped table of results."""
+    for table in sorted(DATA.glob("*/*.csv")):
+        files = [
+            ROOT / folder / "sweeps" / f"{table.stem}.yaml"
+            for folder in FOLDERS.get(table.parent.name, ())
+        ]
+        for file in filter(Path.exists, files):
+            if "status" in table.open().readline().split(","):
+                has_laptop = "laptop" in read_file(file).get("presets", {})
+                yield table, file, "laptop" if has_laptop else None
+
+
+SHIPPED = list(shipped())
+NAMES = [f"{table.parent.name}/{table.stem}" for table, *_ in SHIPPED]
+
+
+def text_beside(notes):
+    """A shipped table, by the file that says where it comes from."""
+    (table,) = notes.parent.glob(f"{notes.stem}.csv*")
+    with (gzip.open if table.suffix == ".gz" else open)(table, "rt", newline="") as file:
+        return file.read()
+
+
+ORIGINS = {notes: json.loads(notes.read_text()).get("sweep") for notes in DATA.glob("*/*.json")}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A results folder in which sweeps find what they take from each other."""
+    folder = tmp_path_factory.mktemp("results")
+    for notes, sweep in ORIGINS.items():
+        if sweep and "status" in (text := text_beside(notes)).partition("\n")[0].split(","):
+            (folder / sweep).mkdir(parents=True)
+            (folder / sweep / "results.csv").write_text(text, newline="")
+    for name in ("constants", "constants_desktop", "constants_embedding_1_desktop"):
+        (own := folder / "nanolm_c4" / (name if "_" in name else f"{name}_laptop")).mkdir()
+        shutil.copy(DATA / f"everett/{name}.yaml", own / "constants.yaml")
+    return folder
+
+
+def typed(text):
+    """The value behind a cell of a table."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def test_every_sweep_with_results_is_replayed():
+    assert len(SHIPPED) >= 16 and {table.parent.name for table, *_ in SHIPPED} == set(FOLDERS)
+
+
+@pytest.mark.parametrize(("table", "file", "preset"), SHIPPED, ids=NAMES)
+def test_recorded_results_give_the_shipped_points_and_table(results, tmp_path, table, file, preset):
+    sweep = load_sweep(file, results, preset)
+    axes = {point.curve: [key for key, _ in point.values] for point in sweep.points}
+    rows = {}
+    with open(table, newline="") as lines:
+        for row in csv.DictReader(lines):
+            values = tuple((key, typed(row[key])) for key in axes[row["curve"]])
+            rows[row["curve"], values, int(row["seed"])] = row
+
+    def row_of(point):
+        return rows[point.curve, point.values, point.seed]
+
+    def result(point):
+        row = {key: typed(cell) for key, cell in row_of(point).items() if cell}
+        return {"final_eval_loss": None, **row, "environment": {"commit": row_of(point)["commit"]}}
+
+    for seed in range(2):
+        work = play(sweep, result, seed, 5)
+        points = list(work.points.values())
+        assert {(p.curve, p.values, p.seed) for p in points} == rows.keys()
+        assert all("more are needed" in note for note in work.notes.values())
+    sweep.folder = tmp_path
+    tables.write(sweep, points, work.results, final=False)
+    text = table.read_text()
+    for point in points:  # some tables were made before runs had their present names
+        text = text.replace(row_of(point)["run"], point.run)
+    written = (tmp_path / "results.csv").read_text()
+    assert written == text
+
+
+@pytest.mark.thorough
+def test_numbers_of_former_settings_are_called_so(results):
+    """The names of runs come from their settings: a table of the present ones has all of these."""
+    for file in sorted(ROOT.glob("*/sweeps/*.yaml")):
+        head, _, _ = file.read_text().partition("experiment:")
+        if shown := re.search(r"^# (?:preset (\w+), )?[\d,]+ runs, ", head, re.MULTILINE):
+            sweep = f"{file.parts[-3]}/{file.stem}" + (f"_{shown[1]}" if shown[1] else "")
+            text = "".join(text_beside(notes) for notes, of in ORIGINS.items() if of == sweep)
+            runs = {point.run for point in load_sweep(file, results, shown[1]).points}
+            present = runs <= set(re.split(r"[,\n]", text))
+            assert present == ("from former settings" not in head), file
+
+
+def test_shipped_constants_say_which_are_near_an_edge_of_their_ranges():
+    for table in DATA.glob("everett/constants*.yaml"):
+        for entry in (file := read_file(table))["constants"]:
+            ends, best = entry["ranges"].items(), entry["best"]["set"]
+            assert all(low <= best[key] <= high for key, (low, high) in ends)
+            near = [key for key, of in ends if is_near_edge(best[key], of, file["search"]["edge"])]
+            assert near == entry["near_edge"], (table, entry["where"])
+
+
+def test_the_sampler_gives_the_recorded_trials():
+    """The second trial of preset laptop's search with standard and SGD; it depends on no loss."""
+    ranges = dict.fromkeys(("embedding", "hidden", "readout"), (1e-2, 1e2))
+    given = suggest([], ranges, (0, "effective-standard-sgd", 1, 1))
+    recorded = [22.807887451003424, 0.22439802444770182, 0.035832244153487756]
+    assert list(given.values()) == pytest.approx(recorded, rel=1e-9)
+
+
+# What waits for a GPU: each block starts from the shipped tables, and stays small
+
+TEXT = (ROOT / "nanolm_c4/README.md").read_text(encoding="utf-8")
+LINES = re.search(r"<!-- gpu -->\n```bash\n(.*?)```", TEXT, re.DOTALL)[1].splitlines()
+BLOCKS = [shlex.split(line, comments=True)[3:] for line in LINES if line.startswith("python")]
+SEARCHED = "constants_embedding_1_desktop_800", "constants_desktop_800"  # by blocks before
+
+
+@pytest.fixture(scope="module")
+def gpu_results(tmp_path_factory):
+    """A results folder with what the first lines put into it."""
+    root = tmp_path_factory.mktemp("gpu")
+    (root / "plots").symlink_to(ROOT / "plots")
+    inputs = [line for line in LINES if not line.startswith("python")]
+    subprocess.run(["bash", "-euc", "\n".join(inputs)], cwd=root, check=True)
+    return root / "results"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=" ".join)
+def test_a_block_starts_from_shipped_tables(block, gpu_results, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    main([*block, "--dry-run", "--verbose", "--results", str(gpu_results)])
+    text = capsys.readouterr().out
+    runs = int(re.search(r": (\d+) of \d+ runs to do", text)[1])
+    assert 0 < runs <= 420, text
+    missing = re.findall(r"(\S+) (?:does not exist|has no runs yet)", text)
+    assert all(Path(path).parent.name in SEARCHED for path in missing), missing
+
+
+def test_blocks_are_named_in_the_order_in_which_they_decide():
+    order = [re.search(r"# (\d)", line)[1] for line in LINES if re.search(r"# \d", line)]
+    assert order == ["1", "2", "3", "4", "5"]
