@@ -186,19 +186,28 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[str, dict[Run, float]]:
-    """Rule -> run -> loss."""
+    """Rule -> run -> loss; a line of the table has a rate's losses by seed."""
     losses: dict[str, dict[Run, float]] = {}
     with open(path, newline="", encoding="utf-8") as file:
-        for rule, width, octave, seed, loss in list(csv.reader(file))[1:]:
-            losses.setdefault(rule, {})[Run(int(width), float(octave), int(seed))] = float(loss)
+        for rule, width, octave, *by_seed in list(csv.reader(file))[1:]:
+            for seed, loss in enumerate(by_seed):
+                losses.setdefault(rule, {})[Run(int(width), float(octave), seed)] = float(loss)
     return losses
 
 
 def write(path: Path, losses: dict[str, dict[Run, float]]) -> None:
     """The same, with a digit beyond what a seed's spread lets matter."""
-    rows = [(name, *run, f"{loss:.5f}") for name, of in losses.items() for run, loss in of.items()]
+    rows: dict[tuple[str, int, float], list[str]] = {}
+    for rule, of in losses.items():
+        for run in sorted(of):
+            rows.setdefault((rule, run.width, run.octave), []).append(f"{of[run]:.5f}")
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([("rule", *Run._fields, "loss"), *rows])
+        csv.writer(file, lineterminator="\n").writerows(
+            [
+                ("rule", "width", "octave", "losses by seed"),
+                *((*key, *of) for key, of in rows.items()),
+            ]
+        )
 
 
 if __name__ == "__main__":
