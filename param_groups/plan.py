@@ -28,7 +28,7 @@ from param_groups.quantities import (
     check_averages,
     check_flag,
 )
-from param_groups.roles import Fans, PlanError, Role, Rule
+from param_groups.roles import Fans, PlanError, Role, Rule, check_model
 from param_groups.rows import (
     Factor,
     Row,
@@ -116,6 +116,8 @@ class Plan:
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         check_flag("overwrite", overwrite)
+        if isinstance(seed, bool) or not hasattr(seed, "__index__"):  # numpy's integers have it
+            raise PlanError(f"seed is an integer, got {seed!r}")
         if not overwrite:
             values.check_fresh(model, drawn, whole=not (kept or frozen))
         for row in drawn:
@@ -123,6 +125,8 @@ class Plan:
                 raise PlanError(
                     f"{row.name!r} is on the meta device and has no values to initialise"
                 )
+            if not all(parameters[row.name].stride()[i] for i, n in enumerate(row.shape) if n > 1):
+                raise PlanError(f"{row.name!r} is expanded: its entries share memory; clone it")
             zero = Role(row.role).facts.start == "zero"
             constant = values.constant(parameters[row.name]) if zero else None
             if constant and row.init_mean == 0 and (constant == 1 or not overwrite):
@@ -372,6 +376,7 @@ class Plan:
         return bool(attends) and grows and rule.get("qk_exponent") == -0.5 and not known
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        check_model(model)
         parameters = dict(model.named_parameters())
         if set(parameters) != {row.name for row in self.rows}:
             odd = sorted(set(parameters) ^ {row.name for row in self.rows})
