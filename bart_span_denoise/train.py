@@ -8,13 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from bart_span_denoise import cost
 from bart_span_denoise.config import Config
-from bart_span_denoise.cost import (
-    products,
-    tokens,
-    tokens_per_step,
-    vocabulary,
-)
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -56,7 +51,7 @@ def build_plan(config: Config, model=None):
 
     if model is None:
         with torch.device("meta"):
-            model = build_model(config, vocabulary(config))
+            model = build_model(config, cost.vocabulary(config))
     return plan(model, RULES, prescription(config), **config.optimizer.numbers)
 
 
@@ -64,8 +59,8 @@ def build_blank(config: Config, rows: int):
     """A model without values, its loss, and a batch of full samples without content: no data."""
     import torch
 
-    ids = torch.empty(rows, tokens(config), dtype=torch.int64)
-    return build_model(config, vocabulary(config)), loss, (ids, ids, ids)
+    ids = torch.empty(rows, cost.tokens(config), dtype=torch.int64)
+    return build_model(config, cost.vocabulary(config)), loss, (ids, ids, ids)
 
 
 def loss(model, batch):
@@ -163,18 +158,10 @@ def result(summary: dict[str, Any]) -> str:
     return f"lowest eval loss {nats:.4f} nats = {bits:.4f} bits per token"
 
 
-EXPERIMENT = Experiment(
-    name="bart_span_denoise",
-    description=__doc__,
-    config=Config,
-    build_task=build_task,
-    build_plan=build_plan,
-    build_blank=build_blank,
-    products=products,
-    tokens_per_step=tokens_per_step,
-    result=result,
+EXPERIMENT = Experiment.of(
+    globals(),
+    cost,
     reads=("data.path", "data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"),
-    arithmetic=arithmetic,
 )
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -24,8 +25,7 @@ from param_groups import Everett, Muon, Plan, Prescription, Tied, plan, rules_fo
 from param_groups.check import Check, judge, measure
 from param_groups.check.slopes import decided, failed, summary
 from param_groups.check.stock import batch_of, loss_of, sizes
-from param_groups.roles import present
-from param_groups.stock.rules import NANOGPT_RULES, stock
+from param_groups.stock.rules import stock
 
 BASE, HEAD_DIM = 64, 8  # eight heads at the base width, so that eight may share a key
 
@@ -89,7 +89,9 @@ def planned(name: str, width: int, wrong: str = "") -> tuple[nn.Module, Plan]:
     applied = {"logit_multiplier": BASE / width} if tied else {}
     if tied and wrong != WRONG[2]:
         model.lm_head.register_forward_hook(lambda _, inputs, logits: logits * BASE / width)
-    rules = present(NANOGPT_RULES, model) if name == "nanoGPT" else rules_for(model)
+    rules = rules_for(gpt2(width) if name == "nanoGPT" else model)
+    if name == "nanoGPT":  # GPT-2's names, over layers that store their outputs first
+        rules = [replace(rule, layout=None) for rule in rules]
     numbers = {"lr": 2**-8, "absorb_multipliers": True, "applied": applied}
     return model, plan(model, rules, rule, **numbers)
 

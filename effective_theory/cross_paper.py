@@ -70,7 +70,7 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
 
     Initial values of zero are not allowed.
     """
-    given = [
+    written = [
         rule(width)(
             Tensor(
                 role,
@@ -81,9 +81,9 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
         for width in _WIDTHS
     ]
     ratio = _WIDTHS[1] / _WIDTHS[0]
-    pairs = [[getattr(one, key) for one in given] for key in ("multiplier", "init_std", "lr")]
-    found = [power(small, large, ratio) for small, large in pairs]
-    return Scaling(*(-one for one in found if one is not None))
+    pairs = [[getattr(one, key) for one in written] for key in ("multiplier", "init_std", "lr")]
+    powers = [power(small, large, ratio) for small, large in pairs]
+    return Scaling(*(-one for one in powers if one is not None))
 
 
 def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:
@@ -198,11 +198,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(argv)
-    found = facts()
-    for fact in found:
+    facts_of_papers = facts()
+    for fact in facts_of_papers:
         print(f"{'holds' if fact.holds else 'FAILS'}: {fact.statement}")
         print("".join(f"    {line}\n" for line in fact.lines))
-    raise SystemExit(0 if all(fact.holds for fact in found) else 1)
+    raise SystemExit(0 if all(fact.holds for fact in facts_of_papers) else 1)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ def run(configs: Mapping[str, Any], out: Path, workers: int, ship: Path | None) 
     start, missed = time.perf_counter(), []
     environment = describe_environment(torch.device("cpu"))
 
-    def entries(name: str, seconds: float, found: Mapping) -> None:
+    def entries(name: str, seconds: float, results: Mapping) -> None:
         print(f"{name}: {seconds:.0f} s\n", flush=True)
-        value = {"config": configs[name].model_dump(mode="json"), "seconds": seconds, **found}
+        value = {"config": configs[name].model_dump(mode="json"), "seconds": seconds, **results}
         write_json(out / f"{name}.json", {"environment": environment} | _finite(value))
 
     def keep(table: str, rows: Sequence[Mapping], names: Sequence[str], begun: float) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from param_groups import Everett, plan, rules_for
+from param_groups import Everett, plan, traced
 from param_groups.check import Check
 
 HEAD, CONTEXT, LAYERS = 16, 64, 2
@@ -54,11 +54,14 @@ class GPT(nn.Module):
         return self.lm_head(self.transformer.ln_f(x))
 
 
+RULES = traced(GPT, lambda model: model(TEXT[:2, :-1])).rules  # of two small ones, at any width
+
+
 def task(width, seed):
     """What the check trains; few tokens show how updates align, thousands hide it."""
     model, rule = GPT(width), Everett("mup", width=width, base_width=64, qk_exponent=-0.5)
     recipe = {"lr": 2**-8, "weight_decay": 0.1, "decay_mode": "per_group"}  # 0.1 as torch means it
-    numbers = plan(model, rules_for(model), rule, absorb_multipliers=True, **recipe)
+    numbers = plan(model, RULES, rule, absorb_multipliers=True, **recipe)
     loss = lambda model, rows: F.cross_entropy(model(rows[:, :-1]).mT, rows[:, 1:])
     return Check(model, numbers, [TEXT[:1]], loss)
 

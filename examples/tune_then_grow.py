@@ -22,25 +22,27 @@ import torch.nn.functional as F
 from nanogpt import CONTEXT, GPT  # beside this file
 from torch import nn
 
-from param_groups import Everett, Tuned, initial_stds, plan, rules_for, schedule
+from param_groups import Everett, Tuned, initial_stds, plan, schedule, traced
 
 BASE, ROWS = 32, 16
 WIDTHS, RATES = (32, 64, 128), [2.0**-n for n in (9, 8, 7, 6, 5)]
 TEXT = (Path(json.__file__).parents[1] / "argparse.py").read_text() + inspect.getsource(json)
 LETTERS = sorted(set(TEXT))
 DATA = torch.tensor([LETTERS.index(letter) for letter in TEXT])
+GROWING = lambda width: GPT(width, len(LETTERS))
+RULES = traced(GROWING, lambda model: model(DATA[:CONTEXT][None]), WIDTHS[:2]).rules
 
 
 def train(width, lr, seed, steps, recipe):
     """Mean loss of the last tenth of a run, in nats."""
     torch.manual_seed(seed)
-    stds = initial_stds(GPT(BASE, len(LETTERS)), rules_for(GPT(BASE, len(LETTERS))))
-    model = GPT(width, len(LETTERS))
+    stds = initial_stds(GROWING(BASE), RULES)
+    model = GROWING(width)
     groups, decay = model.parameters(), {"weight_decay": 0.1}
     if recipe:
         rule = Tuned(Everett("mup", width, BASE, qk_exponent=-0.5), init=stds)
         options = {"lr": lr, "decay_mode": "per_group", "absorb_multipliers": True, **decay}
-        numbers = plan(model, rules_for(model), rule, **options)
+        numbers = plan(model, RULES, rule, **options)
         numbers.initialise(model, seed)
         groups = numbers.groups(model)
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), **decay)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanolm_c4 import cost
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import products, shape, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -57,7 +57,7 @@ def build_plan(config: Config, model=None):
 
     if model is None:
         with torch.device("meta"):
-            model = build_model(config, vocabulary(config))
+            model = build_model(config, cost.vocabulary(config))
     prescription = config.prescription.at(config.model, config.optimizer.name)
     keys = config.optimizer.numbers
     if config.model.tied:  # two places want two multipliers: absorbed, which changes no step
@@ -70,7 +70,7 @@ def build_blank(config: Config, rows: int):
     import torch
 
     ids = torch.empty(rows, config.model.context, dtype=torch.int64)
-    return build_model(config, vocabulary(config)), loss, (ids, ids)
+    return build_model(config, cost.vocabulary(config)), loss, (ids, ids)
 
 
 def loss(model, batch):
@@ -126,7 +126,7 @@ def arithmetic(task) -> list[str]:
     and data.max_train_tokens ask for: the run would repeat text that it should see once."""
     config, rows = task.config, len(task.train_data)
     data, steps = config.data, config.training.steps
-    tokens, seen = rows * config.model.context, steps * tokens_per_step(config)
+    tokens, seen = rows * config.model.context, steps * cost.tokens_per_step(config)
     # A last partial row may be missing; without a limit any amount of text will do.
     wanted = min(seen, data.max_train_tokens or 0)
     if data.source == "c4" and tokens + config.model.context <= wanted:
@@ -147,20 +147,11 @@ def result(summary: dict[str, Any]) -> str:
     return "no final evaluation" if loss is None else f"final eval loss {loss}"
 
 
-EXPERIMENT = Experiment(
-    name="nanolm_c4",
-    description=__doc__,
-    config=Config,
-    build_task=build_task,
-    build_plan=build_plan,
-    build_blank=build_blank,
-    products=products,
-    tokens_per_step=tokens_per_step,
-    result=result,
-    shape=shape,
-    embedding=("token_embedding",),  # as Everett et al., Table 3, which counts positions apart
+EXPERIMENT = Experiment.of(
+    globals(),
+    cost,
     reads=("data.path", "data.tokenizer"),
-    arithmetic=arithmetic,
+    embedding=("token_embedding",),  # as Everett et al., Table 3, which counts positions apart
 )
 
 if __name__ == "__main__":

@@ -62,6 +62,9 @@ class Layout(StrEnum):
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
     EXPERTS = "experts"  # (experts, out, in), or a stack of layers; more axes may lead
     EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
+    OUTS_IN = "outs_in"  # (heads, size, in): all axes but the last are outputs
+    IN_OUTS = "in_outs"  # (in, heads, size), as flax has them; (out, heads, size) is LINEAR
+    INS_OUT = "ins_out"  # (heads, size, out)
 
 
 IN, OUT = "fan_in", "fan_out"
@@ -332,6 +335,11 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
         if len(shape) < 3:
             raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
         return (shape[-1], shape[-2]) if layout is Layout.EXPERTS else (shape[-2], shape[-1])
+    if layout is Layout.IN_OUTS:
+        return shape[0], math.prod(shape[1:])
+    if layout in (Layout.OUTS_IN, Layout.INS_OUT):
+        ends = shape[-1], math.prod(shape[:-1])
+        return ends if layout is Layout.OUTS_IN else ends[::-1]
     return math.prod(shape[1:]), shape[0]
 
 

@@ -58,13 +58,9 @@ def inputs(name: str, results: Path | None) -> Inputs:
     listed = load(name).TABLES
     apart = preset_of(name)  # beside the figure, which shows your results of any preset
     mine = [own_table(table, results) for table in listed] if results and not apart else []
-    tables_of_user = [path for path in mine if path]
-    if tables_of_user and (len(tables_of_user) == len(listed) or isinstance(listed, AnyOf)):
-        return Inputs(
-            tables_of_user,
-            True,
-            [f"python -m plots {name} {' '.join(map(_shown, tables_of_user))}"],
-        )
+    paths = [path for path in mine if path]
+    if paths and (len(paths) == len(listed) or isinstance(listed, AnyOf)):
+        return Inputs(paths, True, [f"python -m plots {name} {' '.join(map(_shown, paths))}"])
     paths = shipped(name)
     stems = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]
     made = [command for table in stems for command in tables.commands(table)]

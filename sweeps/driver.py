@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sweeps.pool import Job, Pool, RunFailed
 from sweeps.progress import Board, last_line, say
-from sweeps.sweep import Work, kept
+from sweeps.sweep import Work, shortened
 from sweeps.sweep_file import Point
 from training.errors import RunError, UserError
 from training.files import Busy, is_locked
@@ -156,7 +156,7 @@ class Driver:
             if summary["status"] == "stopped":
                 self.work.put_back(point)
                 return
-            self.work.record(point, kept(summary))
+            self.work.record(point, shortened(summary))
             self.tables_stale = True
             seconds = time.monotonic() - flight.submitted_at
             trained = not flight.from_step and not summary.get("resumed_from")

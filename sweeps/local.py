@@ -92,7 +92,7 @@ class LocalPool(Pool):
         self.changed = threading.Condition(self.lock)
         self.held: list[_Held] = []
         self.dead_starts, self.several = 0, False
-        self.own, self.starting = threading.local(), threading.Lock()
+        self.of_thread, self.starting = threading.local(), threading.Lock()
         # Processes end with the thread that started them. They inherit which signals it blocks,
         # and listen once they have a session of their own.
         resource_tracker.ensure_running()
@@ -210,7 +210,7 @@ class LocalPool(Pool):
     def _perform(self, run: _Held, devices: tuple[str, ...]) -> task.Outcome:
         """The outcome of a run in this thread's process, or a new one where that has other GPUs."""
         words = run.job, run.needs, self.options.launch
-        worker: _Worker | None = getattr(self.own, "worker", None)
+        worker: _Worker | None = getattr(self.of_thread, "worker", None)
         if worker is not None and worker.devices != devices:
             worker.end()
             worker = None
@@ -221,7 +221,7 @@ class LocalPool(Pool):
             worker = _Worker(devices, self.starting)
             done = worker.executor.submit(task.perform, *words)
         with self.lock:
-            run.worker = self.own.worker = worker
+            run.worker = self.of_thread.worker = worker
             if self.stops:
                 self._end_process(run)
         error: BaseException | None = UserError(THREADS)
@@ -236,7 +236,7 @@ class LocalPool(Pool):
             # An idle process holds memory of its GPU, which a run of several would have alone.
             if error is not None or self.several:
                 worker.end(dead=isinstance(error, BrokenProcessPool))
-                self.own.worker = None
+                self.of_thread.worker = None
 
     def _death(self, run: _Held) -> Exception:
         """What a run's process has died of; UserError if several have died as they started."""

@@ -142,8 +142,8 @@ class RayPool(Pool):
         if needs.nodes > 1:
             group = self.ray.util.placement_group([share] * needs.nodes, strategy="STRICT_SPREAD")
             options["scheduling_strategy"] = _part(group, 0)
-        own = max(1, cpus // max(1, processes // needs.nodes))
-        threads = job.threads or self.options.threads or own
+        share_of_cores = max(1, cpus // max(1, processes // needs.nodes))
+        threads = job.threads or self.options.threads or share_of_cores
         environment = {
             key: value
             for key, value in os.environ.items()

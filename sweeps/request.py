@@ -64,10 +64,10 @@ def cached(parse: Callable[[Path], T]) -> Callable[[Path], T]:
     @functools.wraps(parse)
     def read(path: Path) -> T:
         try:
-            found = path.stat()
+            stat = path.stat()
         except OSError:
             return parse(path)  # whose own error it is
-        stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        stamp = stat.st_ino, stat.st_mtime_ns, stat.st_size
         if path not in known or known[path][0] != stamp:
             known[path] = stamp, parse(path)
         return known[path][1]
@@ -389,8 +389,8 @@ class LoadedFile:
     def refuse_overrides(self, keys: Iterable[str], place: str) -> None:
         """Raises UserError for an override of a key to which the file gives values of its own."""
         for word, key in itertools.product(self.overrides, keys):
-            given = word.partition("=")[0]
-            if f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}."):
+            changed = word.partition("=")[0]
+            if f"{key}.".startswith(f"{changed}.") or f"{changed}.".startswith(f"{key}."):
                 raise UserError(
                     f"{word}: {self.path} sets {key} itself, in {place}; choose runs by --where or "
                     "change the file"

@@ -53,7 +53,7 @@ class Cell:
     name: str
     results: dict[Place, dict[int, Summary | None]] = field(default_factory=dict)
     """Place -> seed -> summary; None while the run is not done."""
-    given: set[Place] = field(default_factory=set)
+    named: set[Place] = field(default_factory=set)
     """Places that the sweep file names."""
     further: dict[Place, tuple[int, ...]] = field(default_factory=dict)
     """Seeds beyond the cell's own, which repeat an optimum and have no say in where it is."""
@@ -68,12 +68,12 @@ class Cell:
     def added(self) -> int:
         """Places that its rule has asked for."""
         asked = self.results.keys() | self.refused.keys()
-        return len(asked - self.given - {self.source and optimum(self.source)})
+        return len(asked - self.named - {self.source and optimum(self.source)})
 
     def seeds(self, place: Place) -> dict[int, Summary | None]:
         """Seed -> summary at a place, without further seeds."""
         extra = self.further.get(place, ())
-        return {seed: found for seed, found in self.results[place].items() if seed not in extra}
+        return {seed: summary for seed, summary in self.results[place].items() if seed not in extra}
 
     def is_complete(self) -> bool:
         """Whether every run of the cell's own seeds is done."""
@@ -127,7 +127,7 @@ class Extend(Section):
         if not cell.is_complete():
             return WAIT
         losses = mean_losses(cell)
-        alone = best[0] if best and best not in cell.given else None
+        alone = best[0] if best and best not in cell.named else None
         value = next_value(losses, self.step, self.coverage, alone) if losses else None
         note = ""
         if value is not None and cell.added >= self.points:
@@ -162,9 +162,9 @@ def mean_losses(cell: Cell) -> dict[float, float]:
     losses: dict[float, float] = {}
     for place in cell.results:
         summaries = cell.seeds(place).values()
-        found = [s["final_eval_loss"] for s in summaries if s and s["status"] != "failed"]
-        if found:
-            whole = [math.inf if loss is None else loss for loss in found]
+        of_seeds = [s["final_eval_loss"] for s in summaries if s and s["status"] != "failed"]
+        if of_seeds:
+            whole = [math.inf if loss is None else loss for loss in of_seeds]
             losses[place[0]] = sum(whole) / len(whole)
     return losses
 
@@ -260,9 +260,9 @@ class Confirm(Section):
             return WAIT
         scores = {}  # of places where no seed has failed
         for place in cell.results:
-            found = [score(s, self.metric) for s in cell.seeds(place).values() if s]
-            whole = [one for one in found if one]
-            if whole and len(whole) == len(found):
+            of_seeds = [score(s, self.metric) for s in cell.seeds(place).values() if s]
+            whole = [one for one in of_seeds if one]
+            if whole and len(whole) == len(of_seeds):
                 scores[place] = mean_score(whole)
         if not scores:
             return DONE
@@ -330,10 +330,12 @@ def around(
     """
     values = [sorted(set(column)) for column in zip(*known, strict=True)] or [[] for _ in place]
 
-    def snapped(value: float, own: Sequence[float]) -> float:
-        return next((o for o in own if math.isclose(o, value, rel_tol=1e-9)), value)
+    def snapped(value: float, others: Sequence[float]) -> float:
+        return next((o for o in others if math.isclose(o, value, rel_tol=1e-9)), value)
 
     return [
-        tuple(snapped(shifted(v, s), own) for v, s, own in zip(place, step, values, strict=True))
+        tuple(
+            snapped(shifted(v, s), others) for v, s, others in zip(place, step, values, strict=True)
+        )
         for step in neighbours
     ]

@@ -42,10 +42,10 @@ def recall(folder: Path, run: str, looks: bool = False) -> Summary | None:
             line = f"{damage}; the run is trained again, and what it was is in {aside}"
             print(line, file=sys.stderr, flush=True)
         return None
-    return kept(summary) if summary else None
+    return shortened(summary) if summary else None
 
 
-def kept(summary: Summary) -> Summary:
+def shortened(summary: Summary) -> Summary:
     """A smaller summary for the driver: of the environment only the commit, no parameters by role,
     and interned keys. It takes half the memory."""
     commit = {"commit": summary.get("environment", {}).get("commit")}
@@ -174,14 +174,15 @@ class Work(ABC):
 
     def _take(self, point: Point, summary: Summary) -> None:
         """UserError for a run on other data than the ones before: losses would not compare."""
-        if found := summary.get("data_checksum"):
+        if checksum := summary.get("data_checksum"):
             config: Any = point.config
             of = repr((config.data, getattr(config.model, "positions", None)))  # BART's rows
-            first, run = self.data.setdefault(of, (found, point.run))
-            if found != first:
+            first, run = self.data.setdefault(of, (checksum, point.run))
+            if checksum != first:
                 raise UserError(
                     f"{self.folder}: {run} and {point.run} were trained on other data: another "
-                    f"file or sentencepiece; delete folders with {first} or {found} in summary.json"
+                    f"file or sentencepiece; delete folders with {first} or {checksum} in "
+                    "summary.json"
                 )
         self._count(point, -1)
         self.results[point.key] = summary
@@ -203,7 +204,7 @@ class SweepWork(Work):
         self._targets: dict[CellKey, list[CellKey]] = {}
         for point in sweep.points:
             cell = self.cells.setdefault(point.cell, Cell(cell_name(point.cell)))
-            cell.given.add(point.place)
+            cell.named.add(point.place)
             self._add(point)
         if rule := sweep.config.transfer:
             for curve, values in self.cells:

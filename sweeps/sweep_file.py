@@ -421,8 +421,8 @@ def load_sweep(
         for values in sweep.grid(name):
             for seed in sweep.seeds(values):
                 point = sweep.point(name, values, seed)
-                kept = points if sweep.is_meant(point.config) else left_out
-                known = kept.setdefault(point.run, point).values
+                meant = points if sweep.is_meant(point.config) else left_out
+                known = meant.setdefault(point.run, point).values
                 if known != point.values:
                     raise UserError(
                         f"{path}, curve {name!r}: grid: {_words(known, point.values)} and "

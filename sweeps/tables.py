@@ -232,8 +232,8 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Cells]:
     for kind in ("pooled", "last_token", "spatial"):
         if (kernel := arrays.get(f"{kind}_kernel")) is None:
             continue
-        kept = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE))
-        for row, column in itertools.combinations_with_replacement(kept, 2):
+        shown = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE))
+        for row, column in itertools.combinations_with_replacement(shown, 2):
             value = _rounded(kernel[row, column])
             yield {"kind": kind, "row": row, "column": column, "value": value}
 

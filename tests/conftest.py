@@ -2,6 +2,7 @@
 
 import functools
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -21,11 +22,11 @@ os.fsync = lambda descriptor: None
 # Files whose tests start processes, train or draw: `bash scripts/test.sh quick` leaves them out.
 SLOW = """
     bart_span_denoise effective_theory measure nanolm_c4 plots vit_cifar5m vit_imagenet
-    param_groups/check/test_muon_check.py param_groups/check/test_stock_check.py
+    param_groups/check/test_muon_check.py
     param_groups/check/test_transfer_command.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
-    param_groups/test_models.py param_groups/test_trace_stock.py param_groups/test_tensors.py
-    sweeps/test_cost.py sweeps/test_many_at_once.py sweeps/test_pool.py
+    param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
+    sweeps/test_cost.py sweeps/test_pool.py
     sweeps/test_ray.py sweeps/test_search.py sweeps/test_simulated.py
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
     sweeps/test_terminal.py
@@ -74,3 +75,22 @@ def pytest_collection_modifyitems(config, items):
             # xdist 3.8 adds the group to `_nodeid`, which pytest 9.2 no longer reads.
             if not item.nodeid.endswith(name):
                 item._id = type(item.id).parse(item.nodeid + name)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """Overrides for a decoder on a folder of little documents and a tokeniser for them."""
+    root = tmp_path_factory.mktemp("texts")
+    (root / "texts").mkdir()
+    draw = random.Random(0)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    for i in range(30):
+        words = ["".join(draw.choices(syllables, k=2)) for _ in range(40)]
+        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
+    return [
+        "data.source=local",
+        f"data.path={root / 'texts'}",
+        f"data.cache_dir={root / 'cache'}",
+        "data.tokenizer_vocab_size=80",
+        "data.validation_fraction=0.2",
+    ]

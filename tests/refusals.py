@@ -134,7 +134,7 @@ def run(case, folder, names):
         assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
         assert "\n" not in said, said
     assert written(folder) == before, f"something was written: {written(folder)}"
-    return said.replace(f"{folder}/", "")
+    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
 def command(words):
@@ -159,21 +159,23 @@ def written(folder):
 def complaints(room, page, tmp_path, monkeypatch):
     """What is wrong with a page: cases that say something else, and raises that none reaches."""
     cases, unreached = read(page)
-    problems, lines = [], set()
+    problems, lines, paths = [], set(), [*sys.path]
     for case in cases:
         folder = tmp_path / str(case.line)
         folder.mkdir()
         for path in ROOT.glob("*/configs"):  # as from the root of the repository
             (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+        monkeypatch.setattr(sys, "path", [*paths, str(folder)])
         try:
             with raised(room) as reached:
                 said = run(case, folder, {})
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
         for name, module in [*sys.modules.items()]:  # of another case's file of this name
-            if str(getattr(module, "__file__", "")).startswith(f"{folder}/"):
+            held = getattr(module, "__dict__", {})
+            places = [held.get("__file__") or "", *(held.get("__path__") or ())]
+            if any(str(place).startswith(f"{folder}/") for place in places):
                 del sys.modules[name]
         lines |= reached
         pattern = ".*".join(map(re.escape, case.expected.split("...")))

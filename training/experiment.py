@@ -1,7 +1,8 @@
 """What an experiment is: all that a folder says so that it can be trained, planned and swept.
 
-A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. `python -m NAME.train` trains
-one config or prints its plan; sweeps and the coordinate check use `load_experiment(NAME)`.
+A folder NAME has a `train.py` that ends with `EXPERIMENT = Experiment.of(globals(), cost)`.
+`python -m NAME.train` trains one config or prints its plan; sweeps and the coordinate check use
+`load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
 at once.
@@ -15,9 +16,10 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from training.config import describe, load, read_yaml
@@ -75,6 +77,14 @@ class Experiment(Generic[C]):
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task], list[str]] = lambda task: []
     _weights: dict[object, Weights] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, train: Mapping[str, Any], cost: ModuleType, **more: Any) -> Experiment[Any]:
+        """The experiment of a folder: what `train.py` and `cost.py` have under the names of the
+        fields, and their `Config`."""
+        every = {**vars(cost), **train, "name": train["__package__"], "config": train["Config"]}
+        named = {one.name: every[one.name] for one in fields(cls) if one.name in every}
+        return cls(**{**named, "description": train["__doc__"], **more})
 
     def weights(self, config: C) -> Weights:
         """A model's parameters, by its plan on the meta device; tied tensors count once."""

@@ -152,8 +152,8 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Puts a model on the device; parameters on meta get memory there, and no values yet.
 
-    Buffers keep theirs. Raises ValueError for a buffer on meta: its values are lost, and no plan
-    knows them.
+    Tied ones stay tied, and buffers keep their values. Raises ValueError for a buffer on meta: its
+    values are lost, and no plan knows them.
     """
     values = {}
     for name, buffer in model.named_buffers():
@@ -161,7 +161,14 @@ def allocate(model: nn.Module, device: torch.device) -> None:
             raise ValueError(f"buffer {name!r} is on the meta device and has no values")
         values[name] = buffer.clone()
     if any(parameter.is_meta for parameter in model.parameters()):
+        places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                places.setdefault(parameter, []).append((module, name))
         model.to_empty(device=device)
+        for (first, name), *others in places.values():  # torch gives each place one of its own
+            for module, other in others:
+                setattr(module, other, getattr(first, name))
         for name, buffer in model.named_buffers():
             buffer.copy_(values[name])
         return

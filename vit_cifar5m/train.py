@@ -9,8 +9,8 @@ from typing import Any
 
 from training.errors import UserError
 from training.experiment import Experiment
+from vit_cifar5m import cost
 from vit_cifar5m.config import Config
-from vit_cifar5m.cost import products, tokens_per_step
 
 
 def prescription(config: Config):
@@ -132,18 +132,7 @@ def result(summary: dict[str, Any]) -> str:
     return f"{best}, {summary['targets_per_second']:.1f} images/s"
 
 
-EXPERIMENT = Experiment(
-    name="vit_cifar5m",
-    description=__doc__,
-    config=Config,
-    build_task=build_task,
-    build_plan=build_plan,
-    build_blank=build_blank,
-    products=products,
-    tokens_per_step=tokens_per_step,
-    result=result,
-    arithmetic=arithmetic,
-)
+EXPERIMENT = Experiment.of(globals(), cost)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

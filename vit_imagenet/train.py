@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from training.experiment import Experiment
+from vit_imagenet import cost
 from vit_imagenet.config import Config
-from vit_imagenet.cost import products, tokens_per_step
 
 
 def prescription(config: Config):
@@ -125,18 +125,7 @@ def result(summary: dict[str, Any]) -> str:
     return f"{best}, {summary['targets_per_second']:.1f} images/s"
 
 
-EXPERIMENT = Experiment(
-    name="vit_imagenet",
-    description=__doc__,
-    config=Config,
-    build_task=build_task,
-    build_plan=build_plan,
-    build_blank=build_blank,
-    products=products,
-    tokens_per_step=tokens_per_step,
-    result=result,
-    arithmetic=arithmetic,
-)
+EXPERIMENT = Experiment.of(globals(), cost)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -131,11 +131,11 @@ def compare(
 
 def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> Directions:
     """Unit matrices along the predicted off-diagonal entries, by kernel; none where they are 0."""
-    found = {
+    tensors = {
         (quantity, block, part): kernel
         for quantity, block, part, kernel, _ in _predictions(theory, derived)
     }
-    rests = {key: kernel - kernel.diagonal().diag() for key, kernel in found.items()}
+    rests = {key: kernel - kernel.diagonal().diag() for key, kernel in tensors.items()}
     return {
         tuple(name for name in key if name): rest / rest.norm()
         for key, rest in rests.items()
@@ -160,13 +160,13 @@ def _rows(
     config: Config,
     theory: kernels.Kernels,
     derived: tangent.Tangent,
-    found: measure.Measured | measure.Limit,
+    sampled: measure.Measured | measure.Limit,
     networks: int,
 ) -> Iterator[Comparison]:
     """Theory and networks at one width, or at infinite width: two rows per kernel, one per
     gradient; none for what has no limit at infinite width."""
-    mean, se = found.mean, found.se
-    width = found.width if isinstance(found, measure.Measured) else math.inf
+    mean, se = sampled.mean, sampled.se
+    width = sampled.width if isinstance(sampled, measure.Measured) else math.inf
 
     def row(quantity: str, block: str, part: str, entry: str, *numbers: Any) -> Comparison:
         where = (config.model.stem, width, config.model.heads, networks)
@@ -202,8 +202,8 @@ def as_json(result: Result) -> dict[str, Any]:
             return {key: lists(item) for key, item in named.items()}
         return value.tolist()
 
-    def both(found: measure.Measured | measure.Limit) -> dict[str, Any]:
-        return {"mean": lists(vars(found.mean)), "error": lists(vars(found.se))}
+    def both(kernels: measure.Measured | measure.Limit) -> dict[str, Any]:
+        return {"mean": lists(vars(kernels.mean)), "error": lists(vars(kernels.se))}
 
     theory = {
         "width": torch.tensor(result.config.model.width),

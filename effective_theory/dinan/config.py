@@ -164,11 +164,11 @@ class Config(Section):
             )
         for key, reason in _UNREAD[model.stem].items():
             section, name = key.split(".")
-            given = getattr(getattr(self, section), name)
+            values = getattr(getattr(self, section), name)
             default = type(getattr(self, section)).model_fields[name].default
-            if given != default:
+            if values != default:
                 raise ValueError(
-                    f"{key} {given}: stem {model.stem} {reason}; leave it at {default}"
+                    f"{key} {values}: stem {model.stem} {reason}; leave it at {default}"
                 )
         return self
 

@@ -86,16 +86,16 @@ def _series(covariance: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     nodes = _nodes(largest)
     functions = torch.stack(with_slope(activation, std[..., None] * nodes))  # (2, ..., P, nodes)
     norms = functions**2 @ _density(nodes)
-    found, power = torch.zeros_like(torch.stack([rho, rho])), torch.ones_like(rho)
+    total, power = torch.zeros_like(torch.stack([rho, rho])), torch.ones_like(rho)
     reached = torch.zeros_like(norms)
     for basis in _hermite(nodes):
         coefficients = functions @ basis
         for a in coefficients.unbind(-1):
-            found += a[..., :, None] * a[..., None, :] * power
+            total += a[..., :, None] * a[..., None, :] * power
             power *= rho
         reached += (coefficients**2).sum(-1)
         if bool((norms - reached <= _TOLERANCE * norms).all()):
-            return found[0], found[1]
+            return total[0], total[1]
     raise _too_large(activation, largest)
 
 
@@ -237,8 +237,8 @@ def _products(
 def _root(f: Tensor) -> Tensor:
     """(P, rank) L with L L^T = F, largest direction first; F may be singular."""
     values, vectors = torch.linalg.eigh(f.double())
-    kept = values > 1e-13 * values[-1].clamp(min=1e-300)
-    return (vectors[:, kept] * values[kept].sqrt()).flip(1)
+    positive = values > 1e-13 * values[-1].clamp(min=1e-300)
+    return (vectors[:, positive] * values[positive].sqrt()).flip(1)
 
 
 def _normals(dimension: int, draws: int, chunk: int, seed: int) -> Iterator[Tensor]:

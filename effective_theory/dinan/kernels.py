@@ -59,11 +59,11 @@ def forward(config: Config, x: Tensor) -> Kernels:
             g = pooled(config, x, head_factor(config) * f)
         else:
             g = g + _residual(config, x.shape[1], blocks[index + 1], index, f)
-    pairs = {block: mean_and_error(found) for block, found in G.items()}
+    pairs = {block: mean_and_error(samples) for block, samples in G.items()}
     return Kernels(
         blocks,
         G={block: mean for block, (mean, _) in pairs.items()},
-        F={block: mean_and_error(found)[0] for block, found in F.items()},
+        F={block: mean_and_error(samples)[0] for block, samples in F.items()},
         G_se={block: error for block, (_, error) in pairs.items()},
         replicates=G,
     )
@@ -73,8 +73,8 @@ def at_width(config: Config, kernels: Kernels, width: int) -> Kernels:
     """The kernels at another width: only the head's depend on it, as n^(-s)."""
     fall = (width / config.model.width) ** -config.model.s
 
-    def scaled(found: dict[str, Tensor]) -> dict[str, Tensor]:
-        return found | {"head": fall * found["head"]}
+    def scaled(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return tensors | {"head": fall * tensors["head"]}
 
     return replace(
         kernels,
@@ -123,13 +123,13 @@ def check_finite(config: Config, what: str, values: Tensor) -> Tensor:
     """The values again; UserError naming the keys that are not 1 if one is not finite."""
     if bool(torch.isfinite(values).all()):
         return values
-    given = [
+    unequal = [
         f"{section}.{key} = {value:g}"
         for section in ("init", "rates")
         for key, value in getattr(config, section).model_dump().items()
         if value != 1
     ]
-    raise UserError(f"{what} is beyond float64 with {', '.join(given)}; bring these nearer to 1")
+    raise UserError(f"{what} is beyond float64 with {', '.join(unequal)}; bring these nearer to 1")
 
 
 def attention_setting(config: Config, tokens: int, block: str, stream: int) -> dict[str, Any]:

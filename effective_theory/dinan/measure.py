@@ -292,8 +292,8 @@ def _run_jobs(
     spawn = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(min(processes, len(jobs)), spawn, _prepare_process) as pool:
-            given = pickle.dumps((x, directions))
-            futures = {pool.submit(_job, config, *job, given): job for job in jobs}
+            pickled = pickle.dumps((x, directions))
+            futures = {pool.submit(_job, config, *job, pickled): job for job in jobs}
             try:
                 for future in as_completed(futures):
                     yield futures[future], pickle.loads(future.result())
@@ -321,7 +321,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _job(config: Config, width: int, seeds: range, given: bytes) -> bytes:
+def _job(config: Config, width: int, seeds: range, inputs: bytes) -> bytes:
     """`measure` with pickles in place of tensors, which would be sent as shared memory."""
-    x, directions = pickle.loads(given)
+    x, directions = pickle.loads(inputs)
     return pickle.dumps(measure(config, width, seeds, x, directions))

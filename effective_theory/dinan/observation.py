@@ -92,14 +92,14 @@ def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
 
 def _numbers(values: Values, directions: Directions) -> Values:
     """What is compared with the theory as one number: diagonals, and rests along a direction."""
-    found: Values = {}
+    numbers: Values = {}
     for (kind, *names), value in values.items():
         if kind in ("G", "F", "groups") or (kind, names[-1]) == ("theta", "total"):
             key = ("theta" if kind == "groups" else kind, *names)
-            found["diagonals", *key] = value.diagonal().mean()
+            numbers["diagonals", *key] = value.diagonal().mean()
             if key in directions:
-                found["rests", *key] = (directions[key] * value).sum()
-    return found
+                numbers["rests", *key] = (directions[key] * value).sum()
+    return numbers
 
 
 def _magnitudes(encoder: Encoder, kernels: dict[str, Tensor]) -> Values:

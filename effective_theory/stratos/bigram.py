@@ -293,13 +293,13 @@ def sample(
     exponents = layers(parameterization, config.hidden_layers)
     dims = [1, *[width] * (config.hidden_layers + 1), config.vocabulary]
     weights = [
-        Sum((GaussianMatrix(networks, rows, columns, power(width, -layer.b), generator),))
+        Sum((GaussianMatrix(networks, rows, columns, raised(width, -layer.b), generator),))
         for layer, columns, rows in zip(exponents, dims, dims[1:], strict=False)
     ]
-    return Model(tuple(weights), tuple(power(width, -layer.a) for layer in exponents), normalized)
+    return Model(tuple(weights), tuple(raised(width, -layer.a) for layer in exponents), normalized)
 
 
-def power(width: int, exponent: Fraction) -> float:
+def raised(width: int, exponent: Fraction) -> float:
     """width^exponent."""
     return float(width) ** float(exponent)
 
@@ -317,15 +317,17 @@ def over_widths(
     config: BigramConfig, measure: Callable[[int, int, torch.Generator], dict[Name, Tensor]]
 ) -> dict[Name, np.ndarray]:
     """What `measure(width, networks, generator)` finds: name -> (widths, networks)."""
-    found = []
+    means = []
     for width in config.widths:
         parts = [measure(width, *batch) for batch in batches(width, config)]
-        found.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-    return {name: torch.stack([sizes[name] for sizes in found]).numpy() for name in found[0]}
+        means.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    return {name: torch.stack([sizes[name] for sizes in means]).numpy() for name in means[0]}
 
 
 def sizes(result: Pass) -> Sizes:
     """Mean squares of every h_l, h'_l and W'_l by name, each (networks,)."""
-    found = {f"h_{l}": mean_square(h) for l, h in enumerate(result.h) if l > 0}
-    found |= {f"h'_{l}": mean_square(gradient) for l, gradient in result.h_gradient.items()}
-    return found | {f"W'_{l}": item.mean_square() for l, item in enumerate(result.weight_gradient)}
+    squares = {f"h_{l}": mean_square(h) for l, h in enumerate(result.h) if l > 0}
+    squares |= {f"h'_{l}": mean_square(gradient) for l, gradient in result.h_gradient.items()}
+    return squares | {
+        f"W'_{l}": item.mean_square() for l, item in enumerate(result.weight_gradient)
+    }

@@ -102,7 +102,7 @@ class FittedExponent:
 
 
 @dataclass(frozen=True)
-class Place:
+class Cell:
     """Where a fitted exponent stands, and what is predicted there.
 
     `kind` says what the prediction is: one that these networks follow, an upper bound, or
@@ -120,7 +120,7 @@ class Place:
 
 
 def fit(
-    place: Place, squares: np.ndarray, widths: Sequence[int], root: bool = False
+    place: Cell, squares: np.ndarray, widths: Sequence[int], root: bool = False
 ) -> FittedExponent:
     """The exponent of the mean over networks of `squares`, (widths, networks), or of its root.
 
@@ -163,13 +163,13 @@ def variance_exponents(
     scale = [layer.scale for layer in layers(parameterization, hidden_layers)]
     b = [layer.b for layer in layers(parameterization, hidden_layers)]
     last = hidden_layers + 1
-    found = {f"h_{l + 1}": l - 2 * sum(scale[: l + 1], ZERO) for l in range(last + 1)}
+    exponents = {f"h_{l + 1}": l - 2 * sum(scale[: l + 1], ZERO) for l in range(last + 1)}
     for l in range(last, 0, -1):
-        found[f"h'_{l}"] = last - l - 2 * sum(scale[l:], ZERO)
+        exponents[f"h'_{l}"] = last - l - 2 * sum(scale[l:], ZERO)
     for l in range(last, -1, -1):
         inner = 1 if 1 <= l <= hidden_layers else 0
-        found[f"W'_{l}"] = hidden_layers - inner - 2 * (sum(scale, ZERO) - b[l])
-    return found
+        exponents[f"W'_{l}"] = hidden_layers - inner - 2 * (sum(scale, ZERO) - b[l])
+    return exponents
 
 
 # Stratos, Table 2, as powers of d. Columns: RMSNorm, sigma_0^2, sigma_{L+1}^2, then the variances
@@ -191,11 +191,11 @@ def columns(cells: Iterable[Fraction], hidden_layers: int, second: str) -> dict[
     """Give each layer its cell of a printed row; `second` names the second column, of h_{L+2}."""
     last = hidden_layers + 1
     h, logits, error, gradients, readout, hidden, embedding = cells
-    found = {f"h_{l}": h for l in range(1, last + 1)}
-    found |= {second: logits, f"h'_{last + 1}": error}
-    found |= {f"h'_{l}": gradients for l in range(last, 0, -1)}
-    found |= {f"W'_{last}": readout}
-    return found | {f"W'_{l}": hidden for l in range(hidden_layers, 0, -1)} | {"W'_0": embedding}
+    named = {f"h_{l}": h for l in range(1, last + 1)}
+    named |= {second: logits, f"h'_{last + 1}": error}
+    named |= {f"h'_{l}": gradients for l in range(last, 0, -1)}
+    named |= {f"W'_{last}": readout}
+    return named | {f"W'_{l}": hidden for l in range(hidden_layers, 0, -1)} | {"W'_0": embedding}
 
 
 def chosen(names: Iterable[str] | None, known: Iterable[str], table: str) -> list[str]:
@@ -215,7 +215,7 @@ def table_2(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
 
     UserError for an unknown row.
     """
-    found = []
+    fitted = []
     for name in chosen(rows, TABLE_2_ROWS, "Table 2"):
         norm, first, last, *cells = TABLE_2_ROWS[name]
         squares = over_widths(config, _initial_sizes(norm == "yes", first, last, config))
@@ -223,9 +223,9 @@ def table_2(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
         predictions = columns(map(Fraction, cells), config.hidden_layers, logits)
         for column, predicted in predictions.items():
             slow = last == "0" and "'" in column  # gradients of rows 5 and 6
-            place = Place("Table 2", name, column, predicted, note=_SATURATES if slow else "")
-            found.append(fit(place, squares[column], config.widths))
-    return found
+            place = Cell("Table 2", name, column, predicted, note=_SATURATES if slow else "")
+            fitted.append(fit(place, squares[column], config.widths))
+    return fitted
 
 
 def _initial_sizes(

@@ -39,15 +39,15 @@ from effective_theory.stratos.bigram import (
     layers,
     mean_square,
     over_widths,
-    power,
     propagate,
+    raised,
     sample,
     sizes,
 )
 from effective_theory.stratos.exponents import (
+    Cell,
     Claim,
     FittedExponent,
-    Place,
     chosen,
     columns,
     fit,
@@ -84,7 +84,7 @@ class Member:
         count = config.hidden_layers
         exponents = [c[kind(l, count)] for l in range(count + 2)]
         rate = config.small_learning_rate if self.logits_grow else config.learning_rate
-        return [rate * power(width, -exponent) for exponent in exponents]
+        return [rate * raised(width, -exponent) for exponent in exponents]
 
 
 def member(name: str) -> Member:
@@ -143,9 +143,9 @@ def step_sizes(step: Step) -> Sizes:
     "[y]" is the one logit of the target in place of the mean over V.
     """
     last = len(step.model.weights)
-    found = sizes(step.before)
-    found |= {f"dh_{l}": mean_square(step.change(l)) for l in range(1, last + 1)}
-    return found | {f"dh_{last}[y]": step.change(last)[:, WORD].square()}
+    squares = sizes(step.before)
+    squares |= {f"dh_{l}": mean_square(step.change(l)) for l in range(1, last + 1)}
+    return squares | {f"dh_{last}[y]": step.change(last)[:, WORD].square()}
 
 
 def alignment_sizes(step: Step, variances: list[float]) -> Sizes:
@@ -153,16 +153,16 @@ def alignment_sizes(step: Step, variances: list[float]) -> Sizes:
 
     `variances` are those of the initial W_0..W_{L+1}: of RMS(W_l), sign steps change no exponent.
     """
-    found = {}
+    ratios = {}
     last = len(step.model.weights) - 1
     for l in range(1, last + 1):
         weight, update, change = step.model.weights[l], step.updates[l], step.change(l)
         moved = weight.times(change)
-        found[f"alpha_{l}"] = _ratio(update.times(step.before.h[l]), update, step.before.h[l])
-        found[f"omega_{l}"] = mean_square(moved) / (variances[l] * mean_square(change))
-        found[f"u_{l}"] = _ratio(update.times(change), update, change)
+        ratios[f"alpha_{l}"] = _ratio(update.times(step.before.h[l]), update, step.before.h[l])
+        ratios[f"omega_{l}"] = mean_square(moved) / (variances[l] * mean_square(change))
+        ratios[f"u_{l}"] = _ratio(update.times(change), update, change)
     of_target = moved[:, WORD].square() / (variances[last] * mean_square(change))
-    return found | {f"omega_{last}[y]": of_target}
+    return ratios | {f"omega_{last}[y]": of_target}
 
 
 def _ratio(product: torch.Tensor, matrix: RankOne, vector: torch.Tensor) -> torch.Tensor:
@@ -170,27 +170,27 @@ def _ratio(product: torch.Tensor, matrix: RankOne, vector: torch.Tensor) -> torc
 
 
 _MOVED = "moved"
-Found = dict[tuple[str, int], torch.Tensor]
+Results = dict[tuple[str, int], torch.Tensor]
 
 
 @lru_cache(maxsize=8)
 def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.ndarray]:
     """(name, step) -> mean squares, (widths, networks); Tables 1, 3 and the alignments share it."""
 
-    def measure(width: int, networks: int, generator: torch.Generator) -> Found:
+    def measure(width: int, networks: int, generator: torch.Generator) -> Results:
         model = sample(item.parameterization, width, networks, config, generator)
         exponents = layers(item.parameterization, config.hidden_layers)
-        variances = [power(width, -2 * layer.b) for layer in exponents]
+        variances = [raised(width, -2 * layer.b) for layer in exponents]
         steps = sign_steps(model, item.rates(width, config), config.steps, networks)
-        found: Found = {}
+        results: Results = {}
         start = None
         for number, step in enumerate(steps, 1):
             start = start or step.before
             both = step_sizes(step) | alignment_sizes(step, variances)
             change = step.before.h[-2] - start.h[-2]  # of h_{L+1}, since initialization
             both[_MOVED] = mean_square(change) / mean_square(start.h[-2])
-            found |= {(name, number): values for name, values in both.items()}
-        return found
+            results |= {(name, number): values for name, values in both.items()}
+        return results
 
     return over_widths(config, measure)
 
@@ -210,14 +210,14 @@ def _rows(
 ) -> list[FittedExponent]:
     """A fit for every predicted column and every step, all of them of an RMS."""
     squares = _trained(item, config)
-    found = []
+    rows = []
     for step in range(1, config.steps + 1):
         moved = float(np.sqrt(squares[_MOVED, step][-1].mean()))
         for column, predicted in predictions.items():
             note, claim = about(column, step)
-            place = Place(table, name, column, predicted, step, claim, moved, note)
-            found.append(fit(place, squares[column, step], config.widths, root=True))
-    return found
+            place = Cell(table, name, column, predicted, step, claim, moved, note)
+            rows.append(fit(place, squares[column, step], config.widths, root=True))
+    return rows
 
 
 def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
@@ -226,27 +226,27 @@ def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
     Predicted by (9), (10) and (13)-(20) with full alignment and omega_{L+1} = 1, (31). UserError
     for an unknown row.
     """
-    found = []
+    fitted = []
     for name in chosen(rows, STRATOS_TABLE, "Table 1"):
         item = member(name)
         predictions = _predicted_rms(item, config.hidden_layers)
         about = _about_logits(item, config, ("omega_{L+1} = 1/2 would make it 0", _NONE[1]))
-        found += _rows("Table 1", name, item, predictions, about, config)
-    return found
+        fitted += _rows("Table 1", name, item, predictions, about, config)
+    return fitted
 
 
 def _predicted_rms(item: Member, hidden_layers: int) -> dict[str, Fraction]:
     """RMS of the activations, their changes and the gradients, as powers of d."""
     last = hidden_layers + 1
     variances = variance_exponents(item.parameterization, hidden_layers)
-    found = {name: value / 2 for name, value in variances.items()}
-    del found[f"h_{last + 1}"]  # it grows in training from its small size in muP and MF
+    halves = {name: value / 2 for name, value in variances.items()}
+    del halves[f"h_{last + 1}"]  # it grows in training from its small size in muP and MF
     c = dict(zip(LAYERS, item.c, strict=True))
     changes = residuals(
         item.parameterization, "adam", TENSOR_PROGRAMS, c, hidden_layers=hidden_layers
     )
-    found |= {f"dh_{l}": -residual for l, residual in enumerate(changes, 1)}
-    return found | {f"dh_{last + 1}[y]": -changes[-1], f"h'_{last + 1}": Fraction(0)}
+    halves |= {f"dh_{l}": -residual for l, residual in enumerate(changes, 1)}
+    return halves | {f"dh_{last + 1}[y]": -changes[-1], f"h'_{last + 1}": Fraction(0)}
 
 
 # Stratos, Table 3: RMS as powers of d. Columns: h_1..h_{L+1}, the change of h_{L+2}, h'_{L+2},
@@ -275,7 +275,7 @@ def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
     Row 1 is hypothetical: it is measured on the network of row 2, which does not obey Condition
     A.2. UserError for an unknown row.
     """
-    found = []
+    fitted = []
     for name in chosen(rows, TABLE_3, "Table 3"):
         item = _member_of_table_3(name)
         logits = f"dh_{config.hidden_layers + 2}"
@@ -283,8 +283,8 @@ def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
         predictions = columns(cells, config.hidden_layers, logits)
         predictions[f"{logits}[y]"] = predictions[logits]
         about = _about_logits(item, config, _VIOLATED if "A.2" in name else _NONE)
-        found += _rows("Table 3", name, item, predictions, about, config)
-    return found
+        fitted += _rows("Table 3", name, item, predictions, about, config)
+    return fitted
 
 
 def _about_logits(
@@ -326,10 +326,10 @@ def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[F
             return note, "prediction"
         return _NONE
 
-    found = []
+    fitted = []
     for name in chosen(rows, STRATOS_TABLE, "alignment"):
-        found += _rows("alignment", name, member(name), predictions, about, config)
-    return found
+        fitted += _rows("alignment", name, member(name), predictions, about, config)
+    return fitted
 
 
 _OF_U: Remark = (

@@ -1,6 +1,7 @@
 """Which rule do the numbers of anybody's optimiser follow, tensor by tensor?
 
     param-groups audit FILE.py                      build(width) -> (model, optimizer)
+    param-groups audit FILE.py                      task(width, seed) -> Check, as `check` has it
     param-groups audit FILE.py --rule mup           the rule that is meant
     param-groups audit FILE.py --depths 2 4 8       build(width, depth), at the first width
     param-groups audit FILE.py --step               takes one step, too, and compares its size
@@ -11,6 +12,7 @@
 rate, epsilon and decay per step of every tensor are read at two sizes or more. Their powers of the
 size are compared with those of one rate for all tensors and of the papers' rules, with all
 multipliers absorbed, in the forward pass, or the readout's alone there. The nearest rule is named.
+Which axes a tensor sums over is guessed from its layer, and read from use where a task has a batch.
 A mistake may make one rule of another. So say with `--rule` which one is meant: mup, standard, or a
 whole name as it is printed, with the place of the multipliers. Without, any known rule will do.
 Multipliers of the forward pass are not read, nor are initial sizes of vectors and in a scan of the
@@ -35,12 +37,13 @@ something is not read, and for a mistake in the command or the file.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -48,8 +51,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.check.command import load_function
-from param_groups.check.measuring import pooled
+from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
+from param_groups.check.measuring import Build, optimizer_of, pooled
 from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
 from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
@@ -238,10 +241,21 @@ def main(
     parser.add_argument("--save", type=Path, help="write the numbers that are read")
     parser.add_argument("--against", type=Path, help="compare with saved numbers instead of rules")
     args = parser.parse_args(argv)
-    build = load(args.file, f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)")
     sizes = sorted(set(args.depths or args.widths))
     if len(sizes) < 2 or sizes[0] < 1:
         raise PlanError("--widths and --depths: give two different sizes or more")
+    signature = f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)"
+    module = load_module(args.file) if load is load_function else None
+    layouts: dict[str, str] = {}
+    build: Callable[..., Any]
+    if module is None:
+        build = load(args.file, *signature)
+    elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
+        task = with_rules(function_of(module, args.file, *TASK), args.widths)
+        layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
+        build = functools.partial(_planned, task)
+    else:
+        build = function_of(module, args.file, *signature)
 
     def built(size: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         torch.manual_seed(0)
@@ -250,7 +264,15 @@ def main(
             raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
         return pair[0], [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
 
-    readings: Readings = {size: read(*built(size), args.ignore) for size in sizes}
+    readings: Readings = {
+        size: {
+            name: replace(one, layout=layouts[name], table=layouts[name] == "table")
+            if name in layouts
+            else one
+            for name, one in read(*built(size), args.ignore).items()
+        }
+        for size in sizes
+    }
     lines: list[str] = []
     if args.step:
         steps = {(size, s): first_step(*built(size), s) for size in sizes for s in SCALES}
@@ -282,3 +304,13 @@ def main(
         print(f"not read: {line}")
     if lines or result.unread:
         raise SystemExit(2 if result.unread else 1)
+
+
+def _planned(task: Build, width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A check's model as its plan draws it, with its optimiser."""
+    check = task(width, 0)
+    if check.plan is not None:
+        check.plan.initialise(check.model, 0, overwrite=True)
+    if check.after_init is not None:
+        check.after_init(check.model)
+    return check.model, optimizer_of(check, decays=True)

@@ -1,7 +1,7 @@
 """The coordinate check: do activations and updates scale with size as the rule says?
 
     param-groups check FILE.py                    your own model: task(width, seed) -> Check
-    param-groups check hf:gpt2                    a stock model with its shipped rules
+    param-groups check hf:gpt2                    a stock model with the rules of its trace
     param-groups check timm:vit_small_patch16_224 --rule mup standard one_rate
 
 First a plan's numbers are compared with published exponents of its rule, or with what stability
@@ -33,6 +33,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,6 +52,9 @@ from param_groups.check.measuring import (
     measure,
 )
 from param_groups.model.trace import Trace, traced
+from param_groups.roles import Rule
+
+TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
 
 @dataclass(frozen=True)
@@ -117,22 +121,31 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
-    returns = "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
-    task = load_function(path, "task(width, seed)", returns)
-    return Target(with_rules(task, widths), path.stem)
+    return Target(with_rules(load_function(path, *TASK), widths), path.stem)
 
 
-def with_rules(task: Build, widths: Sequence[int]) -> Build:
+def with_rules(task: Build, widths: Sequence[int]) -> Ruled:
     """A task whose plans may be functions of rules: those of a trace, made once if it is needed."""
-    rules = functools.cache(lambda: trace_of(task, widths).rules)
+    return Ruled(task, functools.cache(lambda: trace_of(task, widths)))
 
-    def build(width: int, seed: int) -> Check:
-        check = task(width, seed)
+
+@dataclass(frozen=True)
+class Ruled:
+    """A task that gives plans which are functions the rules of a trace."""
+
+    task: Build
+    trace: functools._lru_cache_wrapper[Trace]
+
+    def __call__(self, width: int, seed: int) -> Check:
+        check = self.task(width, seed)
         if isinstance(check, Check) and callable(check.plan):
-            check = replace(check, plan=check.plan([*rules()]))
+            check = replace(check, plan=check.plan([*self.trace().rules]))
         return check
 
-    return build
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules that plans were made with; none if no plan asked for them."""
+        return self.trace().made if self.trace.cache_info().currsize else ()
 
 
 def trace_of(task: Build, widths: Sequence[int]) -> Trace:
@@ -147,6 +160,11 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
 
     Raises CheckError for a file that is none, or without the function of this `signature`.
     """
+    return function_of(load_module(path), path, signature, returns)
+
+
+def load_module(path: Path) -> ModuleType:
+    """A user's file, run once; CheckError for one that is no Python file."""
     if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
@@ -155,6 +173,11 @@ def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    return module
+
+
+def function_of(module: ModuleType, path: Path, signature: str, returns: str) -> Callable[..., Any]:
+    """A function of a user's module; CheckError without one that can be called so."""
     name = signature.partition("(")[0]
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
@@ -182,7 +205,8 @@ def run(target: Target, args: argparse.Namespace) -> int:
     measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
     numbers = judging.judge(measurement.plans)
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
-    left = judging.not_judged(measurement.plans, measurement.held)
+    rules = target.build.rules if isinstance(target.build, Ruled) else ()
+    left = judging.not_judged(measurement.plans, measurement.held, rules)
     code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,
@@ -210,7 +234,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:
         print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")
-    for line in [*judging.heads_note(measurement.plans), *left]:
+    for line in [*judging.heads_note(measurement.plans, rules), *left]:
         print(line)
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")

@@ -24,7 +24,7 @@ from param_groups.check.theory import (
 )
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
-from param_groups.roles import Role
+from param_groups.roles import Role, Rule
 from param_groups.rules.exponents import HALF, LAYERS, ZERO
 
 # A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
@@ -240,8 +240,12 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
     return result
 
 
-def not_judged(plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Reading]]) -> list[str]:
-    """What a rate depends on and no verdict speaks of, a line each.
+def not_judged(
+    plans: Mapping[int, Plan],
+    held: Mapping[int, Mapping[str, Reading]],
+    rules: Sequence[Rule] = (),
+) -> list[str]:
+    """What a rate depends on and no verdict speaks of, a line each. `rules` are those of a trace.
 
     What a step of an optimiser tells, as a Muon's factor, is in the measured updates.
     """
@@ -252,7 +256,7 @@ def not_judged(plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Readin
         lines.append(
             f"not judged: the plan's numbers, which nothing is known to compare with ({optimizer})"
         )
-    if any(one.head_dim_is_missing() for one in plans.values()):
+    if not _traced_heads(rules) and any(one.head_dim_is_missing() for one in plans.values()):
         lines.append(
             "not judged: whether the head dimension is the same at all widths, as muP with "
             "qk_exponent=-0.5 needs; plan with head_dim="
@@ -260,10 +264,12 @@ def not_judged(plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Readin
     return lines
 
 
-def heads_note(plans: Mapping[int, Plan]) -> list[str]:
-    """A warning where muP has the library's attention while the head dimension grows."""
+def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> list[str]:
+    """A warning where muP has the library's attention while the head dimension grows, in the plans
+    or in the trace that gave `rules`."""
     rule = rule_of(plans[min(plans)])
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
+    heads = _traced_heads(rules) or heads
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")
     if other or rule.get("qk_exponent") != -0.5 or len({*heads}) == 1:
         return []
@@ -271,3 +277,8 @@ def heads_note(plans: Mapping[int, Plan]) -> list[str]:
         f"warning: head dimensions {heads[0]} to {heads[-1]}: qk_exponent=-0.5 is muP's only where "
         "they are the same at all widths; add heads with the width, or multiply by 1/d"
     ]
+
+
+def _traced_heads(rules: Sequence[Rule]) -> list[int]:
+    """Head dimensions that a trace saw grow with the width."""
+    return sorted({one.head_dim or 0 for r in rules for one in r.measured if one.grows})

@@ -407,7 +407,8 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 @contextmanager
 def _embedded(check: Check) -> Iterator[list[Tensor]]:
     """Collects what a table that `Tied` makes the readout, too, is called with."""
-    tied = [row.name for row in check.planned.rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
+    rows = check.planned.rows
+    tied = [row.name for row in rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
     tables = tied if check.planned.prescription.get("tied") else []
     ids: list[Tensor] = []
     modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
@@ -470,6 +471,7 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
         if name not in now or now[name].shape != before.shape:
             raise CheckError(
                 f"module {name!r} was called otherwise than at first on the same batch; the check "
-                "needs a forward pass that does not depend on the step"
+                "needs a forward pass that does not depend on the step: give experts that get some "
+                "of the tokens all of them (as many chosen as there are)"
             )
     return now

@@ -112,7 +112,7 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
             ins, outs = _fans(name, one)
             if depth:
                 role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
-            elif len(one.shape) < 2:
+            elif len(one.shape) < 2 or one.layout == Layout.VECTOR:
                 grows = last[name].shape > first[name].shape
                 role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
             elif one.table:
@@ -145,9 +145,10 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
 
 def _fans(name: str, one: Reading) -> tuple[int, int]:
     """(1, features) of a vector and of an embedding's rows, else what `fans` says."""
-    if one.table or len(one.shape) < 2:
+    if one.table or len(one.shape) < 2 or one.layout == Layout.VECTOR:
         return 1, (one.shape or (1,))[-1]
-    return fans(name, one.shape, Layout.TRANSPOSED if one.transposed else Layout.LINEAR)
+    guess = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
+    return fans(name, one.shape, Layout(one.layout or guess))
 
 
 # Its verdicts
@@ -199,8 +200,10 @@ def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss
     begins = [one for one in forms if not told or f"{one.name},".startswith(f"{begin},")]
     meant = [one for one in forms if one.name == told] or begins
     if not meant:
-        names = "; ".join(dict.fromkeys(one.name for one in forms))
-        raise PlanError(f"--rule {told!r}: no rule here has this name; expected one of {names}")
+        names = "; ".join(dict.fromkeys(one.name.partition(",")[0] for one in forms))
+        raise PlanError(
+            f"--rule {told!r}: no rule here has this name; expected one of {names}, or a whole name"
+        )
     alike: dict[Alike, list[str]] = {}  # but for their initial values, which are random
     for name in numbers.names:
         alike.setdefault(_alike(name, numbers), []).append(name)

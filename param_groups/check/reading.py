@@ -75,6 +75,7 @@ class Reading:
     decay: float
     transposed: bool = False  # (in, out, ...)
     unread: tuple[str, ...] = ()
+    layout: str = ""  # of a traced model, from use
 
 
 def read(

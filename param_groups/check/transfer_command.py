@@ -38,7 +38,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from param_groups.check import transfer
-from param_groups.check.command import load_function, with_rules
+from param_groups.check.command import TASK, load_function, with_rules
 from param_groups.check.measuring import Check, CheckError, optimizer_of
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.roles import PlanError, choose
@@ -83,9 +83,6 @@ def main(argv: Sequence[str]) -> None:
     print(f"\n{table(answer)}\n\n{summary(answer, collapse)}")
     _write(out, grid, settings, answer, collapse, curves)
     raise SystemExit(EXIT.get(answer.verdict, 2))
-
-
-TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
 
 def _grid(args: argparse.Namespace) -> Grid:

@@ -22,7 +22,13 @@ COMMANDS = {"check": "command", "audit": "audit", "transfer": "transfer_command"
 
 def run(name: str, words: Sequence[str]) -> None:
     """One of the commands, in this process; its module is imported only now."""
-    importlib.import_module(f"param_groups.check.{COMMANDS[name]}").main(words)
+    try:
+        module = importlib.import_module(f"param_groups.check.{COMMANDS[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":  # of all that a command imports, torch alone is required
+            raise
+        raise PlanError(f"{name} needs numpy: pip install 'param-groups[check]'") from None
+    module.main(words)
 
 
 def main(name: str, words: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 CONVOLUTIONS = {f"conv{turned}{d}d" for turned in ("", "_transpose") for d in (1, 2, 3)}
-ADDING = {"addmm": 1, "baddbmm": 1}  # products that come after a tensor to add
+ADDING = {"addmm", "baddbmm"}  # products that come after a tensor to add
 TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm"}
 PRODUCTS = {"linear", "einsum", *CONVOLUTIONS, *ADDING, *TWO}
 RECURRENT = {
@@ -25,9 +25,8 @@ POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "reciprocal": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 CHOICES = {"topk", "sort", "argsort", "argmax"}
-# Functions of a parameter alone that its path names; views and casts it does not.
-SHOWN = SUMS | {"exp", "neg", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
-ACTS = SHOWN - {"neg"}  # after which a constant acts as another number
+# After these a constant acts as another number. A parameter's path names them, and no views.
+ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
 class Call(NamedTuple):
@@ -54,16 +53,16 @@ class Call(NamedTuple):
         """Whether the first tensor is an activation by its place, whatever made it."""
         return self.name == "linear" or self.name in CONVOLUTIONS
 
-    @property
-    def is_product(self) -> bool:
-        """Whether it is a product whose axes `operands` knows."""
-        return self.name in PRODUCTS and (self.name != "einsum" or isinstance(self.args[0], str))
+    def bound(self, names: str) -> dict[str, Any]:
+        """Arguments by name, however they were passed."""
+        return {**dict(zip(names.split(), self.args, strict=False)), **self.kwargs}
 
 
 def seen(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Call:
-    """A call with its tensors found."""
+    """A call with its tensors."""
     ins = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor)]
     outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+    name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
     return Call(name, args, kwargs, ins, outs or (ins[:1] if name == "__setitem__" else []))
 
 
@@ -77,48 +76,59 @@ class Operand(NamedTuple):
     axis: int
 
 
-def bound(names: str, call: Call) -> dict[str, Any]:
-    """Arguments by name, however they were passed."""
-    return {**dict(zip(names.split(), call.args, strict=False)), **call.kwargs}
-
-
 def operands(call: Call) -> list[Operand]:
     """What a product multiplies; of a convolution the kernel's axes are summed over, too."""
-    given = bound("input weight", call)
-    if call.name == "linear":
-        return [Operand(given["input"], (-1,), (-2,), -2), Operand(given["weight"], (1,), (0,), -1)]
-    if call.name in CONVOLUTIONS:
-        weight, channels = given["weight"], 1 - given["weight"].ndim
-        turned = "transpose" in call.name
-        axes = ((0,), (1,)) if turned else (tuple(range(1, weight.ndim)), (0,))
-        return [Operand(given["input"], (channels,), (), 0), Operand(weight, *axes, channels)]
+    tensors, terms, result = _equation(call)
+
+    def place(term: str, letter: str) -> int:
+        at = term.index(letter)
+        return at - len(term) if "." in term[:at] else at
+
+    found = []
+    for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
+        others, letters = "".join(terms[:i] + terms[i + 1 :]), [c for c in term if c.isalpha()]
+        made = [c for c in letters if c in result and c not in others]
+        summed = tuple(place(term, c) for c in letters if c not in result)
+        axis = place(result, min(made, key=result.index)) if made else -1
+        found.append(Operand(tensor, summed, tuple(place(term, c) for c in made), axis))
+    return found
+
+
+def _equation(call: Call) -> tuple[Sequence[Tensor], list[str], str]:
+    """A product as einsum writes it: tensors, a term for each, the result. A dot stands for axes
+    in front, an underscore for the kernel of a turned convolution, which nothing is said of."""
+    if call.takes_input:
+        inputs, weight = (call.bound("input weight")[key] for key in ("input", "weight"))
+        space = "XYZ"[: weight.ndim - 2]
+        kernel = "io" + "_" * len(space) if "transpose" in call.name else "oi" + space.lower()
+        return [inputs, weight], [f".i{space}" if space else ".i", kernel], f".o{space}"
     if call.name == "einsum":
-        return _of_einsum(call.args[0], call.ins)
-    first, second = call.ins[ADDING.get(call.name, 0) :][:2]
+        left, arrow, right = call.args[0].replace(" ", "").replace("...", ".").partition("->")
+        letters = sorted({*left} - {",", "."})
+        return (
+            call.ins,
+            left.split(","),
+            right if arrow else "".join(c for c in letters if left.count(c) == 1),
+        )
+    first, second = call.ins[call.name in ADDING :][:2]
     if call.name == "__rmatmul__":
         first, second = second, first
-    rows = (-2,) if first.ndim > 1 else ()
-    summed, columns = ((-2,), (-1,)) if second.ndim > 1 else ((-1,), ())
-    row = -2 if second.ndim > 1 else -1
-    return [Operand(first, (-1,), rows, row), Operand(second, summed, columns, -1)]
+    terms = [".ij" if first.ndim > 1 else "j", ".jk" if second.ndim > 1 else "j"]
+    return [first, second], terms, "." + "i" * (first.ndim > 1) + "k" * (second.ndim > 1)
 
 
 def bias_of(call: Call) -> Tensor | None:
     """What is added to a product in the same call."""
-    bias = None
-    if call.name in ADDING:
-        bias = bound("input", call)["input"]
-    elif call.takes_input:
-        bias = bound("input weight bias", call).get("bias")
+    names = "bias" if call.name in ADDING else "input weight bias" if call.takes_input else ""
+    bias = call.bound(names).get("bias", call.kwargs.get("input") if names == "bias" else None)
     return bias if isinstance(bias, Tensor) else None
 
 
 def groups_of(call: Call) -> int:
     """Into how many parts a convolution splits its channels; 1 for all else."""
-    places = "input weight bias stride padding dilation groups"
-    if "transpose" in call.name:
-        places = places.replace("dilation", "output_padding")
-    return int(bound(places, call).get("groups", 1)) if call.name in CONVOLUTIONS else 1
+    last = "output_padding groups" if "transpose" in call.name else "dilation groups"
+    bound = call.bound(f"input weight bias stride padding {last}")
+    return int(bound.get("groups", 1)) if call.name in CONVOLUTIONS else 1
 
 
 def looks_up(call: Call) -> bool:
@@ -137,28 +147,7 @@ def step(call: Call, i: int) -> str:
         return "[" + ", ".join(map(_said, index)) + "]"
     if call.name == "unbind":
         return f"[{i}]"
-    return f"part {i}" if call.name in SPLITS else call.bare if call.bare in SHOWN else ""
-
-
-def _of_einsum(equation: str, tensors: Sequence[Tensor]) -> list[Operand]:
-    left, _, right = equation.replace(" ", "").replace("...", ".").partition("->")
-    terms = left.split(",")
-    if "->" not in equation:
-        right = "".join(sorted(c for c in {*left} - {",", "."} if left.count(c) == 1))
-
-    def place(term: str, letter: str) -> int:
-        at = term.index(letter)
-        return at - len(term) if "." in term[:at] else at
-
-    found = []
-    for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
-        others = "".join(terms[:i] + terms[i + 1 :])
-        letters = [c for c in term if c != "."]
-        made = [c for c in letters if c in right and c not in others]
-        summed = tuple(place(term, c) for c in letters if c not in right)
-        axis = place(right, min(made, key=right.index)) if made else -1
-        found.append(Operand(tensor, summed, tuple(place(term, c) for c in made), axis))
-    return found
+    return f"part {i}" if call.name in SPLITS else call.bare if call.bare in {*ACTS, "neg"} else ""
 
 
 def _said(index: Any) -> str:

@@ -1,18 +1,84 @@
-"""What a trace notes of a model: where each parameter goes, and what every activation carries."""
+"""What a trace notes of one pass: what activations carry, where parameters go, attentions."""
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from param_groups.model import calls
-from param_groups.model.attention import Attention, Flow
 
 NOTHING: frozenset[str] = frozenset()
 Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
+# Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
+Ranges = tuple[tuple[int, int], ...] | None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What an activation carries through a forward pass.
+
+    Args:
+        made: the parameters whose products it is, each with the index of its result.
+        past: the parameters that it went through, as bits; a residual sum has the stream's.
+        above: the activations that it was made from, as bits, and its own, `serial`.
+        factor: numbers that it was multiplied by since; None where they are not known.
+        scores, weights: attentions whose query-key products, whose softmaxes are in it.
+        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax.
+    """
+
+    made: frozenset[tuple[str, int]] = frozenset()
+    past: int = 0
+    above: int = 0
+    serial: int = 0
+    factor: float | None = 1.0
+    scores: frozenset[int] = frozenset()
+    weights: frozenset[int] = frozenset()
+    marks: frozenset[str] = NOTHING
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters whose products it is."""
+        return {name for name, _ in self.made}
+
+
+@dataclass
+class Attention:
+    """One attention of a forward pass.
+
+    `factor` is that on query-key products, in `raw`, the scores after the last step that did more
+    than multiply them. `soft`: they entered a softmax. `parts`: who makes queries, keys and values;
+    `added`: which parameters are added to scores.
+    """
+
+    head_dim: int
+    factor: float | None
+    raw: Tensor | None = None
+    soft: bool = False
+    parts: dict[str, dict[str, Ranges]] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+
+
+def times(a: float | None, b: float | None, power: float = 1) -> float | None:
+    """The product of two factors; None where one is not known."""
+    return None if a is None or not b else float(a * b**power)
+
+
+def joined(flows: Sequence[Flow]) -> Flow:
+    """What several activations carry together."""
+    factors = {flow.factor for flow in flows if flow.made or flow.scores} or {1.0}
+    together: dict[str, Any] = {
+        key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
+        for key in ("made", "past", "above", "scores", "weights", "marks")
+    }
+    return Flow(factor=factors.pop() if len(factors) == 1 else None, **together)
 
 
 @dataclass(frozen=True)
@@ -22,8 +88,10 @@ class Use:
     Args:
         op: the function, or what it does ("bias", "norm_scale", "scale", "added", "joined").
         path: functions and indices between the parameter and the call.
-        shape: of the view; `summed` and `made` are its axes, as in `calls.Operand`.
-        own: of each axis of the view the parameter's, None where several were merged.
+        axes: of the view, those longer than 1.
+        summed, made: the parameter's axes that are summed over, and that the result has; None for
+            one that the view split or merged.
+        fans: inputs that are summed, and outputs; of rows of a fused matrix all of them.
         marks: of the activations beside it; "of NAME" is the matrix whose bias it is.
         acts_as: the number as which a constant tensor acts after functions of it.
         at: the index of the result, of a product or a lookup.
@@ -31,10 +99,10 @@ class Use:
 
     op: str
     path: str
-    shape: tuple[int, ...]
-    summed: tuple[int, ...]
-    made: tuple[int, ...]
-    own: tuple[int | None, ...]
+    axes: int
+    summed: tuple[int | None, ...]
+    made: tuple[int | None, ...]
+    fans: tuple[int, int]
     marks: frozenset[str]
     acts_as: float | None
     at: int
@@ -54,26 +122,25 @@ class Notes:
         self.views = {id(p): (frozenset({n}), "") for n, p in self.parameters.items()}
         self.flows: dict[int, Flow] = {}
         self.alive: list[Tensor] = []  # so that no id is given twice
-        self.results: list[tuple[Tensor, int]] = []
+        # Results of products, with the axis that a parameter made and the first of its outputs.
+        self.results: list[tuple[Tensor, int, int]] = []
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
         self.joined = 0  # activations after a residual sum, as bits
         self.attentions: list[Attention] = []
-        self.on_scores: dict[int, set[str]] = defaultdict(set)
-        self.factors: dict[tuple[str, str], float] = {}
+        self.factors: dict[tuple[str, str], float] = {}  # of a place and a parameter
         self.splits: dict[str, tuple[int, ...]] = {}
-        self.output: set[str] = set()
-        self.chosen: set[str] = set()
-        self.tables: set[str] = set()
+        # Parameters that reach the output, whose results are sorted, which are looked up.
+        self.output, self.chosen, self.tables = set[str](), set[str](), set[str]()
         self.branch: set[str] = set()  # inside a residual branch
         self.beside: set[str] = set()  # reaches a branch from elsewhere, as an encoder does
         self.closing: set[tuple[str, int]] = set()  # the last products of branches
         self.branches: list[tuple[set[str], set[str]]] = []  # what is in them, what ends them
         self.doubts: list[str] = []
 
-    def names(self, tensor: Tensor | None) -> frozenset[str]:
-        """The parameters that a tensor is a view of; none for all else."""
-        return self.views.get(id(tensor), (NOTHING, ""))[0]
+    def names(self, *tensors: Tensor | None) -> frozenset[str]:
+        """The parameters that tensors are views of; none for all else."""
+        return NOTHING.union(*(self.views.get(id(t), (NOTHING, ""))[0] for t in tensors))
 
     def flow(self, tensor: Tensor | None) -> Flow:
         """What an activation carries; nothing for all else."""
@@ -101,22 +168,26 @@ class Notes:
         marks: Iterable[str] = (),
     ) -> Flow:
         """Notes a use of all parameters in a view; what its result carries."""
-        (names, path), at = self.views[id(tensor)], len(self.results)
-        summed, made = (tuple(i % tensor.ndim for i in group) for group in axes)
+        (names, path), at, first = self.views[id(tensor)], len(self.results), 0
         for name in names:
-            whole = self.parameters[name]
-            sizes = zip(whole.stride(), whole.shape, strict=True)
-            strides = [stride if size > 1 else None for stride, size in sizes]
-            own = tuple(
-                strides.index(stride) if size > 1 and stride in strides else None
-                for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-            )
+            whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
+            steps = _strides(whole)
+            own = [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
+            summed, made = (tuple(own[i] for i in group) for group in axes)
+            sizes = [
+                tensor.shape[i] if o is None or whole.ndim != tensor.ndim else whole.shape[o]
+                for i, o in zip(axes[1], made, strict=True)
+            ]
+            fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
+            if made and made[0] is not None:  # rows of a fused matrix
+                before = tensor.storage_offset() - whole.storage_offset()
+                first = int(before // whole.stride(made[0]) % whole.shape[made[0]])
             acts = float(tensor.detach().mean()) if name in self.constant else None
-            shape, beside = tuple(tensor.shape), frozenset(marks)
-            self.uses[name].append(Use(op, path, shape, summed, made, own, beside, acts, at))
+            beside = frozenset(marks)
+            self.uses[name].append(Use(op, path, long, summed, made, fans, beside, acts, at))
         if result is None:
             return Flow()
-        self.results.append((result, axis))
+        self.results.append((result, axis, first))
         return Flow(frozenset((name, at) for name in names))
 
     def derive(self, call: calls.Call) -> None:
@@ -127,11 +198,11 @@ class Notes:
         for t in views:
             if t.numel() < largest:
                 self.use(t, "scale")
-        same = [self.views[id(t)] for t in views if t.numel() == largest]
-        names = NOTHING.union(*(names for names, _ in same if call.name not in calls.PRODUCTS))
+        same = [t for t in views if t.numel() == largest]
+        names = NOTHING if call.name in calls.PRODUCTS else self.names(*same)
         for i, t in enumerate(call.outs):
             self.alive.append(t)
-            path = f"{same[0][1]} {calls.step(call, i)}".strip()
+            path = f"{self.views[id(same[0])][1]} {calls.step(call, i)}".strip()
             self.views[id(t)] = names, path
 
     def join_stream(self, stream: Flow, other: Flow) -> bool:
@@ -154,3 +225,33 @@ class Notes:
         if len(other.names) == 1:
             self.note_factor("branch", other)
         return True
+
+
+def _strides(tensor: Tensor) -> list[int | None]:
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    return [stride if size > 1 else None for stride, size in sizes]
+
+
+def ranges(
+    place: Tensor, flow: Flow, results: Sequence[tuple[Tensor, int, int]]
+) -> dict[str, Ranges]:
+    """Which outputs of the products behind a query, key or value reach it: those to which it has a
+    gradient, whatever views, rotations and norms lie between. None where none can be taken."""
+    found: dict[str, Ranges] = {}
+    # Between the residual stream and the place there is no product.
+    for name, at in () if "stream" in flow.marks else sorted(flow.made):
+        (result, axis, shift), noise = results[at], torch.randn_like(place)
+        try:
+            (slope,) = torch.autograd.grad(
+                place, result, noise, retain_graph=True, allow_unused=True
+            )
+        except RuntimeError:
+            found[name] = None
+            continue
+        if slope is not None:
+            reached = (slope.abs().movedim(axis, 0).flatten(1).sum(1) > 0).int()
+            ends = torch.diff(reached, prepend=reached[:1] * 0, append=reached[:1] * 0)
+            if edges := (ends.nonzero().flatten() + shift).tolist():
+                pairs = zip(edges[::2], edges[1::2], strict=True)
+                found[name] = (*(found.get(name) or ()), *pairs)
+    return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from param_groups.model.judging import Reading
 from param_groups.model.notes import Notes
@@ -15,7 +15,11 @@ _STARTS = {"one": 1.0, "zero": 0.0}
 
 
 def read_starts(
-    readings: Sequence[Reading], small: Notes, large: Notes, again: nn.Module, draw: Sequence[str]
+    readings: Sequence[Reading],
+    small: Notes,
+    large: Notes,
+    again: Mapping[str, Tensor],
+    draw: Sequence[str],
 ) -> None:
     """Compares fresh tensors with the starts of their roles.
 
@@ -23,9 +27,8 @@ def read_starts(
     the role's start is kept as built. `again` is the small model of another seed: what is in both
     alike was set on purpose, unless the model seeds itself.
     """
-    fresh = {name: tensor.detach() for name, tensor in again.named_parameters()}
-    alike = {name for name, start in small.starts.items() if torch.equal(start, fresh[name])}
-    alike = set() if len(alike) == len(fresh) else alike
+    alike = {name for name, start in small.starts.items() if torch.equal(start, again[name])}
+    alike = set() if len(alike) == len(again) else alike
     rules = [Rule(pattern, Role.HIDDEN) for pattern in draw]
     for reading in readings:
         start = large.starts[reading.name]

@@ -11,8 +11,6 @@ over and which grow. Plain tensors at small widths: fake ones have no starts, gr
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,34 +21,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.model.attention import Attention, Ranges, cuts, places
-from param_groups.model.judging import (
-    Reading,
-    biases_of_readouts,
-    inputs_of_branches,
-    judge,
-    last_norms,
-)
-from param_groups.model.notes import Notes
+from param_groups.model.context import judged, starred
+from param_groups.model.factors import Factors, read_factors
+from param_groups.model.judging import Reading
+from param_groups.model.notes import Notes, Ranges
 from param_groups.model.recording import Recorder
 from param_groups.model.starts import read_starts
-from param_groups.roles import (
-    Layout,
-    Measured,
-    PlanError,
-    Role,
-    Rule,
-    fans,
-)
+from param_groups.roles import Layout, Measured, PlanError, Rule, fans
+from param_groups.rows import align
 
 Build = Callable[..., nn.Module]
 _HAND = "by hand"
-_BY_HAND = "give its rule by hand: traced(..., known=[Rule({name!r}, role)])"
-_PLACES = {
-    "embedding": "embed_scale",
-    "branch": "residual_multiplier",
-    "logits": "logit_multiplier",
-}
+_INNER = re.compile(r"(?<=\.)\d+(?=\.)")  # a block's number
 
 
 @dataclass(frozen=True)
@@ -58,54 +40,57 @@ class Trace:
     """What `traced` reads of a model.
 
     Args:
+        widths: at which it was built.
         readings: one of every tensor, in the model's order.
-        parts: {tensor: {place: ranges of its outputs}}: which of its outputs make queries, keys and
-            values; None where the model takes no gradients, which would tell.
         factors: {what: value}: what query-key products, embeddings, branches and logits are
             multiplied by, with the power of what grows.
-        starts: {tensor: how a fresh one starts}, where that is not its role's start.
         doubts: what could not be read, a sentence each.
-        rules: a list for `plan`; asking for it raises PlanError where a tensor has no role.
+        made: the rules as far as they could be read.
+        blind: why nothing can be read, if so.
     """
 
+    widths: Sequence[int]
     readings: tuple[Reading, ...]
-    parts: Mapping[str, Mapping[str, Ranges]]
     factors: Mapping[str, str]
-    starts: Mapping[str, str]
     doubts: tuple[str, ...]
     made: tuple[Rule, ...]
     blind: str = ""
 
     def __getitem__(self, name: str) -> Reading:
         """The reading of a tensor; KeyError if there is none."""
-        for reading in self.readings:
-            if reading.name == name:
-                return reading
-        raise KeyError(name)
+        return {reading.name: reading for reading in self.readings}[name]
 
     @property
     def rules(self) -> list[Rule]:
-        """Rules by pattern for models of this kind, at any width and depth."""
+        """Rules by pattern for models of this kind, at any width and depth; PlanError where a
+        tensor has no role."""
         if self.blind:
             raise PlanError(self.blind)
-        for reading in self.readings:
-            if reading.problem:
-                way_out = _BY_HAND.format(name=reading.name)
-                raise PlanError(f"{reading.name!r} {reading.problem}; {way_out}")
+        for one in self.readings:
+            if one.problem:
+                way_out = f"give its rule by hand: traced(..., known=[Rule({one.name!r}, role)])"
+                raise PlanError(f"{one.name!r} {one.problem}; {way_out}")
         return [*self.made]
+
+    @property
+    def parts(self) -> Mapping[str, Mapping[str, Ranges]]:
+        """{tensor: {place: ranges of its outputs}}: which outputs of fused tensors make queries,
+        keys and values; None where the model takes no gradients, which would tell."""
+        return {r.name: r.places for r in self.readings if len(r.places) > 1}
+
+    @property
+    def starts(self) -> Mapping[str, str]:
+        """{tensor: how a fresh one starts}, where that is not its role's start."""
+        return {r.name: r.start for r in self.readings if r.start}
 
     def __str__(self) -> str:
         """A line per kind of tensor: use, axes, role, why; then factors, then doubts."""
-        rows = Counter(map(_cells, self.readings))
+        rows = Counter(_cells(reading, self.widths) for reading in self.readings)
         header = ("tensor", "shape", "use", "role", "fan_in", "start", "why")
         lines = [(f"{n} x {row[0]}" if n > 1 else row[0], *row[1:]) for row, n in rows.items()]
-        wide = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
-        text = [
-            "  ".join(cell.ljust(n) for cell, n in zip(line, wide, strict=True)).rstrip()
-            for line in (header, *lines)
-        ]
-        text += [f"{what}: {value}" for what, value in self.factors.items()]
-        return "\n".join([*text, *(f"# check: {doubt}" for doubt in _pooled(self.doubts))])
+        factors = [f"{what}: {value}" for what, value in self.factors.items()]
+        doubts = dict.fromkeys(_INNER.sub("*", f"# check: {doubt}") for doubt in self.doubts)
+        return "\n".join([align([header, *lines]), *factors, *doubts])
 
 
 def traced(
@@ -146,56 +131,38 @@ def traced(
     """
     if len(widths) != 2 or widths[0] == widths[1]:
         raise PlanError(f"traced: widths are two different ones, got {widths!r}")
+    widths, deeper = sorted(widths), {}
     with torch.random.fork_rng(devices=[]):
-        at_depth = functools.partial(build, depth=min(depths)) if depths else build
-        small, large = (_record(at_depth, run, width) for width in sorted(widths))
-        again = _fresh(at_depth, min(widths), seed=1)
-        deeper = {}
+        flat = functools.partial(build, depth=min(depths)) if depths else build
+        small, large = (_record(flat, run, width) for width in widths)
+        again = dict(_fresh(flat, widths[0], seed=1).named_parameters())
         if depths:
-            deeper = dict(_fresh(build, max(widths), 0, depth=max(depths)).named_parameters())
+            deep = _fresh(build, widths[1], depth=max(depths))
+            deeper = {name: tuple(p.shape) for name, p in deep.named_parameters()}
     if odd := sorted({*small.parameters} ^ {*large.parameters}):
         raise PlanError(f"traced: {odd[0]!r} is in the model of one of the widths {widths} alone")
-    doubts = [*dict.fromkeys(large.doubts)]
-    blind = ""
+    shapes = [[p.shape for p in notes.parameters.values()] for notes in (small, large)]
+    if shapes[0] == shapes[1]:
+        raise PlanError(
+            f"traced: no tensor of build({widths[1]}) is larger than in build({widths[0]})"
+        )
+    doubts, blind = [*dict.fromkeys(large.doubts)], ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
-    at, at_small = places(large.attentions), places(small.attentions)
-    readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
-    biases_of_readouts(readings)
-    inputs_of_branches(readings, large)
-    _as_siblings(readings)
-    _by_depth(readings, deeper)
-    last_norms(readings)
-    attentions, said = _attentions(small, large, doubts)
-    measured = _measured(small, large, attentions, said)
+    readings = judged(small, large, deeper)
+    factors, said = read_factors(small, large, doubts)
     read_starts(readings, small, large, again, draw)
-    for reading in readings:
-        reading.axes = _axes(reading, small, sorted(widths))
-        if reading.role and reading.role.facts.kind == "hidden":
-            halves = [
-                cuts(where.get(reading.name, {}), notes.splits.get(reading.name, ()))
-                for where, notes in ((at_small, small), (at, large))
-            ]
-            reading.parts = halves[1] if halves[0] == halves[1] else ()
-        if reading.name in at and None in at[reading.name].values() and len(at[reading.name]) > 1:
-            doubts.append(f"which outputs of {reading.name} make which place was not read")
-    by_hand = _by_hand(known, readings, measured)
+    doubts += [
+        f"which outputs of {r.name} make which place was not read"
+        for r in readings
+        if len(r.places) > 1 and None in r.places.values()
+    ]
+    rules = [*_by_hand(known, readings, factors), *_by_kind(readings, factors)]
     doubts += [f"{r.name} {r.problem}" for r in readings if r.problem]
-    return Trace(
-        readings=tuple(readings),
-        parts={name: at[name] for name in large.parameters if len(at.get(name, {})) > 1},
-        factors=said,
-        starts={r.name: r.start for r in readings if r.start},
-        doubts=tuple(doubts),
-        made=(*by_hand, *_rules([r for r in readings if r.why != _HAND], measured, large)),
-        blind=blind,
-    )
+    return Trace(widths, tuple(readings), said, tuple(doubts), tuple(rules), blind)
 
 
-# Two passes
-
-
-def _fresh(build: Build, width: int, seed: int, **depth: int) -> nn.Module:
+def _fresh(build: Build, width: int, seed: int = 0, **depth: int) -> nn.Module:
     torch.manual_seed(seed)
     model = build(width, **depth)
     if not isinstance(model, nn.Module):
@@ -205,14 +172,13 @@ def _fresh(build: Build, width: int, seed: int, **depth: int) -> nn.Module:
 
 def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Notes:
     """One pass in eval mode: dropout's 1 / (1 - p) is no factor of the model's."""
-    model = _fresh(build, width, seed=0).eval()
+    model = _fresh(build, width).eval()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}
-    if meta := [name for name, p in starts.items() if p.is_meta]:
-        raise PlanError(f"traced: {meta[0]!r} is on the meta device; build the model on the CPU")
-    closed = {name for name, t in starts.items() if t.numel() and not t.any()}
     for name, p in model.named_parameters():
+        if p.is_meta:
+            raise PlanError(f"traced: {name!r} is on the meta device; build the model on the CPU")
         p.requires_grad_(p.is_floating_point())
-        if name in closed:  # a closed branch would hide what is in it
+        if p.numel() and not p.any():  # a closed branch would hide what is in it
             with torch.no_grad():
                 p.add_(1e-3 * torch.randn_like(p))
     recorder = Recorder(model, starts)
@@ -223,182 +189,69 @@ def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Notes:
     return recorder.notes
 
 
-# What is not of one tensor
-
-
-def _as_siblings(readings: Sequence[Reading]) -> None:
-    """Experts that no token chose in this pass are as those in the same list that one chose."""
-    groups: dict[tuple[str, tuple[int, ...]], list[Reading]] = {}
-    for reading in readings:
-        groups.setdefault((_starred(reading.name), reading.shape), []).append(reading)
-    for group in groups.values():
-        used = [r for r in group if r.role and not r.problem]
-        if used and len({(r.role, r.layout, r.fan_in) for r in used}) == 1:
-            for r in group:
-                if r.problem.startswith("is taken by nothing"):
-                    why = f"as {used[0].name}: no token came here"
-                    vars(r).update(vars(replace(used[0], name=r.name, why=why)))
-
-
-def _by_depth(readings: Sequence[Reading], deeper: Mapping[str, nn.Parameter]) -> None:
-    """A block holds what becomes more in a deeper model, or grows in it as stacked layers do."""
-    if not deeper:
-        return
-    more = {_starred(name) for name in deeper.keys() - {r.name for r in readings}}
-    for r in readings:
-        stacked = r.name in deeper and tuple(deeper[r.name].shape) != r.shape
-        added = r.role is Role.RELATIVE_POSITION  # which the first block may hold for all
-        r.inside = _starred(r.name) in more or stacked or added
-
-
-def _attentions(
-    small: Notes, large: Notes, doubts: list[str]
-) -> tuple[list[tuple[Attention, Attention]], dict[str, str]]:
-    """The attentions of both passes in pairs, and their factors in words."""
-    a, b = ([one for one in r.attentions if one.soft] for r in (small, large))
-    said: Counter[str] = Counter()
-    if len(a) != len(b):
-        doubts.append(f"there are {len(a)} attentions at one width and {len(b)} at the other")
-    pairs = [*zip(a, b, strict=False)]
-    for one, other in pairs:
-        if one.factor is None or other.factor is None or other.head_dim < 1:
-            doubts.append("what an attention multiplies query-key products by was not read")
-        else:
-            said[f"{other.factor:.4g}, head dimension {other.head_dim}{_power(one, other)}"] += 1
-    keys = [f"attention {i}" if len(said) > 1 else "attention" for i in range(1, len(said) + 1)]
-    texts = (text if n == 1 else f"{text} ({n} times)" for text, n in said.items())
-    return pairs, dict(zip(keys, texts, strict=True))
-
-
-def _power(one: Attention, other: Attention) -> str:
-    """Of one head dimension the power is a guess: the number may hold a constant, too."""
-    if (
-        not (one.factor and other.factor and other.head_dim > 1)
-        or min(one.factor, other.factor) < 0
-    ):
-        return ""
-    if one.head_dim == other.head_dim:
-        return f", its power {math.log(other.factor) / math.log(other.head_dim):.3g}"
-    power = math.log(other.factor / one.factor) / math.log(other.head_dim / one.head_dim)
-    return f", as its power {power:.3g} between the widths"
-
-
-def _measured(
-    small: Notes,
-    large: Notes,
-    attentions: Sequence[tuple[Attention, Attention]],
-    said: dict[str, str],
-) -> dict[str, list[Measured]]:
-    """{tensor: factors that go with it}: what `plan` compares with the prescription's."""
-    found: dict[str, list[Measured]] = {}
-    for one, other in attentions:
-        parts = (other.parts.get(place) for place in ("query", "key", "value"))
-        makers = next((names for names in parts if names), {})
-        grows = one.head_dim != other.head_dim
-        for name in makers:
-            for size in (one, other) if grows else (other,):
-                entry = Measured("attention_scale", size.factor, size.head_dim, grows)
-                if entry not in found.setdefault(name, []):
-                    found[name].append(entry)
-    for place, name in dict.fromkeys((*large.factors, *small.factors)):
-        factor = large.factors.get((place, name), 1.0)
-        before = small.factors.get((place, name), 1.0)
-        steady = math.isclose(before, factor, rel_tol=0.02)
-        if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
-            continue
-        beside = "" if steady else f" ({before:.4g} at the smaller width)"
-        said[f"{place} {name}"] = f"{factor:.4g}{beside}"
-        if place in _PLACES and name in large.parameters:
-            found.setdefault(name, []).append(Measured(_PLACES[place], float(f"{factor:.7g}")))
-    return found
-
-
 # Rules
 
 
-def _by_hand(
-    known: Sequence[Rule], readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]]
-) -> list[Rule]:
+def _by_hand(known: Sequence[Rule], readings: Sequence[Reading], factors: Factors) -> list[Rule]:
     """Rules by hand with what was measured of their tensors, whose readings have their roles."""
     rules = []
     for rule in known:
-        named = [reading for reading in readings if rule.matches(reading.name)]
-        layout = rule.layout or rule.role.facts.layout
-        for r in named:
+        layout, named = rule.layout or rule.role.facts.layout, list[Measured]()
+        for r in (reading for reading in readings if rule.matches(reading.name)):
             r.fan_in, r.fan_out = fans(r.name, r.shape, layout)
             r.role, r.layout, r.why, r.problem = rule.role, layout, _HAND, ""
-        factors = dict.fromkeys(m for r in named for m in measured.get(r.name, ()))
-        rules.append(replace(rule, measured=rule.measured or tuple(factors)))
+            named += factors.get(r.name, ())
+        rules.append(replace(rule, measured=rule.measured or tuple(dict.fromkeys(named))))
     return rules
 
 
-def _rules(
-    readings: Sequence[Reading], measured: Mapping[str, Sequence[Measured]], large: Notes
-) -> list[Rule]:
+def _by_kind(readings: Sequence[Reading], factors: Factors) -> list[Rule]:
     """A rule per kind: a pattern over block numbers where that names its tensors and no other."""
     kinds: dict[Rule, list[str]] = {}
     for r in readings:
-        if r.role is None or r.problem:
+        if r.role is None or r.problem or r.why == _HAND:
             continue
-        layout = r.layout if r.layout is not r.role.facts.layout or _is_stack(r) else None
+        long = sum(size > 1 for size in r.shape)  # axes that may mean two things, too
+        several = {Layout.LINEAR: len(r.shape) > 2, Layout.VECTOR: long > 1}
+        said = r.layout is not r.role.facts.layout or several.get(r.layout, False)
         trunk = not r.inside if r.role.facts.branch else None
-        factors = tuple(measured.get(r.name, ()))
-        rule = Rule(_starred(r.name), r.role, layout, r.scale, trunk, r.keep, factors, r.parts)
-        kinds.setdefault(rule, []).append(r.name)
+        measured = tuple(factors.get(r.name, ()))
+        layout = r.layout if said else None
+        rule = Rule("", r.role, layout, r.scale, trunk, r.keep, measured, r.parts)
+        kinds.setdefault(replace(rule, pattern=starred(r.name)), []).append(r.name)
     rules: list[Rule] = []
     for rule, names in kinds.items():
-        kept = 0  # numbers that the pattern keeps: all stages are not alike, all blocks of one are
-        while names:
-            groups: dict[str, set[str]] = {}
-            for name in names:
-                groups.setdefault(_starred(name, kept), set()).add(name)
-            for pattern, group in groups.items():
-                for one in (
-                    replace(rule, pattern=text) for text in (pattern, pattern.replace("*", "#"))
-                ):
-                    if {name for name in large.parameters if one.matches(name)} == group:
+        left, numbers = {*names}, 0
+        while left:  # a pattern has more numbers of the names, as stages are not alike
+            for pattern in dict.fromkeys(starred(name, numbers) for name in names):
+                group = {name for name in left if starred(name, numbers) == pattern}
+                for text in (pattern, pattern.replace("*", "#")) if group else ():
+                    one = replace(rule, pattern=text)
+                    if {r.name for r in readings if one.matches(r.name)} == group:
                         rules.append(one)
-                        names = [name for name in names if name not in group]
+                        left -= group
                         break
-            kept += 1
+            numbers += 1
     return rules
 
 
-def _is_stack(r: Reading) -> bool:
-    """Whether its axes may mean two things, so that a rule has to say which."""
-    long = sum(size > 1 for size in r.shape)
-    several = {Layout.LINEAR: len(r.shape) > 2, Layout.VECTOR: long > 1}
-    return r.layout is not None and several.get(r.layout, False)
+# The text
 
 
-def _starred(name: str, kept: int = 0) -> str:
-    """A name with * for its numbers but the first ones."""
-    numbers = itertools.count()
-    star = lambda found: found[0] if next(numbers) < kept else "*"
-    return re.sub(r"(?<![^.])\d+(?![^.])", star, name)
-
-
-def _axes(reading: Reading, small: Notes, widths: Sequence[int]) -> str:
-    """A shape in terms of the width n, as 3n x n; a star marks an axis that grows otherwise."""
-    sizes = []
-    for i, size in enumerate(reading.shape):
-        share = Fraction(size, widths[1])
-        times, parts = share.as_integer_ratio()
-        if i not in reading.grows:
-            sizes.append(str(size))
-        elif small.parameters[reading.name].shape[i] == share * widths[0]:
-            sizes.append(f"{times if times > 1 else ''}n" + (f"/{parts}" if parts > 1 else ""))
-        else:
-            sizes.append(f"{size}*")
-    return " x ".join(sizes)
-
-
-def _pooled(texts: Sequence[str]) -> list[str]:
-    return [*dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", text) for text in texts)]
-
-
-def _cells(r: Reading) -> tuple[str, ...]:
+def _cells(r: Reading, widths: Sequence[int]) -> tuple[str, ...]:
     layout = "" if r.role is None or r.layout is r.role.facts.layout else f" {r.layout}"
-    start = r.start + ", kept" * r.keep
-    role = f"{r.role or '?'}{layout}"
-    return _starred(r.name), r.axes, r.use, role, str(r.fan_in), start, _starred(r.why)
+    shape = " x ".join(
+        _size(size, before, widths) for size, before in zip(r.shape, r.before, strict=False)
+    )
+    start, why = r.start + ", kept" * r.keep, _INNER.sub("*", r.why)
+    return starred(r.name), shape, r.use, f"{r.role or '?'}{layout}", str(r.fan_in), start, why
+
+
+def _size(size: int, before: int, widths: Sequence[int]) -> str:
+    """An axis in terms of the width n, as 3n; a star marks one that grows otherwise."""
+    times, parts = Fraction(size, widths[1]).as_integer_ratio()
+    if size == before:
+        return str(size)
+    if before * parts == times * widths[0]:
+        return f"{times if times > 1 else ''}n" + (f"/{parts}" if parts > 1 else "")
+    return f"{size}*"

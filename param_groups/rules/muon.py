@@ -89,8 +89,10 @@ class Muon(Compared):
                 "along the outputs; parts=(1,) * (3 * heads) where heads have theirs in turn"
             )
         kernel = tensor.layout is Layout.TRANSPOSED and len(tensor.shape) > 2
-        if tensor.tied_to or kernel:
-            why = f"tied to {tensor.tied_to[0]}" if tensor.tied_to else "a transposed convolution"
+        by_head = tensor.layout in (Layout.OUTS_IN, Layout.IN_OUTS, Layout.INS_OUT)
+        if tensor.tied_to or kernel or by_head:
+            why = "a tensor with an axis of heads" if by_head else "a transposed convolution"
+            why = f"tied to {tensor.tied_to[0]}" if tensor.tied_to else why
             raise PlanError(
                 f"{tensor} is {why}, and Muon's rate is that of a matrix with one place in the "
                 "model: train this model with a rule for Adam"

@@ -143,10 +143,8 @@ def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
             for column, what in columns.items():
                 place = f"{style.OPTIMIZERS[optimizer]}, {scans.alpha_name(alpha)}, t = {step}"
                 name = f"{place}: change of {what} {cause}"
-                measured, theory = (
-                    power_of_n(cell, column),
-                    predicted(column, optimizer, alpha, step),
-                )
+                measured = power_of_n(cell, column)
+                theory = predicted(column, optimizer, alpha, step)
                 if theory is None:
                     yield Finding(name, measured.text(), "", "", measured)  # claims.yaml says what
                     continue

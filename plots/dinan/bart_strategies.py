@@ -80,9 +80,9 @@ def optima(sweep: Searched) -> Models:
     """Width -> strategy -> its best point, where not all diverged."""
     models: Models = {int(width): {} for width in sorted(sweep.rows[WIDTH].unique())}
     for strategy, by_width in searches.fits(sweep).items():
-        for width, sweeps_of in by_width.items():
-            runs = searches.judging_runs(sweep, strategy, sweeps_of)
-            near = np.isclose(sweep.rows[searches.RATE], sweeps_of.best.grid_value, rtol=1e-9)
+        for width, swept in by_width.items():
+            runs = searches.judging_runs(sweep, strategy, swept)
+            near = np.isclose(sweep.rows[searches.RATE], swept.best.grid_value, rtol=1e-9)
             same = (sweep.rows[CURVE] == strategy) & (sweep.rows[WIDTH] == width)
             point = sweep.rows[near & same].iloc[0]
             lines = {row[SEED]: searches.losses(sweep, row[RUN]) for _, row in runs.iterrows()}

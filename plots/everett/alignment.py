@@ -184,20 +184,20 @@ def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> lis
 
 def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
     """The readout's peak minus the highest of the other kinds of layers."""
-    top, peak_of = (
+    top, rest = (
         peak_of["readout"],
-        {kind: peak_of[kind] for kind in peak_of if kind != "readout"},
+        {kind: one for kind, one in peak_of.items() if kind != "readout"},
     )
     name += "readout's peak minus the highest of other layers"
-    if not peak_of:
+    if not rest:
         return Finding(name, "not measured", "above 0")
     gaps = {}
     for width in top.by_size:
-        others = [one.by_size[width] for one in peak_of.values() if width in one.by_size]
+        others = [one.by_size[width] for one in rest.values() if width in one.by_size]
         if others:
             gaps[width] = top.by_size[width] - max(others, key=lambda one: one.value)
     gap = replace(gaps[max(gaps)], by_size=gaps)
-    highest = max(peak_of, key=lambda kind: peak_of[kind].value)
+    highest = max(rest, key=lambda kind: rest[kind].value)
     measured = f"{gap.text()}, next {KINDS[highest]}"
     return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
 

@@ -1,5 +1,5 @@
-"""Which rule keeps its best value as a model grows: width, depth, decay, and Muon; and as batch (B
-rows, at one number of tokens) or length (T steps of one batch) grow (ours).
+"""Which rule keeps its best value as a model grows: width, depth, decay, Muon, and embeddings tied
+or not; and as batch (B rows, at one number of tokens) or length (T steps of one batch) grow (ours).
 
     python -m plots everett/transfer [transfer_embedding.csv transfer_depth.csv ...]
 
@@ -29,7 +29,7 @@ from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
-AXES = ("embedding", "depth", "decay", "muon", "batch", "horizon")
+AXES = ("embedding", "depth", "decay", "muon", "tied", "batch", "horizon")
 TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.

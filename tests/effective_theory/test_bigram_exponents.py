@@ -12,7 +12,7 @@ from effective_theory.stratos import training as bigram_training
 from effective_theory.stratos.bigram import BigramConfig
 from effective_theory.stratos.exponents import (
     TABLE_2_ROWS,
-    Place,
+    Cell,
     columns,
     fit,
     table_2,
@@ -64,7 +64,7 @@ def test_gradient_exponents_of_lemma_d5_are_those_of_10(name, hidden_layers):
 
 
 def place(**changes):
-    return replace(Place("Table 2", "1", "h_1", Fraction(0)), **changes)
+    return replace(Cell("Table 2", "1", "h_1", Fraction(0)), **changes)
 
 
 def row(measured, seeds=300, width=512, **changes):

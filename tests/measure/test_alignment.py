@@ -8,10 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from measure.probes import Probes
-from param_groups import Everett, Role, Rule
+from param_groups import Everett, Role, Rule, rules_for
 from param_groups.layers import Linear
-from param_groups.roles import present
-from param_groups.stock.rules import TIMM_VIT_RULES
 from tests.measure.probed import decoder, planned, probed, probed_step, rms, rows, single
 
 
@@ -200,7 +198,7 @@ def test_a_vision_transformer_of_timm():
         drop_rate=0.3,
         drop_path_rate=0.3,
     )
-    found = planned(model, present(TIMM_VIT_RULES, model), Everett("standard", 24, 24))
+    found = planned(model, rules_for(model), Everett("standard", 24, 24))
     found[1].initialise(model, 0)
     images = torch.randn(2, 3, 32, 32)
     line = aligned(found, images)

@@ -14,8 +14,7 @@ from measure.representations import norm
 from nanolm_c4.model import RULES
 from param_groups import Everett, PlanError, Role, Rule
 from param_groups.layers import Linear
-from param_groups.roles import Layout, present
-from param_groups.stock.rules import TORCH_DECODER_RULES
+from param_groups.roles import Layout
 from tests.measure.probed import (
     backward,
     decoder,
@@ -269,9 +268,11 @@ def test_a_matrix_whose_product_cannot_be_seen_is_refused(layer):
 def test_torchs_attention_is_refused():
     model = nn.Module()
     model.tokens, model.positions = nn.Embedding(9, 16), nn.Embedding(4, 16)
-    model.block = nn.TransformerEncoderLayer(16, 2, 32, norm_first=True)
-    model.readout = nn.Linear(16, 9)
-    found = planned(model, present(TORCH_DECODER_RULES, model), Everett("standard", 16, 16))
+    model.block, model.readout = nn.MultiheadAttention(16, 2, bias=False), nn.Linear(16, 9, False)
+    roles = {"tokens.weight": "token_embedding", "positions.weight": "position_embedding"}
+    roles |= {"*in_proj_weight": "qkv", "*out_proj.weight": "attention_output"}
+    rules = [Rule(*pair) for pair in {**roles, "readout.weight": "readout"}.items()]
+    found = planned(model, rules, Everett("standard", 16, 16))
     with pytest.raises(UserError, match="in_proj_weight.*MultiheadAttention, whose product"):
         Probes(*found)
 

@@ -47,6 +47,30 @@ def test_flops_of_the_papers_base_model():
     assert EXPERIMENT.flops(config) == 50_000 * 131_072 * per_token
 
 
+def test_a_tied_decoder_has_one_table_less_and_the_same_products():
+    rule = ("prescription.parameterization=mup", "model.width=2048")
+    tied, untied = paper(*rule, "model.tied=true"), paper(*rule)
+    totals = [EXPERIMENT.parameters(config)["total"] for config in (tied, untied)]
+    assert totals[1] - totals[0] == 32_101 * 2048
+    assert EXPERIMENT.flops(tied) == EXPERIMENT.flops(untied)
+    made = build_plan(tied)
+    assert made["readout.weight"] is made["token_embedding.weight"]
+    assert made.to_dict()["forward"][-1] == {
+        "name": "logit_multiplier",
+        "value": 0.5,  # the base width is 1,024
+        "head_dim": None,
+    }
+
+
+@pytest.mark.parametrize("rule", ["standard", "bordelon"])
+def test_a_tie_without_a_rule_for_it_is_refused(rule):
+    config = "paper" if rule == "standard" else "infinite_limits_laptop"
+    keys = ["model.tied=true"]
+    keys += ["prescription.parameterization=standard"] if rule == "standard" else []
+    with pytest.raises(UserError, match=f"model.tied true: {rule} has no numbers"):
+        load(Config, ROOT / f"nanolm_c4/configs/{config}.yaml", keys)
+
+
 def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
     def embedding(*words):
         config = load(Config, ROOT / "nanolm_c4/configs/laptop.yaml", words)

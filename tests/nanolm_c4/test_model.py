@@ -25,6 +25,8 @@ def small(seed=0, **changes):
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
         parameter.data.copy_(noise + 1 if "norm" in name else noise)
+    tied = "readout.weight" not in dict(model.named_parameters())
+    setattr(model.readout, "logit_multiplier" if tied else "multiplier", 0.7)
     return model
 
 
@@ -63,13 +65,15 @@ def reference_logits(model, ids):
         y = norm(x, block + "mlp_norm.weight") @ weights[block + "mlp.up.weight"].T
         gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
         x = x + gelu @ weights[block + "mlp.down.weight"].T
-    return norm(x, "final_norm.weight") @ weights["readout.weight"].T
+    readout = weights.get("readout.weight", weights["token_embedding.weight"])
+    return 0.7 * norm(x, "final_norm.weight") @ readout.T
 
 
-@pytest.mark.parametrize("norms", [True, False])
-def test_logits_and_gradients_agree_with_the_written_out_decoder(norms):
-    model, ids = small(norms=norms), tokens()
-    assert any("norm" in name for name, _ in model.named_parameters()) is norms
+@pytest.mark.parametrize("changes", [{}, {"norms": False}, {"tied": True}])
+def test_logits_and_gradients_agree_with_the_written_out_decoder(changes):
+    model, ids = small(**changes), tokens()
+    norms = any("norm" in name for name, _ in model.named_parameters())
+    assert norms is changes.get("norms", True)
     expected = reference_logits(model, ids)
     got = torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
     wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
@@ -85,12 +89,12 @@ def test_logits_do_not_depend_on_whether_targets_are_given():
     assert torch.equal(model(ids), before)
 
 
-def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gradient():
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gradient(tied):
     ids = tokens(rows=5)
     targets = ids.clone()
     targets[0, :3] = IGNORE
-    model = small()
-    model.readout.multiplier = 0.7
+    model = small(tied=tied)
     logits = model(ids).flatten(0, 1)
     plain = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
     parameters = list(model.parameters())
@@ -123,7 +127,7 @@ def test_multipliers_scale_embedding_hidden_and_readout():
     ids = tokens()
     for layer in ("token_embedding", "blocks.0.mlp.up", "blocks.1.attention_norm", "readout"):
         with_multiplier, with_weight = small(), small()
-        with_multiplier.get_submodule(layer).multiplier = 1.7
+        with_multiplier.get_submodule(layer).multiplier *= 1.7
         with_weight.get_submodule(layer).weight.data.mul_(1.7)
         torch.testing.assert_close(with_multiplier(ids), with_weight(ids), rtol=1e-11, atol=1e-11)
 

@@ -16,25 +16,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("installed")  # one wheel, one environment, one program
 
-# Imports take longer than the models: one process trains them all, and runs the command as a shell
-# would, each check with what its environment says. The last ends the process with its exit code.
+# Imports take longer than the models: one process trains and checks them all, as a shell would. The
+# last check ends the process with its exit code.
 PROGRAM = """
-import os, runpy, sys
+import runpy, sys
 import param_groups
 assert "site-packages" in param_groups.__file__, param_groups.__file__
-models, command = sys.argv[1:]
-check = ["check", models, "--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
-def call(path, *arguments, **settings):
+file, command = sys.argv[1:]
+small = ["--widths", "64", "128", "256", "--steps", "1", "--seeds", "3"]
+def call(path, *arguments):
     sys.argv = [path, *arguments]
-    os.environ.update(settings)
     runpy.run_path(path, run_name="__main__")
-for model in ("nanogpt", "llama", "vit"):
-    call(models, MODEL=model)
+call(file)
+for what in ([file], ["hf:llama"], ["timm:vit_tiny_patch16_224", "--rule", "mup", "one_rate"]):
     try:
-        call(command, *check)
+        call(command, "check", *what, *small)
     except SystemExit as ended:
-        assert not ended.code, ended.code
-call(command, *check, MODEL="nanogpt", ONE_RATE="1")
+        assert not ended.code or "one_rate" in what, ended.code
+raise SystemExit(ended.code)
 """
 
 
@@ -93,9 +92,11 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
 def test_models_that_people_have_train_and_pass_the_check_and_one_rate_does_not(
     installed, tmp_path
 ):
-    file = shutil.copy(Path(__file__).with_name("models_of_users.py"), tmp_path)
+    file = shutil.copy(ROOT / "examples/nanogpt.py", tmp_path)
     words = ("-c", PROGRAM, file, installed[1] / "param-groups")
     text = run(installed[1] / "python", *words, cwd=tmp_path, code=1)  # that of the last check
-    found = re.findall(r"^(learned|passed:|FAILED: \d+ grows|figure:)", text, re.M)
-    assert found[:-2] == ["learned", "passed:", "figure:"] * 3
+    losses = [float(loss) for loss in re.findall(r"^step \d+: (\S+) nats", text, re.M)]
+    assert losses[-1] < losses[0] - 1
+    found = re.findall(r"^(passed:|FAILED: \d+ grows|figure:)", text, re.M)
+    assert found[:-2] == ["passed:", "figure:"] * 4
     assert found[-2].startswith("FAILED: ") and found[-1] == "figure:"

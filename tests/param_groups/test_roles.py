@@ -1,27 +1,17 @@
 """Roles: every tensor gets exactly one, and whatever cannot be decided is an error by name."""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nanolm_c4.model import RULES
-from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present, rules_for
+from param_groups import Everett, Layout, PlanError, Role, Rule, assign, plan, present
 from param_groups.model.read import check_widths
 from param_groups.roles import fans
-from param_groups.stock.rules import (
-    NANOGPT_RULES,
-    TIMM_VIT_RULES,
-    TORCH_DECODER_RULES,
-    stock,
-)
-from tests.param_groups.stock_lists import LISTS
 
-PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
 
 
@@ -52,19 +42,6 @@ class Tied(nn.Module):
             self.readout.weight.copy_(self.tokens.weight)
         if tie:
             self.readout.weight = self.tokens.weight
-
-
-class TorchDecoder(nn.Module):
-    """A decoder of torch's own layers, all with biases."""
-
-    def __init__(self, bias=True, depth=2):
-        super().__init__()
-        self.tokens = nn.Embedding(11, 8)
-        self.positions = nn.Embedding(5, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 32, norm_first=True, batch_first=True, bias=bias)
-        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(8, bias=bias)
-        self.readout = nn.Linear(8, 11, bias=bias)
 
 
 def one(module, name, rule):
@@ -195,6 +172,9 @@ def test_fans_follow_the_layout(module, role, layout, expected):
         ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
         ((4, 5, 6), Layout.EXPERTS, (6, 5)),
         ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6)),
+        ((4, 5, 6), Layout.OUTS_IN, (6, 20)),
+        ((6, 4, 5), Layout.IN_OUTS, (6, 20)),
+        ((4, 5, 6), Layout.INS_OUT, (20, 6)),
     ],
 )
 def test_fans_of_shapes(shape, layout, expected):
@@ -304,168 +284,9 @@ def test_present_does_not_excuse_a_tensor_without_a_rule():
         assign(model, present((*MLP_RULES[1:], Rule("absent", Role.QUERY)), model))
 
 
-# Options of timm's, and how many tensors the model of two blocks then has: six outside the blocks
-# and the final norm's two, and twelve in each block.
-VITS = {
-    "as it comes": ({}, 8 + 24),
-    "mean pooling, no class token": ({"class_token": False, "global_pool": "avg"}, 7 + 24),
-    "no biases in attention and MLP": ({"qkv_bias": False, "proj_bias": False}, 8 + 24 - 2 * 4),
-    "norms without parameters": ({"norm_layer": PLAIN_NORM}, 6 + 24 - 2 * 4),
-    "register tokens": ({"reg_tokens": 2}, 9 + 24),
-    "normalised queries and keys": ({"qk_norm": True}, 8 + 24 + 2 * 4),
-    "norm before the blocks": ({"pre_norm": True}, 8 - 1 + 2 + 24),
-    "no head": ({"num_classes": 0}, 6 + 24),
-}
-PAPERS = {"class_token": False, "global_pool": "avg", "qkv_bias": False, "proj_bias": False}
-VITS["the paper's"] = ({**PAPERS, "norm_layer": PLAIN_NORM, "fc_norm": False}, 5 + 2 * 4)
-
-
-def tiny_vit(**options):
-    settings = {"num_classes": 3, **options}
-    return VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, **settings
-    )
-
-
-@pytest.mark.parametrize("case", VITS)
-def test_timm_vision_transformers_are_covered_whatever_their_options(case):
-    options, count = VITS[case]
-    model = tiny_vit(**options)
-    assignments = assign(model, present(TIMM_VIT_RULES, model))
-    assert len(assignments) == count
-    assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
-    for assignment in assignments:
-        check_width(assignment, 16, model)
-
-
-def typed(text):
-    """{name: role} of lines "role: names"."""
-    lines = (line.split(":") for line in text.strip().splitlines())
-    return {name: Role(role.strip()) for role, names in lines for name in names.split()}
-
-
-def test_timm_roles_are_the_right_ones():
-    model = tiny_vit(reg_tokens=1)
-    expected = typed("""
-        position_embedding: cls_token reg_token pos_embed
-        patch_embedding: patch_embed.proj.weight
-        qkv: blocks.1.attn.qkv.weight
-        attention_output: blocks.1.attn.proj.weight
-        mlp_in: blocks.1.mlp.fc1.weight
-        mlp_out: blocks.1.mlp.fc2.weight
-        hidden_bias: patch_embed.proj.bias blocks.1.attn.qkv.bias blocks.1.mlp.fc2.bias
-        norm_scale: blocks.1.norm1.weight
-        final_norm_scale: norm.weight
-        norm_bias: blocks.1.norm2.bias norm.bias
-        readout: head.weight
-        readout_bias: head.bias
-    """)
-    roles = roles_of(model, present(TIMM_VIT_RULES, model))
-    assert {name: roles[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_torch_decoders_are_covered(bias):
-    model = TorchDecoder(bias=bias)
-    assignments = assign(model, present(TORCH_DECODER_RULES, model))
-    assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
-    for assignment in assignments:
-        check_width(assignment, 8, model)
-
-
-def test_torch_decoder_roles_are_the_right_ones():
-    model = TorchDecoder(depth=1)
-    expected = typed(
-        """
-        token_embedding: tokens.weight
-        position_embedding: positions.weight
-        qkv: L.self_attn.in_proj_weight
-        attention_output: L.self_attn.out_proj.weight
-        mlp_in: L.linear1.weight
-        mlp_out: L.linear2.weight
-        hidden_bias: L.self_attn.in_proj_bias L.self_attn.out_proj.bias
-        hidden_bias: L.linear1.bias L.linear2.bias
-        norm_scale: L.norm1.weight L.norm2.weight
-        final_norm_scale: norm.weight
-        norm_bias: L.norm1.bias L.norm2.bias norm.bias
-        readout: readout.weight
-        readout_bias: readout.bias
-    """.replace("L.", "layers.layers.0.")
-    )
-    assert roles_of(model, present(TORCH_DECODER_RULES, model)) == expected
-
-
-def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
-    sizes = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
-    with torch.device("meta"):
-        model = stock("hf:gpt2", **sizes, bos_token_id=0, eos_token_id=0)
-    assignments = assign(model, rules_for(model))
-    block = "transformer.h.0."
-    assert {a.name: (a.role, *a.fans) for a in assignments} == {
-        "transformer.wte.weight": (Role.TOKEN_EMBEDDING, 1, 12),
-        "transformer.wpe.weight": (Role.POSITION_EMBEDDING, 1, 12),
-        block + "ln_1.weight": (Role.NORM_SCALE, 1, 12),
-        block + "ln_1.bias": (Role.NORM_BIAS, 1, 12),
-        block + "attn.c_attn.weight": (Role.QKV, 12, 36),
-        block + "attn.c_attn.bias": (Role.HIDDEN_BIAS, 1, 36),
-        block + "attn.c_proj.weight": (Role.ATTENTION_OUTPUT, 12, 12),
-        block + "attn.c_proj.bias": (Role.HIDDEN_BIAS, 1, 12),
-        block + "ln_2.weight": (Role.NORM_SCALE, 1, 12),
-        block + "ln_2.bias": (Role.NORM_BIAS, 1, 12),
-        block + "mlp.c_fc.weight": (Role.MLP_IN, 12, 48),
-        block + "mlp.c_fc.bias": (Role.HIDDEN_BIAS, 1, 48),
-        block + "mlp.c_proj.weight": (Role.MLP_OUT, 48, 12),
-        block + "mlp.c_proj.bias": (Role.HIDDEN_BIAS, 1, 12),
-        "transformer.ln_f.weight": (Role.FINAL_NORM_SCALE, 1, 12),
-        "transformer.ln_f.bias": (Role.NORM_BIAS, 1, 12),
-        "lm_head.weight": (Role.READOUT, 12, 20),
-    }
-    for assignment in assignments:
-        check_width(assignment, 12, model)
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_llama_and_its_likes_are_covered(kind):
-    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "intermediate_size": 20, "vocab_size": 16}
-    sizes |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
-    with torch.device("meta"):
-        model = stock(f"hf:{kind}", **sizes, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    assignments = {a.name: a for a in assign(model, rules_for(model))}
-    layer = "model.layers.0."
-    expected = {
-        "model.embed_tokens.weight": (Role.TOKEN_EMBEDDING, 1, 12),
-        layer + "self_attn.q_proj.weight": (Role.QUERY, 12, 12),
-        layer + "self_attn.k_proj.weight": (Role.KEY, 12, 4),
-        layer + "self_attn.v_proj.weight": (Role.VALUE, 12, 4),
-        layer + "self_attn.o_proj.weight": (Role.ATTENTION_OUTPUT, 12, 12),
-        layer + "mlp.gate_proj.weight": (Role.MLP_IN, 12, 20),
-        layer + "mlp.up_proj.weight": (Role.MLP_IN, 12, 20),
-        layer + "mlp.down_proj.weight": (Role.MLP_OUT, 20, 12),
-        layer + "input_layernorm.weight": (Role.NORM_SCALE, 1, 12),
-        layer + "post_attention_layernorm.weight": (Role.NORM_SCALE, 1, 12),
-        "model.norm.weight": (Role.FINAL_NORM_SCALE, 1, 12),
-        "lm_head.weight": (Role.READOUT, 12, 16),
-    }
-    assert {n: (a.role, *a.fans) for n, a in assignments.items() if n in expected} == expected
-    others = {
-        name.rpartition("self_attn.")[2]: a.role
-        for name, a in assignments.items()
-        if name not in expected
-    }
-    assert others == {
-        "qwen2": dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), Role.HIDDEN_BIAS),
-        "qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),
-    }.get(kind, {})
-    for assignment in assignments.values():
-        check_width(assignment, 12, model)
-
-
-@pytest.mark.parametrize(
-    "rules", [RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, NANOGPT_RULES, *LISTS.values()]
-)
-def test_no_catalogue_names_a_tensor_twice(rules):
-    for name in [rule.pattern.replace("*", "x") for rule in rules]:
-        assert sum(rule.matches(name) for rule in rules) == 1
+def test_no_rule_of_an_experiment_names_a_tensor_twice():
+    for name in [rule.pattern.replace("*", "x") for rule in RULES]:
+        assert sum(rule.matches(name) for rule in RULES) == 1
 
 
 def test_two_rules_with_two_scales_for_one_tensor_conflict():

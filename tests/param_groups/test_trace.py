@@ -11,19 +11,20 @@ from torch import nn
 from param_groups import CompleteP, Everett, PlanError, plan, traced
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
+    BASE,
     CASES,
+    WIDE,
     Apart,
     Mlp,
     Rms,
     Stack,
-    heads,
     linear,
     merged,
-    text,
+    read,
+    stack,
 )
 
 MODULES = traced_text, traced_mixers, traced_vision, traced_odd  # which write CASES
-BASE, WIDE = 32, 64
 
 
 def expectations(case, names):
@@ -73,18 +74,10 @@ def test_every_tensor_is_right_or_refused(name):
 # What the first form of a trace got wrong, and other inputs of each kind
 
 
-def stack(attention=Apart, mlp=Mlp, norm=Rms):
-    return lambda n: Stack(n, attention, mlp, norm)
-
-
-def read(build, **more):
-    return traced(build, text, (BASE, WIDE), **more)
-
-
 def test_products_without_a_softmax_are_no_attention():
     class Bilinear(Apart):  # also where a sigmoid follows
         def forward(self, x):
-            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            q, k, v = self.three(x)
             return self.d(merged((q @ k.mT).sigmoid() @ v))
 
     found = read(stack(Bilinear))
@@ -100,7 +93,7 @@ class Scored(Apart):
         self.after = after
 
     def forward(self, x):
-        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        q, k, v = self.three(x)
         return self.d(merged(F.softmax(self.after(q @ k.mT), dim=-1) @ v))
 
 
@@ -160,7 +153,7 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
 def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(ready, factor):
     class Ready(Apart):
         def forward(self, x):
-            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            q, k, v = self.three(x)
             y = F.scaled_dot_product_attention(ready(q), ready(k), v, scale=10.0)
             return self.d(merged(y))
 

@@ -23,7 +23,9 @@ from param_groups import (
 )
 from tests.param_groups import traced_odd, traced_text
 from tests.param_groups.traced_blocks import (
+    BASE,
     IDS,
+    WIDE,
     Apart,
     Mlp,
     Rms,
@@ -31,20 +33,11 @@ from tests.param_groups.traced_blocks import (
     heads,
     linear,
     merged,
+    read,
+    stack,
     text,
 )
 from tests.param_groups.traced_text import Bank
-
-BASE, WIDE = 32, 64
-
-
-def stack(attention=Apart, mlp=Mlp, norm=Rms):
-    return lambda n: Stack(n, attention, mlp, norm)
-
-
-def read(build, **more):
-    return traced(build, text, (BASE, WIDE), **more)
-
 
 # Starts
 
@@ -199,6 +192,7 @@ def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
     assert both.endswith("split into 128 + 128")
     cuts = lambda build, name: read(build)[f"blocks.0.{name}"].parts
     assert cuts(stack(traced_text.Fused, norm=nn.LayerNorm), "attn.c_attn.weight") == (1, 1, 1)
+    assert cuts(traced_odd.rows_of_a_fused_matrix, "attn.all") == (1, 1, 1)
     assert cuts(traced_text.groups_interleaved, "mlp.both.weight") == (1, 1)
     assert cuts(traced_text.groups_interleaved, "attn.qkv.weight") == ()  # no cut separates them
     assert cuts(traced_odd.all_in_one_matrix, "1.all.weight") == ()  # other ratios elsewhere
@@ -210,9 +204,12 @@ def test_muon_takes_the_parts_that_a_trace_finds_and_refuses_what_no_cut_separat
     build = stack(traced_text.Fused, norm=nn.LayerNorm)
     row = plan(build(WIDE), read(build).rules, rule, lr=1.0)["blocks.0.attn.c_attn.weight"]
     assert row.optimizer == "muon" and row.lr == 1.0  # that of a square third
-    build = traced_text.groups_interleaved
-    with pytest.raises(PlanError, match="attn.qkv.weight"):
-        plan(build(WIDE), read(build).rules, rule, lr=1.0)
+    for build, why in (
+        (traced_text.groups_interleaved, "attn.qkv.weight"),
+        (traced_odd.projections_by_head, "attn.q.*is a tensor with an axis of heads"),
+    ):
+        with pytest.raises(PlanError, match=why):
+            plan(build(WIDE), read(build).rules, rule, lr=1.0)
 
 
 # Refusals
@@ -344,7 +341,7 @@ def test_what_is_around_a_block_changes_no_role(around):
 def test_scores_that_are_no_product_are_a_doubt_and_an_error():
     class Broadcast(Apart):
         def forward(self, x):
-            q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+            q, k, v = self.three(x)
             scores = (q[:, :, :, None] * k[:, :, None]).sum(-1)
             return self.d(merged(scores.softmax(-1) @ v))
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from param_groups.check import verdict
+from param_groups.roles import PlanError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TASK = "def task(width, seed):\n    "
@@ -47,3 +50,11 @@ def test_a_file_that_exits_after_the_verdict_does_not_change_it(tmp_path):
     text = "import atexit, os\natexit.register(os._exit, 0)\n" + TASK + "return 3\n"
     code, said = ended(tmp_path, "check", text)
     assert code == 2 and said.count("\n") == 1, said
+
+
+def test_fits_without_numpy_are_one_line(monkeypatch):
+    for name in ("fits", "check.transfer", "check.transfer_command"):
+        monkeypatch.delitem(sys.modules, f"param_groups.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(PlanError, match="^transfer needs numpy: pip install 'param-groups"):
+        verdict.run("transfer", [])

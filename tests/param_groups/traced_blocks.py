@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from param_groups import traced
+
+BASE, WIDE = 32, 64
 TOKENS, STEPS, HEAD = 20, 12, 8
 IDS = torch.arange(2 * STEPS).reshape(2, STEPS) % TOKENS
 
@@ -109,9 +112,21 @@ class Apart(nn.Module):
         super().__init__()
         self.a, self.b, self.c, self.d = (linear(n, n) for _ in range(4))
 
+    def three(self, x):
+        """Queries, keys and values by head."""
+        return heads(self.a(x)), heads(self.b(x)), heads(self.c(x))
+
     def forward(self, x):
-        q, k, v = heads(self.a(x)), heads(self.b(x)), heads(self.c(x))
+        q, k, v = self.three(x)
         return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+def stack(attention=Apart, mlp=Mlp, norm=Rms):
+    return lambda n: Stack(n, attention, mlp, norm)
+
+
+def read(build, **more):
+    return traced(build, text, (BASE, WIDE), **more)
 
 
 ENDS = """

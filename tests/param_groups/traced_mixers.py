@@ -15,7 +15,6 @@ from tests.param_groups.traced_blocks import (
     Rms,
     Stack,
     case,
-    heads,
     linear,
     merged,
     root,
@@ -154,7 +153,7 @@ class LinearAttention(Apart):
     """No softmax, so no attention: nothing is a query."""
 
     def forward(self, x):
-        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        q, k, v = self.three(x)
         return self.d(merged((F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ v)))
 
 

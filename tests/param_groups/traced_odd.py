@@ -336,21 +336,59 @@ def weight_norm(n):
 
 
 class PerHead(nn.Module):
-    """Projections by head as flax has them: (n, heads, d) has no layout here."""
+    """Projections by head as flax has them: (n, heads, d), and outputs first: (heads, d, n)."""
 
-    def __init__(self, n):
+    def __init__(self, n, turned=False):
         super().__init__()
-        self.q, self.k, self.v = (nn.Parameter(torch.randn(n, n // 8, 8)) for _ in range(3))
-        self.o = nn.Parameter(torch.randn(n // 8, 8, n))
+        shape = (n // HEAD, HEAD, n) if turned else (n, n // HEAD, HEAD)
+        self.how = "hdn" if turned else "nhd"
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(shape)) for _ in range(3))
+        self.o = nn.Parameter(torch.randn((n, n // HEAD, HEAD) if turned else (n // HEAD, HEAD, n)))
 
     def forward(self, x):
-        q, k, v = (torch.einsum("btn,nhd->bhtd", x, w) for w in (self.q, self.k, self.v))
-        return torch.einsum("bhtd,hdn->btn", F.scaled_dot_product_attention(q, k, v), self.o)
+        q, k, v = (torch.einsum(f"btn,{self.how}->bhtd", x, w) for w in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v)
+        return torch.einsum("bhtd,nhd->btn" if self.how == "hdn" else "bhtd,hdn->btn", y, self.o)
 
 
-@case("", refused=r"'blocks.0.attn.o' sums over axes \(0, 1\) and makes \(2,\)")
+PER_HEAD = """
+blocks.*.attn.q query/in_outs n -1
+blocks.*.attn.k key/in_outs n -1
+blocks.*.attn.v value/in_outs n -1
+blocks.*.attn.o attention_output/ins_out n -1
+"""
+
+
+@case(ENDS + GAINS + MLP + PER_HEAD, root)
 def projections_by_head(n):
     return Stack(n, PerHead, Mlp, Rms)
+
+
+@case(ENDS + GAINS + MLP + PER_HEAD.replace("in_outs", "outs_in").replace("/ins_out", ""), root)
+def projections_by_head_outputs_first(n):
+    return Stack(n, lambda n: PerHead(n, turned=True), Mlp, Rms)
+
+
+class Sliced(Apart):
+    """One matrix of which rows are taken before use."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        del self.a, self.b, self.c
+        self.n, self.all = n, nn.Parameter(torch.randn(3 * n, n))
+
+    def forward(self, x):
+        rows = (self.all[i * self.n : (i + 1) * self.n] for i in range(3))
+        q, k, v = (heads(F.linear(x, w)) for w in rows)
+        return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+SLICED = "blocks.*.attn.all qkv n -1\nblocks.*.attn.d.weight attention_output n -1\n"
+
+
+@case(ENDS + GAINS + MLP + SLICED, root)
+def rows_of_a_fused_matrix(n):
+    return Stack(n, Sliced, Mlp, Rms)
 
 
 class Unseen(Apart):
@@ -403,6 +441,36 @@ blocks.*.attn.inner.out_proj.bias hidden_bias 1 0
 )
 def torch_attention_of_growing_heads(n):
     return Stack(n, Expanding, Mlp, Rms)
+
+
+class Wide(nn.Module):
+    """torch's attention with values of another size: matrices apart, biases of keys and values."""
+
+    def __init__(self, n):
+        super().__init__()
+        more = {"vdim": 2 * n, "add_bias_kv": True, "batch_first": True, "bias": False}
+        self.inner = nn.MultiheadAttention(n, n // HEAD, **more)
+
+    def forward(self, x):
+        return self.inner(x, x, torch.cat((x, x), dim=-1))[0]
+
+
+@case(
+    ENDS
+    + GAINS
+    + MLP
+    + """
+blocks.*.attn.inner.q_proj_weight query n -1
+blocks.*.attn.inner.k_proj_weight key n -1
+blocks.*.attn.inner.v_proj_weight value 2*n -1
+blocks.*.attn.inner.bias_k hidden_bias 1 0
+blocks.*.attn.inner.bias_v hidden_bias 1 0
+blocks.*.attn.inner.out_proj.weight attention_output n -1
+""",
+    root,
+)
+def torch_attention_with_matrices_apart(n):
+    return Stack(n, Wide, Mlp, Rms)
 
 
 class Relative(nn.Module):

@@ -397,7 +397,7 @@ class Sinks(Apart):
         self.sinks = nn.Parameter(torch.zeros(n // HEAD))
 
     def forward(self, x):
-        q, k, v = (heads(layer(x)) for layer in (self.a, self.b, self.c))
+        q, k, v = self.three(x)
         scores = (q @ k.mT) * HEAD**-0.5
         sinks = self.sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, sinks), dim=-1)

@@ -238,16 +238,6 @@ def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys, laid_out):
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".pdf"}
 
 
-@pytest.mark.parametrize("folder", ["notes.md", "notes.md/figures"])
-def test_a_file_in_place_of_the_folder_is_refused(folder, tmp_path, capsys):
-    (tmp_path / "notes.md").write_text("mine")
-    with pytest.raises(SystemExit, match="2"):
-        main(["quickstart", "--out", str(tmp_path / folder)])
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path}/notes.md is a file, not a folder; give --out a folder\n"
-    )
-
-
 def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(
@@ -261,22 +251,6 @@ def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeyp
     assert [line.split()[0] for line in listed] == [*NAMES]
     assert all(len(line.split()) > 3 for line in listed)
     assert all(("_desktop " in line) == ("Preset desktop: " in line) for line in listed)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["everett/learning_rate"],
-            "did you mean everett/learning_rates? `python -m plots --list`",
-        ),
-        (["dept"], "no figure 'dept'; did you mean bordelon/depth?"),
-        (["zzz"], "no figure 'zzz'; `python -m plots --list` has all names"),
-        (["kernels"], "'kernels' is a figure of 2 papers: bordelon/kernels, theory/kernels"),
-    ],
-)
-def test_a_name_that_is_no_figure_gets_the_nearest(words, message, refused):
-    assert message in refused(*words)
 
 
 @pytest.mark.parametrize(
@@ -305,11 +279,6 @@ def test_help_is_that_of_the_figure(capsys):
             "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv TABLE",
         ),
         (
-            "dinan/figure_3_4_metrics_longer",
-            "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset longer && "
-            "plots ship results/bart_span_denoise/figure_3_4_longer/metrics.csv TABLE",
-        ),
-        (
             "bordelon/figure_4_distances",
             "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop && "
             "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop && "
@@ -322,11 +291,6 @@ def test_help_is_that_of_the_figure(capsys):
 def test_a_table_is_made_by_these_commands(table, commands):
     made = [f"python -m {command}" for command in commands.replace("TABLE", table).split(" && ")]
     assert tables.commands(table) == made
-
-
-def test_a_figure_without_its_shipped_tables_says_how_they_are_made(monkeypatch, tmp_path, refused):
-    monkeypatch.setattr(tables, "DATA", tmp_path)
-    assert "sweeps run vit_cifar5m/sweeps/figure_5.yaml" in refused("bordelon/depth")
 
 
 def test_no_figure_is_another_figures_library():

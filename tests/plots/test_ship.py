@@ -70,41 +70,7 @@ def test_a_large_table_is_kept_compressed_and_read_as_any_other(tmp_path, monkey
     assert tables.shipped("dinan/figure") == data / "dinan/figure.csv" and not packed.exists()
 
 
-def changed(folder, file, content):
-    """A sweep's table, with another content (None: no such file) of it or of a run's summary."""
-    table = sweep(folder, [{"commit": "abc"}] * 2)
-    path = folder / file
-    path.unlink() if content is None else path.write_bytes(content)
-    return table
-
-
-REFUSED = {
-    "run-1 was made elsewhere than run-0 (commit a -> b); run all again": lambda f: sweep(
-        f, [{"commit": "a"}, {"commit": "b"}]
-    ),
-    "run-1 was made elsewhere than run-0 (threads None -> 2)": lambda f: sweep(
-        f, [{"python": "3"}, {"python": "3", "threads": 2}]
-    ),
-    "run-1/summary.json: no summary": lambda f: changed(f, "run-1/summary.json", None),
-    "run-0/summary.json: no summary": lambda f: changed(f, "run-0/summary.json", b"[1]"),
-    "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv": lambda f: f / "no.csv",
-    "results.csv: no runs in it; run the sweep first": lambda f: sweep(f, []),
-    "expected a CSV file with a column run": lambda f: changed(f, "results.csv", b"a,loss\na,1\n"),
-    "results.csv: no result table": lambda f: changed(f, "results.csv", gzip.compress(b"run\n")),
-}
 NAMES = ("figure", "vaswani/figure", "dinan/", "dinan/a/b")
-
-
-@pytest.mark.parametrize("message", [*REFUSED, *NAMES])
-def test_a_table_of_unknown_origin_or_name_is_refused(tmp_path, capsys, message):
-    name = message if message in NAMES else "dinan/figure"
-    table = REFUSED.get(message, REFUSED["run-0/summary.json: no summary"])(tmp_path / "sweep")
-    with pytest.raises(SystemExit, match="2"):
-        main(["ship", str(table), name, "--data", str(tmp_path / "data")])
-    said = (
-        f"error: {name}: expected PAPER/NAME, PAPER one of everett" if message in NAMES else message
-    )
-    assert said in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
 def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, capsys):

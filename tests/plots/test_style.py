@@ -125,16 +125,3 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     assert f"only {where[0]}; only {where[1]}" in caption(figure)
     (figure,), text = drawn("everett/adafactor", where=["seed == 0"])
     assert "1 seed per point" in caption(figure) and "± ?" in text
-
-
-@pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        ("model.width", "--where 'model.width': expected a key, one of <= >= == != < > ="),
-        ("model.with<9", "names no column of it, 'model.with'; did you mean 'model.width'?"),
-        ("model.width<wide", "--where compares the numbers of model.width with 'wide'"),
-        ("model.width<9", "no row with model.width<9\n"),
-    ],
-)
-def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused):
-    assert message in refused("adafactor", "--where", condition)

@@ -194,7 +194,7 @@ def test_a_rule_looks_at_a_cell_and_answers(rule, source, tokens, words):
         elif token != ".":
             losses, further, added, starred = TOKEN.fullmatch(token).groups()
             cell.results[place] = dict(enumerate(map(result, losses.split(","))))
-            cell.given |= set() if added else {place}
+            cell.named |= set() if added else {place}
             again |= {place} if starred else set()
             if further:
                 cell.results[place][99], cell.further[place] = result(further), (99,)

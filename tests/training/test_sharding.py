@@ -197,6 +197,14 @@ def test_a_container_s_own_members_are_units():
     assert list(sharding.units(torch.nn.Sequential(*blocks))) == [blocks[0], blocks[2]]
 
 
+def test_ties_stay_when_parameters_get_memory():
+    with torch.device("meta"):
+        model = torch.nn.ModuleList([torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False)])
+    model[1].weight = model[0].weight
+    sharding.allocate(model, torch.device("cpu"))
+    assert model[1].weight is model[0].weight and not model[0].weight.is_meta
+
+
 def test_buffers_keep_their_values_when_parameters_get_memory():
     with torch.device("meta"):
         model = torch.nn.Linear(3, 3)

@@ -5,9 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.experiment_cases import CASES, write_photos
+from tests.processes import finished
 from tests.test_experiments import lines
 from training import runs
 from training.config import load
@@ -134,3 +137,59 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
     assert "93,600 steps = 300 epochs; warm-up 6,240 steps = 20 epochs" in lines[1]
     assert "evaluation every 312 steps = 1 epochs" in lines[1]
     assert "rate 20 to 1e-06, cosine; decay per step at the peak: lr wd = 0.0008 (glob" in lines[2]
+
+
+# Several processes on a folder of images: each is evaluated once
+
+
+def launch(processes, folder, *overrides):
+    words = [*CASES["vit_imagenet"].small, "training.batch_size=16", "training.eval_every=3"]
+    return finished(
+        "-m",
+        "vit_imagenet.train",
+        "vit_imagenet/configs/laptop.yaml",
+        *words,
+        *overrides,
+        "--run-dir",
+        folder,
+        ranks=processes,
+        cwd=ROOT,
+    )
+
+
+def write_images(root):
+    """2 classes of noise, 10 training images each, 4 + 5 validation images, one of them cut off."""
+    generator = np.random.default_rng(0)
+    for split, counts in {"train": (10, 10), "val": (4, 5)}.items():
+        for label, count in enumerate(counts):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 128, (12, 10, 3), dtype=np.uint8) + 127 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.JPEG")
+    damaged = root / "val" / "class1" / "2.JPEG"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    return damaged
+
+
+def test_processes_count_the_readable_images_of_a_folder_once(tmp_path):
+    damaged = write_images(tmp_path / "images")
+    found = []
+    for processes in (1, 2):
+        run = tmp_path / str(processes)
+        result = launch(
+            processes,
+            run,
+            "data.source=folder",
+            f"data.path={tmp_path / 'images'}",
+            "model.classes=2",
+        )
+        assert result.returncode == 0, result.err
+        assert result.err.count(f"not used: {damaged}: cannot be read") == 1
+        assert json.loads((run / "summary.json").read_text())["eval_targets"] == 8
+        found.append([line for line in lines(run) if "eval_top1" in line])
+    assert [line["step"] for line in found[0]] == [3, 6]
+    for one, two in zip(*found, strict=True):
+        for name in ("eval_top1", "eval_loss"):
+            assert two[name] == pytest.approx(one[name], rel=2e-5)
+        assert one["eval_top1"] * 8 == pytest.approx(round(one["eval_top1"] * 8))

@@ -1,10 +1,18 @@
 """A check and a command without a rule by hand: what a trace reads of a file's models."""
 
 import sys
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 
+from param_groups import Everett, plan, traced
 from param_groups.__main__ import main
+from param_groups.check import judging
+from param_groups.check.transfer import Run
+from param_groups.check.transfer_command import train
+from tests.param_groups.traced_blocks import Apart, Mlp, Stack, merged, text
 
 FILE = """
 import torch
@@ -68,3 +76,51 @@ def test_the_command_prints_a_trace_of_a_file_and_of_a_stock_model(path, capsys)
     main(["trace", "timm:vit_small_patch16_224"])
     out = capsys.readouterr().out
     assert "2 x blocks.*.attn.qkv.weight" in out and "attention: 0.25, head dimension 16" in out
+
+
+# Two matrices that are no layers' weights, whose names say nothing.
+BARE = FILE.replace("nn.Linear(width, width, bias=False)", "drawn(width, width)")
+BARE = BARE.replace("nn.Linear(width, 128, bias=False)", "drawn(width, 128)")
+BARE = BARE.replace("return self.three(x + self.two(x).relu())", "x = x + (x @ self.two).relu()")
+BARE = BARE.replace("self.two).relu()", "self.two).relu()\n        return x @ self.three", 1)
+BARE = BARE.replace("class Model", "drawn = lambda *n: nn.Parameter(torch.randn(n))\nclass Model")
+BARE = BARE.replace("BASE", "width").replace("SMALL", "None")
+
+
+def test_an_audit_of_a_checks_file_reads_layouts_from_use(path, capsys, tmp_path):
+    """By their layers they are tables, of which a right plan's rates deviate."""
+    (tmp_path / "bare.py").write_text(BARE)
+    main(["audit", "bare.py", "--widths", "64", "128"])
+    out = capsys.readouterr().out
+    assert "nearest rule: mup, full alignment\nevery tensor follows it" in out
+    assert "two         hidden" in out and "three       readout" in out
+
+
+def test_a_transfer_trains_plans_of_traced_rules(path):
+    args = Namespace(
+        file=Path(path("width", "None")), widths=[64, 128], steps=40, warmup=0.1, schedule="cosine"
+    )
+    curve = train(args, Run(64, -7.0, 0), 1)
+    assert curve[-1] < curve[0]
+
+
+def test_heads_that_grow_in_a_trace_are_warned_of():
+    """The library's power of the head dimension is muP's at one head dimension alone."""
+
+    class Four(Apart):
+        def forward(self, x):
+            q, k, v = (
+                f(x).unflatten(-1, (4, -1)).transpose(1, 2) for f in (self.a, self.b, self.c)
+            )
+            return self.d(merged(F.scaled_dot_product_attention(q, k, v)))
+
+    build = lambda n: Stack(n, Four, Mlp)
+    rules = traced(build, text, (32, 64)).rules
+    rule = lambda n: Everett("mup", n, 32, qk_exponent=-0.5)
+    options = {"lr": 0.1, "absorb_multipliers": True}
+    plans = {n: plan(build(n), rules, rule(n), **options) for n in (32, 64)}
+    (left,) = judging.not_judged(plans, {})
+    assert left.startswith("not judged: whether the head") and not judging.heads_note(plans)
+    assert not judging.not_judged(plans, {}, rules)
+    (note,) = judging.heads_note(plans, rules)
+    assert note.startswith("warning: head dimensions 8 to 16")

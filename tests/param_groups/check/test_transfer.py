@@ -58,6 +58,12 @@ def test_what_seeds_share_does_not_widen_the_error():
     assert answer(GRID, trained(GRID, law(0.0, noise=0.0005))).reach < 0.05
 
 
+def test_a_steep_curve_has_a_known_noise_though_no_other_rate_is_near_its_best():
+    two = Grid(GRID.widths[::3], GRID.octaves, 1.0, GRID.seeds, ())
+    said = [answer(two, trained(two, law(0.0, curvature=0.3, seed=seed))) for seed in range(5)]
+    assert [one.verdict for one in said] == [STAYS] * 5
+
+
 def test_one_seed_decides_nothing_by_luck():
     alone = Grid(GRID.widths[:2], GRID.octaves, 1.0, (0,), ())
     one = answer(alone, trained(alone, law(0.0)))

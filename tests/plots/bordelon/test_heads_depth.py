@@ -5,13 +5,11 @@ import re
 from itertools import product
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.integrate import quad
 
 from plots.__main__ import make
 from plots.bordelon import depth, initial_heads
-from plots.tables import TableError
 from tests.plots.made import rows, written
 
 # Figures 3 and 4
@@ -156,24 +154,3 @@ def test_runs_that_did_not_finish_count_nowhere(tmp_path):
     paths = depth_tables(tmp_path, statuses=("finished", "diverged", "finished"))
     movement, losses, _ = depth.read(paths)
     assert set(movement["seed"]) == set(losses["seed"]) == {0, 2}
-
-
-def depth_without(folder, table, **changed):
-    """Figure 5's tables with one changed."""
-    paths = depth_tables(folder)
-    rows = pd.read_csv(paths["abc".index(table)]).assign(**changed)
-    rows.to_csv(paths["abc".index(table)], index=False)
-    return paths
-
-
-@pytest.mark.parametrize(
-    ("table", "changed", "message"),
-    [
-        ("b", {"status": "diverged"}, "no finished run in it"),
-        ("a", {"run": lambda rows: "x" + rows["run"]}, "nothing observed of a finished"),
-        ("c", {"run": lambda rows: "x" + rows["run"]}, "nothing observed of a finished"),
-    ],
-)
-def test_tables_of_other_runs_are_one_line(tmp_path, table, changed, message):
-    with pytest.raises(TableError, match=message):
-        depth.read(depth_without(tmp_path, table, **changed))

@@ -11,7 +11,6 @@ import pytest
 from plots.__main__ import make
 from plots.bordelon import decoder, kernels, observed
 from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
-from plots.tables import TableError
 from sweeps import tables as sweep_tables
 from sweeps.sweep_file import load_sweep
 from tests.plots.made import lines as by_name
@@ -255,21 +254,3 @@ def test_flops_are_six_per_parameter_and_token(tmp_path):
 
 
 # Bad tables
-
-
-def test_kernels_before_training_alone_are_refused(tmp_path):
-    table = kernel_rows(seeds=(0,))
-    (once,) = written(tmp_path, once=table[table["step"] == 0])
-    with pytest.raises(TableError, match="no pooled kernels before and after training of any run"):
-        observed.read_kernels(once, ["pooled"])
-
-
-def test_results_without_finished_runs_are_refused(tmp_path):
-    paths = runs(tmp_path, seeds=(0,), statuses="stopped")
-    with pytest.raises(TableError, match="no run in it is finished; run the sweep first"):
-        decoder.read([*paths, tmp_path / "kernels.csv"])
-
-
-def test_kernels_of_different_samples_are_not_compared():
-    with pytest.raises(TableError, match="kernels of 6 and 5 rows cannot be compared"):
-        alignment(symmetric(1), symmetric(1, 5))

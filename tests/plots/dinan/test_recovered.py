@@ -7,7 +7,6 @@ import pytest
 
 from plots.dinan import ablations, position_rate, rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
-from plots.tables import TableError
 from tests.plots.dinan.searched import read_rows
 from tests.plots.made import lines
 
@@ -112,28 +111,3 @@ def test_keeping_a_rate_costs_nothing_where_it_is_the_best_one_again(tmp_path):
     assert found[f"maximal-update: {COST}"].measured == "same grid rate"
     # lr* is 8^(1/2) at n = 128; the grid has 2 and 4, alike.
     assert found[f"hybrid: {COST}"].measured.startswith("+0.200 ±")
-
-
-@pytest.mark.parametrize(
-    ("module", "rows", "message"),
-    [
-        (
-            ablations,
-            [*ABLATIONS, ABLATIONS[0] | {"model.width": 32}],
-            "several widths; expected one: .*model.width=32",
-        ),
-        (
-            ablations,
-            [one | {"curve": f"adam {one['curve']}"} for one in ABLATIONS],
-            "no row with curve standard, standard_rescale",
-        ),
-        (
-            rate_transfer,
-            [one | {"curve": f"adam {one['curve']}"} for one in TRANSFER],
-            "no row with curve standard, neural_tangent",
-        ),
-    ],
-)
-def test_tables_of_other_curves_or_of_several_widths_are_one_line(module, rows, message, tmp_path):
-    with pytest.raises(TableError, match=message):
-        read_rows(module, tmp_path, rows)

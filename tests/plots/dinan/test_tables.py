@@ -62,11 +62,3 @@ def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
     text, files = make(name, paths, tmp_path / "out")
     assert all(file.stat().st_size for file in files)
     assert text.endswith(f"{left_out}: 1 failed left out")
-
-
-@each_figure
-def test_every_run_failed(tmp_path, name, refused):
-    results, metrics = whole(name)[0]
-    assert "every run failed" in refused(
-        name, *written(tmp_path, results=results.assign(status="failed"), metrics=metrics)
-    )

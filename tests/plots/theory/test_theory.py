@@ -5,7 +5,6 @@ import math
 import pandas as pd
 import pytest
 
-from plots.__main__ import make
 from plots.findings import Finding
 from plots.tables import TableError
 from plots.theory import bigram as exponents
@@ -101,20 +100,6 @@ def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     assert (broken.published, broken.verdict) == ("0.5 (A.2: 0)", "agrees within 2 SE")
     assert "sp, h_1: judged elsewhere" in lines
     assert "Table 1: last activations' change before step 3: SP 25.0%" in lines
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (fitted().query("step > 1"), "no row of step 0 or 1, the lowest step is 2"),
-        (fitted(table="Table 9"), "no row with table Table 1, Table 2"),
-        (fitted(met="maybe"), "met 'maybe'; expected True, False or nothing"),
-    ],
-)
-def test_a_table_of_the_bigram_model_that_cannot_be_drawn(frame, message, table, tmp_path):
-    with pytest.raises(TableError, match=message):
-        make("theory/bigram", [table(frame)], tmp_path)
-    assert not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.parametrize(

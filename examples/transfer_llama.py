@@ -4,12 +4,14 @@ The command stands in benchmarks/README.md.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-sys.path.insert(0, ".")  # the repository's root, which is not installed
-from examples.nanogpt import HEAD, TEXT
+sys.path.insert(0, str(Path(__file__).parent))  # where nanogpt.py is
+from nanogpt import HEAD, TEXT
+
 from param_groups import Everett, plan, rules_for
 from param_groups.check import Check
 

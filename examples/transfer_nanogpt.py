@@ -5,12 +5,13 @@ The command stands in benchmarks/README.md.
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-sys.path.insert(0, ".")  # the repository's root, which is not installed
-from examples.nanogpt import TEXT
-from examples.nanogpt import task as of_one_batch
+sys.path.insert(0, str(Path(__file__).parent))  # where nanogpt.py is
+from nanogpt import TEXT
+from nanogpt import task as of_one_batch
 
 ROWS = 8
 

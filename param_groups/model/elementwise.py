@@ -1,0 +1,159 @@
+"""Functions that treat entries one by one, or move them: sums, norms, numbers, softmax, choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from param_groups.model import calls
+from param_groups.model.calls import Call
+from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, times
+
+
+def flow(
+    notes: Notes, call: Call, views: Sequence[Tensor], flows: Sequence[Flow], came: Flow
+) -> Flow:
+    """What the results of a call carry; `came` is what its activations do together."""
+    bare, out = call.bare, call.outs[0]
+    marked: Callable[[str], Flow] = lambda mark: replace(came, marks=came.marks | {mark})
+    if bare in calls.NORMS:
+        return _norm(notes, call, came)
+    for t in views:
+        notes.use(t, _taken(call, t), marks=came.marks)
+    if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
+        return _sum(notes, flows, came)
+    if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
+        return marked("counted")
+    if bare == "one_hot":
+        return marked("one_hot")
+    if bare in calls.CHOICES:
+        notes.chosen |= came.names
+        return marked("chosen")
+    if bare in ("softmax", "exp"):
+        return _softmax(notes, call, came)
+    power = call.args[1] if bare == "pow" and isinstance(call.args[1], (int, float)) else None
+    if power := power or calls.POWERS.get(bare):
+        after = marked("normed") if power < 0 else came
+        return replace(after, factor=times(1.0, came.factor, power))
+    if bare == "normalize":
+        axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
+        return replace(marked("normed"), factor=out.shape[axis] ** -0.5)
+    if "norm" in bare:  # of a vector: the root of its entries times their size
+        size = (call.ins[0].numel() / out.numel()) ** 0.5
+        return replace(came, factor=times(came.factor, size))
+    if bare in calls.TIMES:
+        return _times(notes, call, flows, came)
+    if came.scores and bare in {*calls.SUMS, *calls.JOINS, "tanh"}:
+        before = next(t for t in call.ins if notes.flow(t).scores)
+        own = [notes.flow(before)] if len(came.scores) == 1 else flows
+        came = replace(came, factor=joined([f for f in own if f.scores]).factor)
+        for i in came.scores:
+            added = notes.names(*views).union(*(f.names for f in flows if not f.scores))
+            notes.attentions[i].added |= added
+        return replace(came, factor=rebased(notes, came, before, out))
+    return came
+
+
+def _taken(call: Call, tensor: Tensor) -> str:
+    """What a function of activations does with a parameter beside them."""
+    if call.bare in calls.SUMS or (call.bare == "addcmul" and tensor is call.args[0]):
+        return "added"
+    if call.bare in {*calls.TIMES, "lerp", "addcmul"}:
+        return "scale"
+    if call.bare in calls.JOINS:
+        return "joined"
+    try:
+        alike = torch.broadcast_shapes(*(t.shape for t in call.ins))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        alike = None
+    return "elementwise" if alike == call.outs[0].shape else f"function {call.bare}"
+
+
+def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
+    vectors = [*call.args[calls.NORMS[call.bare] :][:2]]
+    vectors += [call.kwargs.get("weight"), call.kwargs.get("bias")]
+    tensors = [t for t in vectors if isinstance(t, Tensor)]
+    for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
+        if notes.names(t):
+            notes.use(t, what)
+    if came.names <= notes.tables:
+        notes.note_factor("embedding", came)
+    return replace(came, factor=1.0, marks=came.marks | {"normed"})
+
+
+def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
+    """A branch that joins the stream it came from, or two activations."""
+    for stream, other in (flows, flows[::-1]):
+        if notes.join_stream(stream, other):
+            marks = (stream.marks - {"normed"}) | {"stream"}
+            return replace(came, past=stream.past, factor=1.0, marks=marks)
+    came = replace(came, marks=came.marks - {"stream"})
+    if flows[0].made == flows[1].made:
+        return came
+    for one in flows:
+        if one.names <= notes.tables:
+            notes.note_factor("embedding", one)
+    apart = {one.factor for one in flows if one.made}
+    return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0)
+
+
+def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
+    power = calls.TIMES[call.bare]
+    if len(flows) > 1:
+        factor = times(flows[0].factor, flows[1].factor, power)
+        shape = call.outs[0].shape
+        whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
+        made = joined(whole or flows).made  # a smaller one is a gate of the other
+        return replace(came, factor=factor, made=made)
+    numbers = [float(a) for a in call.args if isinstance(a, (int, float))]
+    for t in call.ins:
+        fixed = id(t) not in notes.flows and (came.scores or not notes.names(t))
+        if t.numel() == 1 and t.is_floating_point() and fixed:
+            numbers.append(float(t.detach()))
+    if numbers:
+        return replace(came, factor=times(came.factor, numbers[0], power))
+    many = came.scores and not notes.names(*call.ins)
+    return replace(came, factor=None) if many else came
+
+
+# Scores of attentions
+
+
+def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
+    if not came.scores:
+        soft = {"softmax"} if call.bare == "softmax" else NOTHING
+        return replace(came, marks=came.marks | soft)
+    for one in (notes.attentions[i] for i in came.scores):
+        one.soft, several = True, len(came.scores) > 1
+        one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)
+    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0)
+
+
+def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | None:
+    """The factor on scores after a step that does more than multiply them (a bias, a mask, a soft
+    cap, a mix of heads); from here on ratios are to its results."""
+    if len(came.scores) != 1:
+        return came.factor
+    (one,) = (notes.attentions[i] for i in came.scores)
+    written = before is out  # in place: what was before is gone
+    one.factor = came.factor if written else _measured(one, before, came.factor)
+    one.raw = out.detach().clone()
+    return one.factor
+
+
+def _measured(one: Attention, scores: Tensor, followed: float | None) -> float | None:
+    """The factor on query-key products in `scores`: the ratio to those before, if nearly all
+    entries have one. `followed` is what the calls since then say; None if entries have several."""
+    if one.raw is None or one.raw.numel() != scores.numel():
+        return followed
+    now, then = scores.detach().flatten(), one.raw.flatten()
+    ratio = (now / then)[(now > -1e4) & (then != 0)]
+    middle = float(ratio.median()) if len(ratio) else math.nan
+    if not float(((ratio / middle - 1).abs() < 1e-2).float().mean()) > 0.9:
+        return None
+    found = times(middle, one.factor)
+    return followed if followed and found and math.isclose(found, followed, rel_tol=1e-2) else found

@@ -1,0 +1,66 @@
+"""Factors of the forward pass that two passes show: of attentions, embeddings, branches, logits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from param_groups.model.notes import Attention, Notes
+from param_groups.roles import Measured
+
+_NAMES = {
+    "embedding": "embed_scale",
+    "branch": "residual_multiplier",
+    "logits": "logit_multiplier",
+}
+Factors = dict[str, list[Measured]]  # of a tensor: what `plan` compares with the prescription's
+
+
+def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors, dict[str, str]]:
+    """Factors by tensor, and all of them in words; what was not read is a doubt."""
+    before, after = ([one for one in notes.attentions if one.soft] for notes in (small, large))
+    if len(before) != len(after):
+        doubts.append(f"there are {len(before)} attentions at one width, {len(after)} at the other")
+    found, texts = Factors(), Counter[str]()
+    for one, other in zip(before, after, strict=False):
+        if one.factor is None or other.factor is None or other.head_dim < 1:
+            doubts.append("what an attention multiplies query-key products by was not read")
+        else:
+            texts[f"{other.factor:.4g}, head dimension {other.head_dim}{_power(one, other)}"] += 1
+        grows = one.head_dim != other.head_dim
+        makers = next((other.parts[place] for place in _places(other)), {})
+        for name in makers:
+            for size in (one, other) if grows else (other,):
+                entry = Measured("attention_scale", size.factor, size.head_dim, grows)
+                if entry not in found.setdefault(name, []):
+                    found[name].append(entry)
+    keys = [f"attention {i}" if len(texts) > 1 else "attention" for i in range(1, len(texts) + 1)]
+    times = (text if n == 1 else f"{text} ({n} times)" for text, n in texts.items())
+    said = dict(zip(keys, times, strict=True))
+    for place, name in dict.fromkeys((*large.factors, *small.factors)):
+        factor, first = (notes.factors.get((place, name), 1.0) for notes in (large, small))
+        steady = math.isclose(first, factor, rel_tol=0.02)
+        if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
+            continue
+        beside = "" if steady else f" ({first:.4g} at the smaller width)"
+        said[f"{place} {name}"] = f"{factor:.4g}{beside}"
+        if place in _NAMES and name in large.parameters:
+            found.setdefault(name, []).append(Measured(_NAMES[place], float(f"{factor:.7g}")))
+    return found, said
+
+
+def _places(one: Attention) -> Sequence[str]:
+    """Those that parameters make, of which the first carries the factor."""
+    return [place for place in ("query", "key", "value") if one.parts.get(place)]
+
+
+def _power(one: Attention, other: Attention) -> str:
+    """Of one head dimension the power is a guess: the number may hold a constant, too."""
+    small, large, size = one.factor or 0.0, other.factor or 0.0, other.head_dim
+    if min(small, large) <= 0 or size < 2:
+        return ""
+    if one.head_dim == size:
+        return f", its power {math.log(large) / math.log(size):.3g}"
+    power = math.log(large / small) / math.log(size / one.head_dim)
+    return f", as its power {power:.3g} between the widths"
