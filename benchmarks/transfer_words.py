@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -135,7 +134,7 @@ def train(rule: Prescription, width: int, octave: float, seeds: range) -> list[f
 def judge(name: str, repetitions: int, chosen: int, losses: dict[Run, float]) -> dict[str, object]:
     """How often each word is said of a rule; trains what the `losses` lack."""
     right, rule, widths = PLANTED[name]
-    seeds, started = range(repetitions * chosen), time.process_time()
+    seeds = range(repetitions * chosen)
 
     def answer(own: range) -> transfer.Answer:
         grid = Grid(widths, OCTAVES, 1.0, tuple(own), ())
@@ -157,7 +156,6 @@ def judge(name: str, repetitions: int, chosen: int, losses: dict[Run, float]) ->
         "wrong": said[{STAYS: MOVES, MOVES: STAYS}[right]] / repetitions,
         "power of all seeds": together.power and round(together.power.exponent, 3),
         "95 %": round(together.reach, 3),
-        "cpu_seconds": round(time.process_time() - started),
     }
 
 
@@ -186,19 +184,28 @@ def main() -> None:
 
 
 def read(path: Path) -> dict[str, dict[Run, float]]:
-    """Rule -> run -> loss."""
+    """Rule -> run -> loss; a line of the table has a rate's losses by seed."""
     losses: dict[str, dict[Run, float]] = {}
     with open(path, newline="", encoding="utf-8") as file:
-        for rule, width, octave, seed, loss in list(csv.reader(file))[1:]:
-            losses.setdefault(rule, {})[Run(int(width), float(octave), int(seed))] = float(loss)
+        for rule, width, octave, *by_seed in list(csv.reader(file))[1:]:
+            for seed, loss in enumerate(by_seed):
+                losses.setdefault(rule, {})[Run(int(width), float(octave), seed)] = float(loss)
     return losses
 
 
 def write(path: Path, losses: dict[str, dict[Run, float]]) -> None:
     """The same, with a digit beyond what a seed's spread lets matter."""
-    rows = [(name, *run, f"{loss:.5f}") for name, of in losses.items() for run, loss in of.items()]
+    rows: dict[tuple[str, int, float], list[str]] = {}
+    for rule, of in losses.items():
+        for run in sorted(of):
+            rows.setdefault((rule, run.width, run.octave), []).append(f"{of[run]:.5f}")
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([("rule", *Run._fields, "loss"), *rows])
+        csv.writer(file, lineterminator="\n").writerows(
+            [
+                ("rule", "width", "octave", "losses by seed"),
+                *((*key, *of) for key, of in rows.items()),
+            ]
+        )
 
 
 if __name__ == "__main__":

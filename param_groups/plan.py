@@ -121,20 +121,7 @@ class Plan:
         if not overwrite:
             values.check_fresh(model, drawn, whole=not (kept or frozen))
         for row in drawn:
-            if parameters[row.name].is_meta:
-                raise PlanError(
-                    f"{row.name!r} is on the meta device and has no values to initialise"
-                )
-            if not all(parameters[row.name].stride()[i] for i, n in enumerate(row.shape) if n > 1):
-                raise PlanError(f"{row.name!r} is expanded: its entries share memory; clone it")
-            zero = Role(row.role).facts.start == "zero"
-            constant = values.constant(parameters[row.name]) if zero else None
-            if constant and row.init_mean == 0 and (constant == 1 or not overwrite):
-                raise PlanError(
-                    f"{row.name!r} ({row.role}) is {constant:.4g} in all entries, and initialise "
-                    "would set it to 0: a gain has the role norm_scale or layer_scale (with the "
-                    "rule's scale=, if it is not 1); a bias is to be 0 before, or named in keep="
-                )
+            values.check_drawable(row, parameters[row.name], overwrite)
         values.layer_multipliers(model, self.rows)  # refuses before anything is drawn
         for row in drawn:
             values.fill(model, row, seed)

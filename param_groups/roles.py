@@ -322,8 +322,7 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     A convolution's fan_in counts its kernel; a lookup sums one row, so its fan_in is 1. Position
     tables may carry leading axes of size one, (1, T, n). A transposed convolution's fan_in is its
     input channels, which is right where its stride is its kernel; where windows overlap, a rule's
-    `scale` of stride / kernel (in two dimensions) makes up for what is summed more often. Raises
-    PlanError when the shape has too few axes for the layout.
+    `scale` of stride / kernel (in two dimensions) makes up for it. PlanError for too few axes.
     """
     if len(shape) < (1 if layout is Layout.VECTOR else 2):
         raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
@@ -335,12 +334,9 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
         if len(shape) < 3:
             raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
         return (shape[-1], shape[-2]) if layout is Layout.EXPERTS else (shape[-2], shape[-1])
-    if layout is Layout.IN_OUTS:
-        return shape[0], math.prod(shape[1:])
-    if layout in (Layout.OUTS_IN, Layout.INS_OUT):
-        ends = shape[-1], math.prod(shape[:-1])
-        return ends if layout is Layout.OUTS_IN else ends[::-1]
-    return math.prod(shape[1:]), shape[0]
+    first, last = (shape[0], math.prod(shape[1:])), (math.prod(shape[:-1]), shape[-1])
+    several = {Layout.IN_OUTS: first, Layout.INS_OUT: last, Layout.OUTS_IN: last[::-1]}
+    return several.get(layout, first[::-1])
 
 
 def present(catalogue: Iterable[Rule], model: nn.Module) -> list[Rule]:

@@ -224,12 +224,13 @@ class LocalPool(Pool):
             run.worker = self.of_thread.worker = worker
             if self.stops:
                 self._end_process(run)
-        error: BaseException | None = UserError(THREADS)
+        starved = UserError(THREADS)
+        error: BaseException | None = starved
         try:
             while not wait((done,), LOOK_SECONDS).done:
                 if self.starved:
                     self._end_process(run)
-                    raise error
+                    raise starved
             error = done.exception()
             return done.result()
         finally:

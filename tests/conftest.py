@@ -2,6 +2,7 @@
 
 import functools
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -74,3 +75,22 @@ def pytest_collection_modifyitems(config, items):
             # xdist 3.8 adds the group to `_nodeid`, which pytest 9.2 no longer reads.
             if not item.nodeid.endswith(name):
                 item._id = type(item.id).parse(item.nodeid + name)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """Overrides for a decoder on a folder of little documents and a tokeniser for them."""
+    root = tmp_path_factory.mktemp("texts")
+    (root / "texts").mkdir()
+    draw = random.Random(0)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    for i in range(30):
+        words = ["".join(draw.choices(syllables, k=2)) for _ in range(40)]
+        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
+    return [
+        "data.source=local",
+        f"data.path={root / 'texts'}",
+        f"data.cache_dir={root / 'cache'}",
+        "data.tokenizer_vocab_size=80",
+        "data.validation_fraction=0.2",
+    ]

@@ -135,6 +135,7 @@ NANOLM = Case(
         "model.head_dim": "8",
         "model.mlp_ratio": "2",
         "model.norms": "false",
+        "model.tied": ("true", "prescription.parameterization=mup"),
         "model.context": "6",
         "model.vocab_size": "100",
         "prescription.parameterization": "mup",

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from training.data.sampling import Place
 from training.errors import UserError
-from vit_imagenet.images import Source, drawn, embedded, image_folder
+from vit_imagenet.images import ImageSource, drawn, embedded, image_folder
 from vit_imagenet.losses import IGNORE
 from vit_imagenet.shards import arrow_splits
 from vit_imagenet.transforms import EvalTransform, Prepare, Sample, TrainTransform, Unreadable
@@ -52,7 +52,7 @@ class TrainImages(Dataset):
     An unreadable image is replaced by the next readable one, under its own augmentation.
     """
 
-    def __init__(self, source: Source, prepare: Prepare, unreadable: Unreadables) -> None:
+    def __init__(self, source: ImageSource, prepare: Prepare, unreadable: Unreadables) -> None:
         self.source, self.prepare, self.unreadable = source, prepare, unreadable
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class ValidationImages(Dataset):
     """
 
     def __init__(
-        self, source: Source, transform: EvalTransform, unreadable: Unreadables, first: int
+        self, source: ImageSource, transform: EvalTransform, unreadable: Unreadables, first: int
     ) -> None:
         self.source, self.transform = source, transform
         self.unreadable, self.first = unreadable, first
@@ -106,8 +106,8 @@ class Images:
 
 def from_config(data: DataConfig, *, image_size: int, classes: int, seed: int) -> Images:
     """The images of a config; UserError when they are not there or not of so many classes."""
-    source: Source
-    held_out: Source
+    source: ImageSource
+    held_out: ImageSource
     path = str(data.path)
     if data.source == "embedded":
         source, held_out, names = embedded(image_size, data.validation_fraction)

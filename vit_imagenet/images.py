@@ -30,7 +30,7 @@ class Record(NamedTuple):
     """File, or shard and key."""
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """Images of one split by number."""
 
     def __len__(self) -> int: ...

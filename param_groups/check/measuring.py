@@ -471,6 +471,7 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
         if name not in now or now[name].shape != before.shape:
             raise CheckError(
                 f"module {name!r} was called otherwise than at first on the same batch; the check "
-                "needs a forward pass that does not depend on the step"
+                "needs a forward pass that does not depend on the step: give experts that get some "
+                "of the tokens all of them (as many chosen as there are)"
             )
     return now

@@ -200,8 +200,10 @@ def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss
     begins = [one for one in forms if not told or f"{one.name},".startswith(f"{begin},")]
     meant = [one for one in forms if one.name == told] or begins
     if not meant:
-        names = "; ".join(dict.fromkeys(one.name for one in forms))
-        raise PlanError(f"--rule {told!r}: no rule here has this name; expected one of {names}")
+        names = "; ".join(dict.fromkeys(one.name.partition(",")[0] for one in forms))
+        raise PlanError(
+            f"--rule {told!r}: no rule here has this name; expected one of {names}, or a whole name"
+        )
     alike: dict[Alike, list[str]] = {}  # but for their initial values, which are random
     for name in numbers.names:
         alike.setdefault(_alike(name, numbers), []).append(name)

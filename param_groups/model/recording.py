@@ -24,7 +24,8 @@ from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, ra
 _OWN_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SDPA = "query key value attn_mask dropout_p is_causal scale"
 _MULTI_HEAD = (
-    "query key value width heads in_weight in_bias bias_k bias_v zeros dropout out_weight out_bias"
+    "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v "
+    "add_zero_attn dropout_p out_proj_weight out_proj_bias"
 )
 _ATTENDED = Flow(marks=frozenset({"attended"}))
 
@@ -193,15 +194,15 @@ class Recorder(TorchFunctionMode):
 
 
 def _multi_head(
-    query: Tensor, key: Tensor, value: Tensor, heads: int, out_weight: Tensor, **more: Any
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int, out_proj_weight: Tensor, **more: Any
 ) -> Tensor:
     """What nn.MultiheadAttention computes in one call, without masks, as calls that are seen."""
-    fused, shifts = more["in_weight"], more["in_bias"]
+    fused, shifts = more.get("in_proj_weight"), more.get("in_proj_bias")
     weights = [more[f"{name}_proj_weight"] for name in "qkv"] if fused is None else fused.chunk(3)
     biases = [None] * 3 if shifts is None else shifts.chunk(3)
     q, k, v = map(F.linear, (query, key, value), weights, biases)
-    if more["bias_k"] is not None:
+    if more.get("bias_k") is not None:
         k, v = k + more["bias_k"], v + more["bias_v"]
-    q, k, v = (t.view(*t.shape[:-1], heads, -1).movedim(0, -2) for t in (q, k, v))
+    q, k, v = (t.reshape(*t.shape[:-1], num_heads, -1).movedim(0, -2) for t in (q, k, v))
     y = F.scaled_dot_product_attention(q, k, v)
-    return F.linear(y.movedim(-2, 0).flatten(-2), out_weight, more["out_bias"])
+    return F.linear(y.movedim(-2, 0).flatten(-2), out_proj_weight, more.get("out_proj_bias"))

@@ -51,6 +51,22 @@ def fill(model: nn.Module, row: Row, seed: int) -> None:
     put(parameter, values)
 
 
+def check_drawable(row: Row, parameter: nn.Parameter, overwrite: bool) -> None:
+    """Raises PlanError for a tensor without entries of its own, and for one whose constant says
+    that its role is another."""
+    if parameter.is_meta:
+        raise PlanError(f"{row.name!r} is on the meta device and has no values to initialise")
+    if not all(parameter.stride()[i] for i, n in enumerate(row.shape) if n > 1):
+        raise PlanError(f"{row.name!r} is expanded: its entries share memory; clone it")
+    value = constant(parameter) if Role(row.role).facts.start == "zero" else None
+    if value and row.init_mean == 0 and (value == 1 or not overwrite):
+        raise PlanError(
+            f"{row.name!r} ({row.role}) is {value:.4g} in all entries, and initialise would set "
+            "it to 0: a gain has the role norm_scale or layer_scale (with the rule's scale=, if "
+            "it is not 1); a bias is to be 0 before, or named in keep="
+        )
+
+
 def constant(parameter: torch.Tensor) -> float | None:
     """The one value of all entries that this process has; None if there are several.
 

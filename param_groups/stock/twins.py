@@ -174,7 +174,8 @@ def _timm(model: Any) -> Twins:
         if "__init__" in vars(kind):
             own = inspect.signature(vars(kind)["__init__"]).parameters
             known = {name: one.default for name, one in own.items()} | known
-    name = dict(getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    cfg = getattr(model, "pretrained_cfg", None)  # of what timm.create_model made
+    name = cfg.get("architecture") if isinstance(cfg, Mapping) else None
     make = functools.partial(timm.create_model, name) if name else type(model)
     options: dict[str, Any] = {}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from training import config as configs
 
@@ -39,26 +38,6 @@ class Toy(SimpleNamespace):
         summary = self.run(self.config(**changes), self.folder / name)
         assert summary["status"] == "finished"
         return self.folder / name
-
-
-@pytest.fixture(scope="session")
-def texts(tmp_path_factory):
-    """Overrides for a decoder on a folder of little documents and a tokeniser for them."""
-    root = tmp_path_factory.mktemp("texts")
-    (root / "texts").mkdir()
-    random = torch.Generator().manual_seed(0)
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    for i in range(30):
-        ids = torch.randint(len(syllables), (80,), generator=random).tolist()
-        words = ["".join(syllables[k] for k in ids[j : j + 2]) for j in range(0, 80, 2)]
-        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
-    return [
-        "data.source=local",
-        f"data.path={root / 'texts'}",
-        f"data.cache_dir={root / 'cache'}",
-        "data.tokenizer_vocab_size=80",
-        "data.validation_fraction=0.2",
-    ]
 
 
 @pytest.fixture(scope="session")

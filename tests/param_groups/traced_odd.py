@@ -443,6 +443,36 @@ def torch_attention_of_growing_heads(n):
     return Stack(n, Expanding, Mlp, Rms)
 
 
+class Wide(nn.Module):
+    """torch's attention with values of another size: matrices apart, biases of keys and values."""
+
+    def __init__(self, n):
+        super().__init__()
+        more = {"vdim": 2 * n, "add_bias_kv": True, "batch_first": True, "bias": False}
+        self.inner = nn.MultiheadAttention(n, n // HEAD, **more)
+
+    def forward(self, x):
+        return self.inner(x, x, torch.cat((x, x), dim=-1))[0]
+
+
+@case(
+    ENDS
+    + GAINS
+    + MLP
+    + """
+blocks.*.attn.inner.q_proj_weight query n -1
+blocks.*.attn.inner.k_proj_weight key n -1
+blocks.*.attn.inner.v_proj_weight value 2*n -1
+blocks.*.attn.inner.bias_k hidden_bias 1 0
+blocks.*.attn.inner.bias_v hidden_bias 1 0
+blocks.*.attn.inner.out_proj.weight attention_output n -1
+""",
+    root,
+)
+def torch_attention_with_matrices_apart(n):
+    return Stack(n, Wide, Mlp, Rms)
+
+
 class Relative(nn.Module):
     """T5's: no factor at all, a table of buckets."""
 

@@ -11,6 +11,7 @@ from nanolm_c4.model import RULES as ROLES
 from nanolm_c4.model import Decoder
 from param_groups import Everett, Muon, plan
 from tests.run_folders import dies_after, lines
+from tests.training import test_optimizers as written
 from tests.training.counting import Counted, bytes_per_entry, triton_kernels
 from tests.training.test_divergence import overflowing
 from tests.training.tiny_task import task
@@ -19,7 +20,7 @@ from training import loop as loops
 from training import processes, sharding
 from training.compiled import Compiled
 from training.loop import Loop, train
-from training.optim import optimizers
+from training.optim import adafactor, optimizers
 from training.optim.adafactor import _factored, _unfactored
 from training.optim.optimizers import _atan2, _param_scaling
 
@@ -140,11 +141,17 @@ RULES = {  # a rule compiled, for a matrix, with the kernels that it is
         3,
     ),
     "adafactor": (
-        lambda w: (_factored.function, w, w, w[:, 0], w[0], NUMBER, *STEP, NUMBER, 0, 1),
+        lambda w: (
+            *(_factored.function, w[None], w[None], w[None, :, 0], w[None, 0]),
+            *(torch.ones(1, 1, 1), *STEP, NUMBER, 1, 2),
+        ),
         9,
     ),
     "adafactor, unfactored": (
-        lambda w: (_unfactored.function, w, w, w, NUMBER, *STEP, NUMBER),
+        lambda w: (
+            *(_unfactored.function, w[None], w[None], w[None]),
+            *(torch.ones(1, 1, 1), *STEP, NUMBER),
+        ),
         4,
     ),
 }
@@ -170,7 +177,7 @@ LAUNCHES = {
     "sgd": (0, 8),
     "adam": (0, 8),
     "adam_param_scaling": (68, 8),
-    "adafactor": (68, 8),
+    "adafactor": (6, 47),  # of stacks, each at most nine launches: 86 in all
     "adam_atan2": (68, 12),
     "muon": (0, 94),  # and on a GPU two casts for each of three stacks
 }
@@ -181,7 +188,7 @@ def test_a_step_of_eight_blocks_is_few_launches_and_waits_for_nothing(name, monk
     fused_on_meta(monkeypatch)
     calls = []
     monkeypatch.setattr(Compiled, "__call__", lambda self, *args: calls.append(self))
-    optimizer = decoder_plan(name)
+    optimizer = decoder_plan(name, 512)
     with Counted() as counted:
         optimizer.step()  # makes the state
         counted.launches.clear()
@@ -260,6 +267,19 @@ def test_what_cuda_graphs_read_stays_where_it_is(name, tmp_path, monkeypatch):
     changes = {"training__compile": True, "training__cuda_graphs": True, "optimizer__name": name}
     assert train(task(**changes), tmp_path)["status"] == "finished"
     assert modes == ["reduce-overhead"] and len(seen) == 12 and len(set(seen)) == 1
+
+
+def test_adafactors_stacks_are_their_tensors_to_the_bit_in_float32(monkeypatch):
+    monkeypatch.setattr(Compiled, "__call__", lambda self, *args: self.function(*args))
+    shapes = [*[(130, 140)] * 3, *[(140, 130)] * 2, (2, 130, 140), *[(7,)] * 4, *[(3, 4)] * 2]
+    ends = []
+    for size in (adafactor.STACKED, 0):
+        monkeypatch.setattr(adafactor, "STACKED", size)
+        with gpu.compiled_everywhere():
+            optimizer = written.make("adafactor", written.two_groups(shapes, torch.float32))
+        written.train(optimizer, range(1, 5))
+        ends.append(torch.cat([torch.tensor(one).flatten() for one in written.values(optimizer)]))
+    assert torch.equal(*ends)
 
 
 def test_what_a_gpu_compiles_is_float64_to_rounding(monkeypatch):

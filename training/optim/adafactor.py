@@ -24,6 +24,7 @@ from training.optim.decoupled import (
 # Everett et al., Appendix C, leave optax's defaults in place for these three.
 ADAFACTOR_DECAY = 0.8
 ADAFACTOR_CLIP = 1.0
+STACKED = 1 << 20  # entries of a tensor that may be copied into a stack: 24 bytes for each
 ADAFACTOR_MIN_DIM = 128  # all the paper's widths have that; narrower models need a smaller one
 
 
@@ -95,18 +96,32 @@ class Adafactor(Decoupled):
     def _compiled(
         self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor]
     ) -> None:
-        """The same where a tensor's update is one compiled function."""
+        """The same as compiled functions of stacks: small tensors of one shape are stacked, as
+        launches decide there, and of a large one a view is a stack of one."""
         fresh = (self._counted(steps) ** -ADAFACTOR_DECAY).unbind()  # 1 - beta_t
         rest = (*self._numbers(group), torch.tensor(group["eps"], dtype=torch.float64))
-        for param, grad, weight in zip(params, grads, fresh, strict=True):
-            axes = factored_axes(param.shape, group["min_dim_factored"])
+        alike: dict[object, list[int]] = {}
+        for place, param in enumerate(params):
+            alone = place if param.numel() > STACKED else None
+            alike.setdefault((param.shape, param.dtype, alone), []).append(place)
+        for places in alike.values():
+            owners = [params[place] for place in places]
+            axes = factored_axes(owners[0].shape, group["min_dim_factored"])
             if axes is None:
-                [second] = self._buffers([param], "v")
-                _unfactored(param, grad, second, weight, *rest)
+                states = [self._buffers(owners, "v")]
             else:
-                _factored(
-                    param, grad, *self._rows_and_columns(param, grad, *axes), weight, *rest, *axes
-                )
+                state = [self._rows_and_columns(params[n], grads[n], *axes) for n in places]
+                states = [list(tensors) for tensors in zip(*state, strict=True)]
+                axes = axes[0] + 1, axes[1] + 1
+            taken = [owners, [grads[place] for place in places], *states]
+            one = len(places) == 1
+            stacks = [tensors[0][None] if one else torch.stack(tensors) for tensors in taken]
+            weight = torch.stack([fresh[place] for place in places]).to(stacks[0].dtype)
+            weight = weight.view(-1, *[1] * (stacks[0].ndim - 1))
+            (_factored if axes else _unfactored)(*stacks, weight, *rest, *(axes or ()))
+            if not one:
+                for old, new in zip([owners, *states], [stacks[0], *stacks[2:]], strict=True):
+                    torch._foreach_copy_(old, new.unbind())
 
 
 @Compiled
@@ -120,6 +135,7 @@ def _unfactored(
     skip: Tensor,
     eps: Tensor,
 ) -> None:
+    """Stacks (n, *shape); `weight` is (n, 1, ...)."""
     second = v + (g * g + eps - v) * weight
     update(skip, (v, second), (w, _stepped(w, g * second.rsqrt(), rate, keep)))
 
@@ -138,7 +154,8 @@ def _factored(
     i: int,
     j: int,
 ) -> None:
-    square = g * g + eps
+    """The same; i and j are axes of the stacks."""
+    square, weight = g * g + eps, weight.squeeze(-1)
     row = v_row + (square.mean(j) - v_row) * weight
     col = v_col + (square.mean(i) - v_col) * weight
     rows, cols = row.unsqueeze(j), col.unsqueeze(i)
@@ -147,9 +164,10 @@ def _factored(
 
 
 def _stepped(w: Tensor, direction: Tensor, rate: Tensor, keep: Tensor) -> Tensor:
-    """Lines 3 and 4: clipped, scaled, with decay."""
-    clip = (rms_inside(direction) / ADAFACTOR_CLIP).clamp_min(1.0)
-    scale = rms_inside(w).clamp_min(PARAM_SCALE_FLOOR)
+    """Lines 3 and 4 of each tensor in a stack: clipped, scaled, with decay."""
+    inside = tuple(range(1, w.ndim))
+    clip = (rms_inside(direction, inside) / ADAFACTOR_CLIP).clamp_min(1.0)
+    scale = rms_inside(w, inside).clamp_min(PARAM_SCALE_FLOOR)
     return w * keep - direction * (rate * (scale / clip))
 
 

@@ -133,9 +133,9 @@ def update(skip: Tensor, *pairs: tuple[Tensor, Tensor]) -> None:
         old.copy_(torch.where(skip > 0, old, new))
 
 
-def rms_inside(tensor: Tensor) -> Tensor:
-    """The root mean square, to be compiled into the rule that needs it."""
-    return tensor.square().mean().sqrt()
+def rms_inside(tensor: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
+    """The root mean square, over these axes or all, to be compiled into the rule that needs it."""
+    return tensor.square().mean(axes, keepdim=bool(axes)).sqrt()
 
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
