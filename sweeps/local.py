@@ -229,7 +229,7 @@ class LocalPool(Pool):
             while not wait((done,), LOOK_SECONDS).done:
                 if self.starved:
                     self._end_process(run)
-                    raise error
+                    raise UserError(THREADS)
             error = done.exception()
             return done.result()
         finally:
