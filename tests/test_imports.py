@@ -43,7 +43,7 @@ BUDGET = {
     " ".join(EXPERIMENTS): 5_873,  # 5,700: fairseq's weights 287, CIFAR-10, two kinds of noise
     "effective_theory": 3_485,  # 3,450
     "plots": 9_170,  # 8,000: docstrings 1,007, rules of claims 500, report 424, shipping 109
-    # 1,500: kills 345, proofs of transfer 260, of Muon's models 136, gpu.py 186, site and package 250
+    # 1,500: kills 345, proofs of transfer 260 and of Muon 136, gpu.py 186, site and package 250
     "benchmarks scripts examples": 2_513,
     # 27,000: refusals 2,300, models to trace 1,674, planted mistakes 900, kills 1,500
     "tests": 41_604,

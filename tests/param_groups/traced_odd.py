@@ -167,38 +167,6 @@ def gamma_gates_and_one_key(n):
     return Stack(n, OneKey, Mlp, Gamma)
 
 
-class Mixer(nn.Module):
-    """Tokens are mixed by matrices of a size of their own."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.patch, self.head = nn.Conv2d(3, n, 4, 4), linear(n, 5)
-        self.mix, self.back = nn.Parameter(torch.randn(32, 16)), nn.Conv1d(32, 16, 1)
-        self.mlp = Mlp(n)
-
-    def forward(self, image):
-        x = self.patch(image).flatten(2).mT
-        x = x + self.back(F.gelu(self.mix @ x))
-        return self.head((x + self.mlp(x)).mean(1))
-
-
-@case(
-    """
-patch.weight patch_embedding 48 0
-patch.bias hidden_bias 1 0
-mix widening 16 0
-back.weight widening 32 0
-back.bias hidden_bias 1 0
-mlp.up.weight mlp_in n -1
-mlp.down.weight mlp_out 4*n -1
-head.weight readout n -1
-""",
-    run=look,
-)
-def mixer(n):
-    return Mixer(n)
-
-
 class Pooled(nn.Module):
     """Learned queries gather a sequence (Perceiver's, attention pooling)."""
 
@@ -270,36 +238,6 @@ blocks.*.1.ff_out.weight mlp_out 4*n -1
 )
 def all_in_one_matrix(n):
     return Palm(n)
-
-
-class TimeMix(nn.Module):
-    """RWKV's: mixes with the token before, by weights between 0 and 1."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.mix = nn.Parameter(torch.linspace(0, 1, n).reshape(1, 1, n))
-        self.key, self.receptance, self.value = linear(n, n), linear(n, n), linear(n, n)
-
-    def forward(self, x):
-        before = F.pad(x, (0, 0, 1, -1))
-        k = self.key(x * self.mix + before * (1 - self.mix))
-        return torch.sigmoid(self.receptance(x)) * self.value(F.relu(k).square())
-
-
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.mix layer_scale 1 0 kept
-blocks.*.mlp.key.weight mlp_in n -1
-blocks.*.mlp.receptance.weight mlp_out n -1
-blocks.*.mlp.value.weight mlp_out n -1
-""",
-    root,
-)
-def time_mix(n):
-    return Stack(n, Apart, TimeMix, Rms)
 
 
 class WeightNorm(nn.Module):
@@ -525,35 +463,3 @@ class Cosine(nn.Module):
 )
 def cosine_head(n):
     return Cosine(n)
-
-
-class Conformer(nn.Module):
-    """A convolution per channel inside a branch, gates by glu, batch norm."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.inner, self.depth = nn.Conv1d(n, 2 * n, 1), nn.Conv1d(n, n, 3, padding=1, groups=n)
-        self.norm, self.outer = nn.BatchNorm1d(n), nn.Conv1d(n, n, 1, bias=False)
-
-    def forward(self, x):
-        y = F.glu(self.inner(x.mT), dim=1)
-        return self.outer(F.silu(self.norm(self.depth(y)))).mT
-
-
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.inner.weight mlp_in n -1
-blocks.*.mlp.inner.bias hidden_bias 1 0
-blocks.*.mlp.depth.weight depthwise 3 0
-blocks.*.mlp.depth.bias hidden_bias 1 0
-blocks.*.mlp.norm.weight norm_scale 1 0
-blocks.*.mlp.norm.bias norm_bias 1 0
-blocks.*.mlp.outer.weight mlp_out n -1
-""",
-    root,
-)
-def convolutions_in_a_branch(n):
-    return Stack(n, Apart, Conformer, Rms)
