@@ -186,9 +186,10 @@ class Role(StrEnum):
 
 
 UNTIE = (
-    "; to train from scratch, put Tied(...) around the rule, or untie word embedding and readout "
-    "(tie_word_embeddings=False in Hugging Face's configs); a checkpoint would lose its head by "
-    "that: take one rate for all tensors, Everett('standard', n, n, alignment='global')"
+    "; to train from scratch, put Tied(...) around the rule, or give the readout a Parameter of "
+    "its own (Hugging Face's tie_word_embeddings=False, but for T5, whose config keeps the tie); a "
+    "checkpoint would lose its head by that: take one rate for all tensors, Everett('standard', n, "
+    "n, alignment='global')"
 )
 
 
@@ -322,8 +323,7 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     A convolution's fan_in counts its kernel; a lookup sums one row, so its fan_in is 1. Position
     tables may carry leading axes of size one, (1, T, n). A transposed convolution's fan_in is its
     input channels, which is right where its stride is its kernel; where windows overlap, a rule's
-    `scale` of stride / kernel (in two dimensions) makes up for it. PlanError for too few axes.
-    """
+    `scale` of stride / kernel (in two dimensions) makes up for it. PlanError for too few axes."""
     if len(shape) < (1 if layout is Layout.VECTOR else 2):
         raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
     if layout in (Layout.TABLE, Layout.VECTOR):

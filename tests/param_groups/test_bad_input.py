@@ -95,5 +95,5 @@ def test_an_embedding_is_no_readout_where_their_epsilons_differ():
     model = nn.Module()
     model.tokens, model.readout = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
     model.readout.weight = model.tokens.weight
-    with pytest.raises(PlanError, match="is tied to readout.*eps 1, .*eps 2, .*untie"):
+    with pytest.raises(PlanError, match="is tied to readout.*eps 1, .*eps 2, .*Tied"):
         plan(model, (Rule("tokens.weight", Role.TOKEN_EMBEDDING),), Apart("standard", 8, 8), lr=0.1)

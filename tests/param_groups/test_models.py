@@ -174,5 +174,5 @@ def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
     assert assign(model, rules)[0].tied_to == ("lm_head.weight",)
     with pytest.raises(PlanError, match="tie_word_embeddings=False"):
         plan(model, rules, Everett("mup", 64, 16, qk_exponent=-0.5), lr=0.1)
-    with pytest.raises(PlanError, match="token_embedding lr 1, .*readout lr 0.25, .*untie"):
+    with pytest.raises(PlanError, match="token_embedding lr 1, .*readout lr 0.25, .*Tied"):
         plan(model, rules, Everett("standard", 16, 16), lr=1.0, base=base)
