@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from param_groups.families import AVERAGES
 from param_groups.prescription import Momenta, Prescription, Tensor, checked, numbers_of, summary
@@ -116,7 +116,7 @@ class Plan:
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         check_flag("overwrite", overwrite)
-        if isinstance(seed, bool) or not hasattr(seed, "__index__"):  # numpy's integers have it
+        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):  # as numpy's are
             raise PlanError(f"seed is an integer, got {seed!r}")
         if not overwrite:
             values.check_fresh(model, drawn, whole=not (kept or frozen))

@@ -49,7 +49,7 @@ def test_the_published_optima_are_in_the_grids(tmp_path):
 def test_the_paper_s_settings_stand_in_every_run(tmp_path, name, parameters, steps):
     for point in load_sweep(SWEEPS / f"{name}.yaml", tmp_path).points:
         config, optimizer = point.config, point.config.optimizer
-        assert train.parameters(config)["total"] == parameters
+        assert train.EXPERIMENT.parameters(config)["total"] == parameters
         assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.998, 1e-6)
         assert (optimizer.clip_norm, optimizer.decay_mode) == (0.1, "global")
         assert (config.training.steps, config.training.batch_size) == (steps, 512)

@@ -214,7 +214,7 @@ def test_no_copy_of_the_parameters_outlives_the_step():
 
 def test_a_wrapped_or_compiled_model_is_refused():
     model, numbers, optimizer = decoder()
-    with pytest.raises(PlanError, match="_orig_mod.*unwrapped, uncompiled"):
+    with pytest.raises(PlanError, match="torch.compile; plan the unwrapped, uncompiled"):
         Probes(torch.compile(model), numbers, optimizer)
     wrapped = nn.Module()
     wrapped.module = model

@@ -25,7 +25,11 @@ from param_groups import (
 )
 from param_groups.check import stock
 from param_groups.stock.rules import stock as build
-from tests.param_groups.test_silently_wrong import NanoGPT
+from tests.param_groups.test_silently_wrong import NanoGPT, nanogpt_rules
+
+
+def rules_of(model):
+    return nanogpt_rules(model) if isinstance(model, NanoGPT) else rules_for(model)
 
 
 def gpt(width, depth):
@@ -42,7 +46,7 @@ def planned(width, depth, rule=CompleteP, **fields):
     prescription = rule(width, 32, depth, 2, qk_exponent=-0.5, **fields)
     return plan(
         model,
-        rules_for(model),
+        rules_of(model),
         prescription,
         lr=0.1,
         eps=1e-8,
@@ -90,11 +94,11 @@ def test_another_depth_than_the_models_is_refused_where_the_number_of_blocks_is_
         applied={"residual_multiplier": 2 / depth},
     )  # fmt: skip
     model = gpt(32, 3)
-    assert make(model, rules_for(model), 3).rows
+    assert make(model, rules_of(model), 3).rows
     with pytest.raises(
         PlanError, match="'transformer.h.0.attn.* are in 3 blocks.* for depth 8; gi"
     ):
-        make(model, rules_for(model), 8)
+        make(model, rules_of(model), 8)
     layer = lambda: nn.ModuleDict({"fc1": nn.Linear(32, 32), "fc2": nn.Linear(32, 32)})
     mlp = lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
     rules = [Rule("*.weight", "mlp_in"), Rule("*.bias", "hidden_bias")]
@@ -124,9 +128,9 @@ def test_stock_models_can_be_planned_in_depth(name):
     with torch.device("meta"):
         model = stock.build(name, 64)
     options = {"lr": 1.0, "absorb_multipliers": True, "head_dim": stock.HEAD_DIM}
-    flat = plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), **options)
+    flat = plan(model, rules_of(model), Everett("mup", 64, 64, qk_exponent=-0.5), **options)
     rule = Depth(Everett("mup", 64, 64, qk_exponent=-0.5), depth=2, base_depth=0.5, alpha=0.5)
-    deep = plan(model, rules_for(model), rule, applied={"residual_multiplier": 0.5}, **options)
+    deep = plan(model, rules_of(model), rule, applied={"residual_multiplier": 0.5}, **options)
     for row in flat.rows:
         parts = row.name.split(".")
         inside = any(part.isdigit() for part in parts)
@@ -142,7 +146,7 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
         with torch.device("meta"):
             model = build(f"hf:{kind}", **sizes, residual_multiplier=given)
         make = lambda model=model: plan(
-            model, rules_for(model), rule, lr=1.0, absorb_multipliers=True
+            model, rules_of(model), rule, lr=1.0, absorb_multipliers=True
         )
         if given == 0.25:
             factors = {factor.name: factor.value for factor in make().forward}
@@ -160,7 +164,7 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
 def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
     """Of matrices that sum over the width; embeddings, norms and biases keep theirs."""
     model = {n: gpt(n, 2) for n in (32, 128)}
-    rules = rules_for(model[32])
+    rules = rules_of(model[32])
 
     def made(width):
         rule = Decay(Everett("standard", width, 32), exponent=power)
@@ -183,7 +187,7 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     ):
         model = gpt(128, 2)
         options = {"weight_decay": decay, "decay_mode": mode, "absorb_multipliers": True}
-        numbers = plan(model, rules_for(model), rule, lr=0.1, **options)
+        numbers = plan(model, rules_of(model), rule, lr=0.1, **options)
         rows = [row for row in numbers.rows if row.role in ("qkv", "mlp_out")]
         ends.append([row.decay_per_step for row in rows])
     assert ends[0] == pytest.approx(ends[1])
@@ -233,7 +237,7 @@ def test_a_decay_per_rate_is_refused_where_it_has_the_rates_power_twice_and_nowh
     model = gpt(128, 8)
     factors = rule.forward().factors()
     options = {"weight_decay": 1e-2, "decay_mode": "per_group", "absorb_multipliers": True}
-    make = lambda: plan(model, rules_for(model), rule, lr=0.1, applied=factors, **options)
+    make = lambda: plan(model, rules_of(model), rule, lr=0.1, applied=factors, **options)
     if size is None:
         assert make()
     else:

@@ -51,13 +51,35 @@ class NanoGPT(nn.Module):
             self.transformer.wte.weight = self.lm_head.weight
 
 
+NANOGPT = {
+    "*.wte.weight": "token_embedding",
+    "*.wpe.weight": "position_embedding",
+    "transformer.h.*.ln_?.weight": "norm_scale",
+    "transformer.ln_f.weight": "final_norm_scale",
+    "transformer.h.*.ln_?.bias": "norm_bias",
+    "*.c_attn.weight": "qkv",
+    "*.attn.c_proj.weight": "attention_output",
+    "*.c_fc.weight": "mlp_in",
+    "*.mlp.c_proj.weight": "mlp_out",
+    "*.c_*.bias": "hidden_bias",
+    "lm_head.weight": "readout",
+}
+
+
+def nanogpt_rules(model):
+    names = dict(model.named_parameters())
+    rules = [Rule(pattern, role) for pattern, role in NANOGPT.items()]
+    rules.append(Rule("transformer.ln_f.bias", "norm_bias", trunk=True))
+    return [rule for rule in rules if any(map(rule.matches, names))]
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_nanogpt_is_no_hugging_face_gpt2(bias):
     """Its matrices are (out, in); read transposed, initial values are off by up to a factor 2."""
     model = NanoGPT(bias=bias)
     numbers = plan(
         model,
-        rules_for(model),
+        nanogpt_rules(model),
         Everett("mup", 32, 32, qk_exponent=-0.5),
         lr=0.1,
         absorb_multipliers=True,

@@ -266,7 +266,7 @@ def test_an_effect_that_is_younger_than_its_table_says_so(figure, monkeypatch):
 def test_no_effect_is_younger_than_its_table_without_saying_so():
     """Dates are those of git: when an effect came into this file, and of the runs' commits."""
     late = set()
-    for claim in (one for one in claims.claims() if one.found and "effect" in one.entry):
+    for claim in (one for one in claims.claims() if one.judgements and "effect" in one.entry):
         for one in claim.judgements:
             for path in catalogue.shipped(claim.entry["figure"] + one.preset):
                 date = claims.tables.origin(path)["date"]

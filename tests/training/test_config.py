@@ -97,7 +97,7 @@ def test_the_saved_config_is_complete_and_reads_back():
     data = yaml.safe_load(config.to_yaml(loaded))
     assert validate(Config, data, "saved") == loaded
     # Left out: the other rule's keys, the second name of the width, what is not asked for.
-    unset = {"model.heads", "training.observe_every", "training.observe_samples"}
+    unset = {"model.heads", "model.tied", "training.observe_every", "training.observe_samples"}
     unset |= {"training.eval_per_octave", "optimizer.min_dim_factored", "model.norms"}
     others = "alpha_attention alpha_depth base_depth beta0 gamma0 gamma_units"
     others += " embedding_exponent decay_exponent convention rate_exponent adam_factor"

@@ -55,7 +55,7 @@ def test_the_rule_is_the_paper_s(sweep):
 def test_the_paper_s_settings_stand_in_every_run(tmp_path):
     for point in load_sweep(SWEEP, tmp_path).points:
         config = point.config
-        assert train.parameters(config)["total"] == 86_444_008
+        assert train.EXPERIMENT.parameters(config)["total"] == 86_444_008
         assert config.training.steps == 300 * (1_281_167 // 4096)
         assert config.schedule.warmup_steps == 20 * 312 and config.training.eval_every == 312
         optimizer = config.optimizer

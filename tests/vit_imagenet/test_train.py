@@ -106,7 +106,10 @@ def test_the_head_s_bias_can_be_turned_off():
     config, without = (load(Config, paper, words) for words in ([], ["model.head_bias=false"]))
     names = [{row.name for row in train.build_plan(c).rows} for c in (config, without)]
     assert names[0] - names[1] == {"head.bias"} and names[1] < names[0]
-    assert train.parameters(config)["total"] - train.parameters(without)["total"] == 1000
+    assert (
+        train.EXPERIMENT.parameters(config)["total"] - train.EXPERIMENT.parameters(without)["total"]
+        == 1000
+    )
     assert runs.run_id(config) != runs.run_id(without)
 
 
