@@ -172,7 +172,7 @@ def read(
     table = table.astype(dict.fromkeys(numbers, float))
     for column in {*numbers} - {LIMIT}:
         unfit = np.isinf(table[column])
-        if column == SEED:
+        if column in (SEED, WIDTH, RATE):  # which every run has
             unfit |= table[column].isna()
         elif column == LOSS and STATUS in table:
             unfit |= table[column].isna() & (table[STATUS] == "finished")

@@ -18,7 +18,7 @@ def test_actions_are_named_by_commit_and_no_job_both_installs_and_writes(path):
     workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] == {}
     for name, job in workflow["jobs"].items():
-        rights = {*job.get("permissions", {}).values()}
+        rights = {*job["permissions"].values()}
         runs = "\n".join(step.get("run", "") for step in job["steps"])
         assert rights <= {"read"} or not INSTALLS.search(runs), name
         for step in job["steps"]:

@@ -176,7 +176,8 @@ def _multiplied(
     ]
     factors = [math.prod(_number(value) for _, value in some) for some in named]
     shares = [n / f for n, f in zip(numbers, factors, strict=True) if n and f]
-    if not _alike(factors) and _alike(shares):
+    yet = any(n and not f for n, f in zip(numbers, factors, strict=True))  # a factor of 0 acts
+    if not (yet or _alike(factors)) and _alike(shares):
         return numbers, numbers, doubts
     return numbers, [n * f for n, f in zip(numbers, factors, strict=True)], doubts
 
@@ -245,10 +246,10 @@ def _unknown(
     """What of a group says something that is not known here."""
     torchs = type(optimizer).__module__.startswith("torch.optim")
     known = _READ | _IDLE | set(ignore) | (set(optimizer.defaults) if torchs else set())
+    # A step is taken without decay.
+    told = ", on which its decay may depend" if group.get("weight_decay") else BY_STEP
     lines = [
-        f"{key!r} of its optimiser{BY_STEP}"
-        if key in optimizer.defaults
-        else f"{key!r} of its group"
+        f"{key!r} of its optimiser{told}" if key in optimizer.defaults else f"{key!r} of its group"
         for key in group
         if key not in known
     ]
@@ -350,6 +351,9 @@ def judged_steps(
     lines = []
     for n, one in first.items():
         seen = [found[n] for found in ratios.values() if n in found]
+        if not all(map(math.isfinite, seen)):
+            lines.append((n, "a step is not finite"))
+            continue
         if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
             continue
         shapes = [(readings[size][n].shape, found[n]) for (size, _), found in ratios.items()]

@@ -1,5 +1,6 @@
 """What the audit reads beside rates (factors, schedules, a Muon, one step), and what it cannot."""
 
+import math
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import param_groups
 from param_groups import Everett, Role, Rule, plan
+from param_groups.check.reading import read
 from param_groups.optim import orthogonalised
 from tests.param_groups.check.test_audit import (
     GPT,
@@ -70,6 +72,17 @@ def warmed_from_zero(n):
 def test_factors_and_schedules_are_read(capsys, build):
     code, text = run(capsys, build)
     assert code == 0 and "nearest rule: mup, full alignment\n" in text, text
+
+
+@pytest.mark.parametrize("other", [1.0, 0.5])
+def test_a_factor_of_0_switches_nothing_else_off(other):
+    """timm, MAE: one group with its factor, and one that does not train or decay."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    factors = {"lr_scale": other, "wd_mult": other}, {"lr_scale": 1.0, "wd_mult": 0.0}
+    groups = [{"params": [one.weight], **two} for one, two in zip(model, factors, strict=True)]
+    first, second = read(model, [torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)]).values()
+    assert first.lr == pytest.approx(0.1 * other) and second.lr == pytest.approx(0.1)
+    assert first.decay == pytest.approx(0.05 * other**2) and second.decay == 0
 
 
 @pytest.mark.parametrize("key", ["lr_scale", "wd_mult"])
@@ -168,6 +181,22 @@ def test_what_is_not_read_is_no_agreement(capsys, tmp_path, build, line):
     assert code == 2 and f"not read: {line}" in text and "every tensor follows" not in text
     code, text = run(capsys, build, "--save", tmp_path / "a", "--against", tmp_path / "a")
     assert code == 2 and f"not read: {line}" in text
+
+
+class DecayOfItsOwn(torch.optim.AdamW):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.defaults["wd_power"] = 1.0
+        for one in self.param_groups:
+            one["wd_power"] = 1.0  # the decay times the inputs
+
+
+def test_no_step_tells_what_only_the_decay_uses(capsys):
+    """A step is taken without decay."""
+    build = lambda n: (m := GPT(n), DecayOfItsOwn(m.parameters(), weight_decay=0.1))
+    code, text = run(capsys, build, "--step")
+    assert code == 2
+    assert "not read: 'wd_power' of its optimiser, on which its decay may depend" in text
 
 
 def test_a_key_that_says_nothing_of_rates_can_be_ignored(capsys):
@@ -368,14 +397,15 @@ def clipped(n):
     return model, [adamw, ClippedMuon(named(model, *MATRICES), lr=0.02)]
 
 
-def adam_of_own(factor):
+def adam_of_own(factor, above=0.0):
     class Adam(torch.optim.AdamW):
         @torch.no_grad()
         def step(self):
             before = [p.clone() for p in self.param_groups[0]["params"]]
             super().step()
             for p, old in zip(self.param_groups[0]["params"], before, strict=True):
-                p.copy_(old + factor * (p - old))
+                if p.grad.abs().max() >= above:
+                    p.copy_(old + factor * (p - old))
 
     return lambda n: (m := GPT(n), Adam(m.parameters(), lr=1e-3))
 
@@ -394,6 +424,7 @@ def adam_of_own(factor):
         ),
         (adam_of_own(0.1), r"h.*.up.weight: a step is 0.1 times what rate, shape and adam say"),
         (adam_of_own(3.0), r"lm_head.weight: a step is 3 times what rate, shape and adam say"),
+        (adam_of_own(math.nan, above=100), r"lm_head.weight: a step is not finite"),
     ],
 )
 def test_a_step_of_another_size_is_named(capsys, build, line):
