@@ -1,6 +1,6 @@
 """nanoGPT's shape on the bytes of Python's manual, for `param-groups transfer`; no batch repeats.
 
-The command stands in benchmarks/README.md.
+The command stands in param_groups/README.md.
 """
 
 import sys

@@ -121,6 +121,15 @@ def test_the_example_for_ones_own_model_runs(tmp_path):
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
+def test_files_of_documented_commands_exist(path):
+    """As they are called from the root, in blocks and in sentences; a FILE.py has no folder."""
+    line = r"(?:python|bash|accelerate launch|param-groups) [^`\n]+"
+    for command in re.findall(line, READMES[path].replace("\\\n", " ")):
+        for file in re.findall(r"(?<![\w/.…])[\w.-]+/[\w./-]*\.py\b", command):
+            assert (ROOT / file).is_file(), command
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_linked_files_exist(path):
     for target in re.findall(r"\]\(([^)#:]+)[)#]", READMES[path]):
         # A badge is the page of a workflow beside the repository's files.

@@ -213,14 +213,20 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
             if name not in old or name not in new:
                 lines.append(f"{name} at {size}: {'added' if name in new else 'gone'}")
                 continue
-            for key, value in old[name].items():
-                now = new[name][key]
+            for key in dict.fromkeys([*old[name], *new[name]]):
+                value, now = old[name].get(key), new[name].get(key)
                 same = value == now
                 if isinstance(value, float) and isinstance(now, float):
                     same = math.isclose(value, now, rel_tol=0.05 if key == "init" else 1e-6)
                 if not same:
                     lines.append(f"{name} at {size}: {key} {_text(value)} -> {_text(now)}")
     return lines
+
+
+def _nested(value: object, depth: int) -> bool:
+    """Whether a value is a dict of dicts, so many deep."""
+    inside = isinstance(value, dict) and [*value.values()]
+    return inside is not False and (depth == 1 or all(_nested(one, depth - 1) for one in inside))
 
 
 def main(
@@ -286,6 +292,8 @@ def main(
     if args.against:
         try:
             before = json.loads(args.against.read_text(encoding="utf-8"))
+            if not _nested(before, 3):
+                raise ValueError("expected {size: {tensor: {number: value}}}, as --save writes it")
         except (OSError, ValueError) as error:
             raise PlanError(f"--against {args.against}: no saved numbers ({error})") from None
         lines += changes(before, saved)

@@ -230,7 +230,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
         writer = csv.DictWriter(file, list(Coordinate.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(point) for point in measurement.points)
-    (folder / "coordinate_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "coordinate_check.json").write_text(as_json(result))
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:
         print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")
@@ -247,3 +247,16 @@ def run(target: Target, args: argparse.Namespace) -> int:
         draw(measurement.points, result, picture)
         print(f"figure: {picture}")
     return code
+
+
+def as_json(result: Mapping[str, Any]) -> str:
+    """A result as JSON, which knows no NaN and no infinity: they are null."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: known(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [known(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(known(result), indent=1, allow_nan=False) + "\n"

@@ -38,7 +38,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from param_groups.check import transfer
-from param_groups.check.command import TASK, load_function, with_rules
+from param_groups.check.command import TASK, as_json, load_function, with_rules
 from param_groups.check.measuring import Check, CheckError, optimizer_of
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.roles import PlanError, choose
@@ -73,16 +73,30 @@ def main(argv: Sequence[str]) -> None:
     load_function(args.file, *TASK)  # a mistake in the file, before processes start
     out: Path = args.out or Path("transfer") / args.file.stem
     settings = {
-        "file": hashlib.sha256(args.file.read_bytes()).hexdigest(),
+        "file": _digest(args.file),
+        "widths": sorted(args.widths)[:2],  # of the global rate, and of a trace
         **{key: getattr(args, key) for key in ("steps", "schedule", "warmup")},
     }
     curves = Runs(out, settings)
     _train_all(args, grid, curves)
     answer = transfer.answer(grid, curves.losses, args.effect)
     collapse = _collapse(grid, answer, curves)
-    print(f"\n{table(answer)}\n\n{summary(answer, collapse)}")
-    _write(out, grid, settings, answer, collapse, curves)
+    places = _write(out, grid, settings, answer, collapse, curves)
+    print("\n".join(["", table(answer), "", summary(answer, collapse), *places]))
     raise SystemExit(EXIT.get(answer.verdict, 2))
+
+
+def _digest(file: Path) -> str:
+    """A hash of FILE and of the modules beside it and below that have been imported for it."""
+    folder = file.resolve().parent
+    places = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
+    paths = {place.resolve() for place in (file, *places) if place.is_file()}
+    beside = {p.relative_to(folder): p for p in paths if p.is_relative_to(folder)}
+    digest = hashlib.sha256()
+    for name, path in sorted(beside.items()):
+        if "site-packages" not in name.parts:  # of an environment there
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _grid(args: argparse.Namespace) -> Grid:
@@ -121,7 +135,8 @@ def _octave(text: str) -> float:
 class Runs:
     """Finished runs of one folder, by what was run; a line of runs.jsonl each.
 
-    Raises CheckError for a folder with runs of another file or other settings.
+    Raises CheckError for a folder with runs of another file or other settings, or with a line that
+    is no run.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -130,15 +145,24 @@ class Runs:
         if folder.exists() and not folder.is_dir():
             raise CheckError(f"--out {folder}: a file is in the way; give a folder")
         if self.path.exists():
-            head, *lines = self.path.read_text(encoding="utf-8").split("\n")
+            text = self.path.read_text(encoding="utf-8", errors="replace")  # judged line by line
+            head, *lines = text.split("\n")
             if head != json.dumps(settings):
                 raise CheckError(
-                    f"{self.path}: its runs are of another file or of other settings; give another "
-                    "--out, or delete the folder"
+                    f"{self.path}: its runs are of another file or of other settings, such as the "
+                    "smallest widths; give another --out, or delete the folder"
                 )
-            for line in lines[:-1]:  # what comes after the last line end was cut off by a stop
-                width, octave, seed, curve = json.loads(line)
-                self.curves[Run(width, octave, seed)] = [float(value) for value in curve]
+            # What comes after the last line end was cut off by a stop.
+            for number, line in enumerate(lines[:-1], 2):
+                try:
+                    width, octave, seed, curve = json.loads(line)
+                    losses = zip(curve, range(POINTS + 1), strict=True)
+                    self.curves[Run(width, octave, seed)] = [float(value) for value, _ in losses]
+                except (ValueError, TypeError):
+                    raise CheckError(
+                        f"{self.path}, line {number}: expected a run, [width, log2 of the rate, "
+                        "seed, losses]; delete the line, and the run is trained again"
+                    ) from None
             whole = "\n".join([head, *lines[:-1], ""])
         else:
             folder.mkdir(parents=True, exist_ok=True)
@@ -337,8 +361,8 @@ def _write(
     answer: Answer,
     collapse: tuple[float, float] | None,
     runs: Runs,
-) -> None:
-    """The runs as a table, the answer as JSON, the picture."""
+) -> list[str]:
+    """The runs as a table, the answer as JSON, the picture; lines with their places."""
     with open(out / "transfer.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("width", "lr", "seed", "chooses", "loss"))
@@ -350,12 +374,12 @@ def _write(
         "collapse": collapse,
         **asdict(answer),
     }
-    (out / "transfer.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"table: {out / 'transfer.csv'}")
+    (out / "transfer.json").write_text(as_json(result), encoding="utf-8")
+    places = [f"table: {out / 'transfer.csv'}"]
     try:
         from param_groups.check.figure import draw_transfer
     except ImportError:
-        print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
-    else:
-        draw_transfer(answer, out / "transfer.png")
-        print(f"figure: {out / 'transfer.png'}")
+        no = "no figure: matplotlib is not installed (pip install 'param-groups[check]')"
+        return [*places, no]
+    draw_transfer(answer, out / "transfer.png")
+    return [*places, f"figure: {out / 'transfer.png'}"]

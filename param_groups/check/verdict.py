@@ -67,10 +67,10 @@ def judge() -> None:
 
 
 def _is_ours(error: SystemExit) -> bool:
-    """Whether this package, or argparse for it, has asked for the end."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    name = str(frame.f_globals.get("__name__"))
-    return name == "argparse" or name.startswith("param_groups.")
+    """Whether this package, or argparse for it, has asked for the end: nobody else called them."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [str(frame.f_globals.get("__name__")) for frame in frames]
+    return all(name == "argparse" or name.startswith("param_groups.") for name in names)
 
 
 def _tell(error: BaseException, words: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ TASK = "def task(width, seed):\n    "
 PROBES = {
     "exit 0": "import sys; sys.exit(0)",
     "exit 1": "import sys; sys.exit(1)",
+    "by argparse": "import argparse; argparse.ArgumentParser().exit()",
     "a word": "import sys; sys.exit('bye')",
     "at once": "import os; os._exit(0)",
     "a mistake": "1 / 0",

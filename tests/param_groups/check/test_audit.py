@@ -274,6 +274,12 @@ def test_any_change_against_saved_numbers_is_a_line(capsys, tmp_path):
     assert code == 1 and "ln_f.weight at 64: decay 0 -> 5e-07" in text
 
 
+def test_a_number_that_one_side_lacks_is_a_change():
+    old, new = ({"64": {"w": {key: 1.0, "lr": 1.0}}} for key in ("former", "added"))
+    lines = ["w at 64: former 1 -> -", "w at 64: added - -> 1"]
+    assert audit.changes(old, new) == lines
+
+
 def test_a_scan_of_the_depth_reads_rates(capsys):
     def build(n, layers, power=-0.5):
         model = GPT(n, layers)

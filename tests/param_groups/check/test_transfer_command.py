@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import os
+import sys
 
 import pytest
 
 from param_groups.__main__ import main
+from param_groups.check import transfer_command
 from param_groups.check.measuring import CheckError
 from param_groups.check.transfer import Run
 from param_groups.check.transfer_command import train
@@ -64,10 +67,15 @@ def file(tmp_path):
     return path
 
 
-def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys):
+def strict(text):
+    """JSON without NaN and infinity, which Python alone reads."""
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys, monkeypatch):
     assert said(file) == 1
     out = file.parent / "out"
-    result = json.loads((out / "transfer.json").read_text())
+    result = strict((out / "transfer.json").read_text())
     assert result["power"]["exponent"] == pytest.approx(-1.0, abs=0.25)
     assert (out / "transfer.png").exists()
 
@@ -78,12 +86,38 @@ def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys):
     assert said(file) == 1
     assert sorted(runs.read_text().splitlines()) == sorted(whole.splitlines())
 
+    # Results are written where nothing can be printed, and one seed has no error to write.
+    (out / "transfer.json").unlink()
+    with monkeypatch.context() as patch, open(os.devnull) as closed:
+        patch.setattr(sys, "stdout", closed)
+        assert said(file, "--seeds", "1", "--fresh", "0") == 2
+    assert "not writable" in capsys.readouterr().err
+    assert strict((out / "transfer.json").read_text())["at"][2]["error"] is None
+
     file.write_text(TASK.format(alignment="full"))
     capsys.readouterr()
     assert said(file) == 2
     assert "its runs are of another file or of other settings" in capsys.readouterr().err
     assert said(file, "--out", str(file.parent / "full")) == 0
     assert "verdict: stays" in capsys.readouterr().out
+
+    # Another base: an optimizer's rates would have another meaning.
+    file.write_text(TASK.format(alignment="global"))
+    assert said(file, "--widths", "8", "16", "64") == 2
+    assert "such as the smallest widths" in capsys.readouterr().err
+
+
+def test_runs_of_a_helper_that_has_changed_are_of_another_file(file, capsys, monkeypatch):
+    helper = file.with_name("helper_of_mine.py")
+    file.write_text(f"import helper_of_mine\n{file.read_text()}")
+    monkeypatch.setattr(transfer_command, "_train_all", lambda *_: None)
+    answers = []
+    for text in ("SIZE = 3", "SIZE = 3", "SIZE = 4"):
+        helper.write_text(text)
+        answers.append(said(file))
+    del sys.modules["helper_of_mine"]
+    assert answers == [2, 2, 2]
+    assert capsys.readouterr().err.count("its runs are of another file") == 1
 
 
 def curve(folder, text, width):
