@@ -115,14 +115,19 @@ def checked(name: str, wrong: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"model": name, "planted": wrong or None, **found}
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Prints all checks as JSON."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = harness.parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256, 512], metavar="N")
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS, metavar="NAME")
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=2, help="at first; more where unclear")
-    args, rows = parser.parse_args(argv), []
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prints all checks as JSON."""
+    args, rows = parse(argv), []
     for name in args.models:
         for wrong in WRONG:
             rows.append(checked(name, wrong, args))
