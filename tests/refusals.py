@@ -148,11 +148,11 @@ def command(words):
 
 
 def written(folder):
-    """What is in a folder, but for a cache of data."""
+    """What is in a folder, but for a cache of data and compiled bytecode."""
     return {
         str(path.relative_to(folder)): path.is_file() and path.read_bytes()
         for path in folder.rglob("*")
-        if path.relative_to(folder).parts[0] != "cache"
+        if path.relative_to(folder).parts[0] != "cache" and "__pycache__" not in path.parts
     }
 
 
