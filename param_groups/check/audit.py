@@ -86,11 +86,16 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
             each, and initial values are not judged.
         rule: the rule that is meant, by its name or the begin of it; by default any of those known.
     """
-    frozen = {n for found in readings.values() for n, r in found.items() if r.optimizer == "frozen"}
+    every = [(n, r) for found in readings.values() for n, r in found.items()]
+    frozen = {n for n, r in every if r.optimizer == "frozen"}
+    judged = {n for n, r in every if r.lr or r.unread or not r.optimizer}
+    still = {n for n, _ in every} - judged - frozen
     readings = {
-        size: {n: one for n, one in found.items() if n not in frozen}
+        size: {n: one for n, one in found.items() if n not in frozen | still}
         for size, found in readings.items()
     }
+    if not all(readings.values()):
+        raise PlanError("no tensor trains: all are frozen, or their rates are 0")
     numbers, sizes = PlanExponents(plans_of(readings, depth=depth)), sorted(readings)
     first = readings[sizes[0]]
     kinds = {name: numbers.powers(name).kind for name in numbers.names}
@@ -100,6 +105,8 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         for n, number, power, aim in missed
     ]
     remarks = [f"frozen, not judged: {len(frozen)} tensors"] if frozen else []
+    if still:
+        remarks.append(f"rate 0, not judged: {len(still)} tensors, such as {min(still)}")
     odd, falls = _unlike(readings, kinds)
     lines += odd
     if not depth:

@@ -333,6 +333,18 @@ def test_frozen_tensors_are_left_out(capsys):
     assert code == 0 and "frozen, not judged: 1 tensors" in text
 
 
+@pytest.mark.parametrize("factor", [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}])
+def test_a_tensor_that_its_factor_keeps_still_is_said(capsys, factor):
+    def build(n):
+        model = GPT(n)
+        rest = [p for p in model.parameters() if p is not model.wte.weight]
+        groups = [{"params": [model.wte.weight], **factor}, {"params": rest, "lr_scale": 1.0}]
+        return model, torch.optim.AdamW(groups, lr=0.01)
+
+    code, text = run(capsys, build)
+    assert code == 0 and "rate 0, not judged: 1 tensors, such as wte.weight" in text
+
+
 class Sequence(nn.Sequential):
     def __init__(self, n):
         layers = [nn.Linear(n, n, bias=False) for _ in range(2)]
