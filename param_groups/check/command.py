@@ -125,13 +125,13 @@ def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
 
 
 def with_rules(task: Build, widths: Sequence[int]) -> Ruled:
-    """A task whose plans may be functions of rules: those of a trace, made once if it is needed."""
+    """A user's task; its models are traced once, and only where a plan asks for rules."""
     return Ruled(task, functools.cache(lambda: trace_of(task, widths)))
 
 
 @dataclass(frozen=True)
 class Ruled:
-    """A task that gives plans which are functions the rules of a trace."""
+    """A task whose plans may be functions of rules: such a plan is given the rules of a trace."""
 
     task: Build
     trace: functools._lru_cache_wrapper[Trace]

@@ -256,14 +256,16 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
             raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
         return check
 
-    base, check = (built(width) for width in (min(args.widths), run.width))
+    smallest = min(args.widths)
+    base = built(smallest) if run.width != smallest else None
+    check = built(run.width)  # the last, as it leaves the generator where the seed puts it
     model = check.model.to(device)
     if check.plan is not None:
         check.plan.initialise(model, run.seed, overwrite=True)
     if check.after_init is not None:
         check.after_init(model)
     optimizer = optimizer_of(check, decays=True)
-    set_rate(optimizer, check, 2.0**run.octave / global_rate(base))
+    set_rate(optimizer, check, 2.0**run.octave / global_rate(base or check))
     peaks = [group["lr"] for group in optimizer.param_groups]
     warmup = round(args.warmup * args.steps)
     losses: list[float] = []
