@@ -172,23 +172,22 @@ def _other(axis: Axis, rule: Rule) -> str:
 def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
     """A figure per axis, a panel per column; of rules that share a curve, dotted lines."""
     for name, axis in axes.items():
-        figure, grid = style.subplots(1, 3, (3.3, 3.0))
+        beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
+        figure, grid = style.subplots(1, 2 + bool(beside), (3.3, 3.0))
         figure.suptitle(f"{name}: which rule keeps its best value")
         for place, rule in enumerate(axis.rules):
             _draw_rule(grid[0], axis, rule, place)
         for panel in grid[0][1:]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
-        beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
         value = "decay per step" if name == "decay" else "learning rate"
         titles = (
             f"best {value}",
             "paid for the base's value",
             f"beside {', '.join(sorted(beside))}",
         )
-        grid[0][2].set_visible(bool(beside))
-        style.label_grid(grid, titles, axis.symbol)
-        for panel, label in zip(grid[0], (value, "nats", "nats"), strict=True):
+        style.label_grid(grid, titles[: len(grid[0])], axis.symbol)
+        for panel, label in zip(grid[0], (value, "nats", "nats"), strict=False):
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
         style.legend(figure, [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)])
@@ -212,7 +211,7 @@ def _draw_rule(panels_, axis: Axis, rule: Rule, place: int) -> None:
         first.plot(sizes, line, ls=":", color=look["color"])
         panels.draw_optima(first, sweeps, exponent(sweeps), color="black", marker="o")
     gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
-    for panel, costs in zip(others, (paid(rule, sweeps), gains), strict=True):
+    for panel, costs in zip(others, (paid(rule, sweeps), gains), strict=False):
         shown = {n: one for n, one in costs.items() if one.value <= HIGHEST}
         bars = [one.bar or 0.0 if one.value else 0.0 for one in shown.values()]
         at, values = [n * shift for n in shown], [one.value for one in shown.values()]
