@@ -50,7 +50,7 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
         try:
             summary = json.loads(path.read_text(encoding="utf-8"))
             environments[name] = dict(summary["environment"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
     first = environments[names[0]]
     # Beside a GPU the number of threads of its CPU changes no result.

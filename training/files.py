@@ -43,7 +43,7 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
 
 
@@ -67,6 +67,14 @@ def read_text(path: Path) -> str:
     """The text of a file of a results folder; OSError as `open_plain`, ValueError if it is none."""
     with open_plain(path, "r") as file:
         return file.read()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says; ValueError for what is none, or is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def refuse_file(folder: Path) -> None:

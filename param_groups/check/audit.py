@@ -301,7 +301,7 @@ def main(
             before = json.loads(args.against.read_text(encoding="utf-8"))
             if not _nested(before, 3):
                 raise ValueError("expected {size: {tensor: {number: value}}}, as --save writes it")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PlanError(f"--against {args.against}: no saved numbers ({error})") from None
         lines += changes(before, saved)
         print("\n".join([*lines, f"{len(lines)} changes against {args.against}"]))

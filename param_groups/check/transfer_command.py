@@ -158,7 +158,7 @@ class Runs:
                     width, octave, seed, curve = json.loads(line)
                     losses = zip(curve, range(POINTS + 1), strict=True)
                     self.curves[Run(width, octave, seed)] = [float(value) for value, _ in losses]
-                except (ValueError, TypeError):
+                except (ValueError, TypeError, RecursionError):
                     raise CheckError(
                         f"{self.path}, line {number}: expected a run, [width, log2 of the rate, "
                         "seed, losses]; delete the line, and the run is trained again"
