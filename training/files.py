@@ -85,9 +85,15 @@ def refuse_file(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: a reader, or a crash, sees the old content or the new one."""
+    """Replaces a file atomically: a reader, or a crash, sees the old content or the new one.
+
+    What is in /dev, such as /dev/stdout, is no file to be replaced.
+    """
     temporary = _hidden(path)
     with writing(path):
+        if path.is_relative_to("/dev"):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:
