@@ -1,5 +1,6 @@
 """The contract of an experiment: what `load_experiment` finds, and what it refuses."""
 
+import errno
 import functools
 import os
 import subprocess
@@ -69,6 +70,7 @@ def test_who_has_seen_enough_ends_a_command_without_a_line(words):
     [
         ("status nanolm_c4/sweeps/quickstart.yaml", ">&- 2>&-", 0),
         ("run none.yaml", "2>/dev/full", 2),
+        ("status nanolm_c4/sweeps/quickstart.yaml", ">/dev/full", 2),
     ],
 )
 def test_a_command_whose_messages_nobody_can_read_does_its_work(words, ends, code):
@@ -76,10 +78,26 @@ def test_a_command_whose_messages_nobody_can_read_does_its_work(words, ends, cod
     assert done.returncode == code
 
 
-def test_a_broken_pipe_of_another_process_is_told(capsys):
+LIMIT = "; raise the limit, `ulimit -n`, or take fewer workers"
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "more"),
+    [(errno.EPIPE, None, ""), (errno.EMFILE, None, LIMIT), (errno.EMFILE, "a", f": 'a'{LIMIT}")],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(number, file, more, capsys):
+    """A pipe of another process, say, and no file, though there is none to name."""
     with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
-        raise BrokenPipeError(32, "Broken pipe")
-    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
+        raise OSError(number, os.strerror(number), file)
+    assert capsys.readouterr().err == f"error: [Errno {number}] {os.strerror(number)}{more}\n"
+
+
+def test_a_full_disk_behind_stdout_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))
+    with pytest.raises(SystemExit, match="2"), one_line_errors():
+        print("plan")
+    wanted = "error: standard output: cannot write: No space left on device\n"
+    assert capsys.readouterr().err == wanted
 
 
 @pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])
