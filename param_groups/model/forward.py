@@ -165,8 +165,9 @@ def _of_module(
         value, source = applied[one.factor], "applied says"
     elif attention and _sizeless(one) and size is None and not one.queries:
         raise PlanError(
-            f"{one.path!r} ({one.kind}) has {one.name} {one.value:g} on query-key products, and its "
-            f"head dimension is not known: give plan(..., head_dim=), for which {rule} has its own"
+            f"{one.path!r} ({one.kind}) has {one.name} {one.value:g} on query-key products, and "
+            "its head dimension is not known: give plan(..., head_dim=), for which "
+            f"{rule} has its own"
         )
     elif attention and (size is None or one.queries):
         return None
