@@ -13,7 +13,24 @@ from plots.findings import Printed
 from plots.naming import AnyOf
 from plots.tables import PRESETS, TableError
 
-PAPERS = ("everett", "dinan", "bordelon", "theory")
+# Folder -> whom its figures credit, unless one says so itself (PAPER), and their names.
+PAPERS = {
+    "everett": (
+        "Everett et al.",
+        "quickstart loss_vs_size alignment epsilon weight_decay adafactor learning_rates depth "
+        "length transfer table_4 table_4_constants",
+    ),
+    "dinan": (
+        "Dinan et al., Part II",
+        "vit_search vit_strategies rate_transfer position_rate bart_rates bart_strategies "
+        "ablations",
+    ),
+    "bordelon": (
+        "Bordelon et al.",
+        "rate_transfer head_dimension dynamics initial_heads heads depth kernels decoder",
+    ),
+    "theory": ("Dinan et al., Part I", "kernels error shares bigram"),
+}
 FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables, as printed
 
 
@@ -30,8 +47,7 @@ def names() -> list[str]:
 
 def figures() -> list[str]:
     """All figures, by paper."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in PAPERS}
-    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    return [f"{paper}/{one}" for paper, (_, listed) in PAPERS.items() for one in listed.split()]
 
 
 def shipped(name: str) -> list[Path]:
@@ -98,16 +114,13 @@ def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, 
     """(file name, figure) of what a figure's data, read from `paths`, show. Lines
     above a figure's panels say its paper and what its tables rest on. Of other presets those
     that they do not change (ONCE) are left out."""
-    module, folder = load(name), name.rpartition("/")[0]
-    package = importlib.import_module(f"plots.{folder}") if folder else None
-    paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    preset, once = preset_of(name), getattr(module, "ONCE", ())
-    made, facts = [], functools.cache(tables.facts)
+    module, preset, made = load(name), preset_of(name), []
+    paper = getattr(module, "PAPER", PAPERS[name.partition("/")[0]][0])
+    once, facts = getattr(module, "ONCE", ()), functools.cache(tables.facts)
     for stem, item, *indices in module.draw(data):
         if preset and stem in once:
             continue
-        if paper:
-            own = [paths[index] for index in indices[0]] if indices else paths
-            style.credit(item, paper, stem, facts(tuple(own)))
+        own = [paths[index] for index in indices[0]] if indices else paths
+        style.credit(item, paper, stem, facts(tuple(own)))
         made.append((stem.removesuffix(preset) + preset, item))
     return made

@@ -307,7 +307,7 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes the page; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots claims", **look).parse_args(argv)

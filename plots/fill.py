@@ -76,7 +76,7 @@ def files() -> list[Path]:
     return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes all files; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)

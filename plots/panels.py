@@ -100,7 +100,13 @@ class Line(NamedTuple):
 
 
 def transfer(
-    lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str, small: bool = False
+    title: str,
+    lines: Sequence[Line],
+    symbol: str,
+    size: str,
+    rate: str,
+    loss: str,
+    small: bool = False,
 ):
     """A panel of loss against rate for every line, and one of the optima against the size; more
     than four, or a `small` figure's, are in two rows, with the legend in the last place. `size`,
@@ -108,7 +114,7 @@ def transfer(
     count = len(lines) + 1
     down = 1 + (count > 4 or small)
     across = math.ceil(count / down)
-    figure, axes = style.subplots(down, across, (2.45, 2.1) if small else (3.5, 3.0))
+    figure, axes = style.subplots(title, down, across, (2.45, 2.1) if small else (3.5, 3.0))
     *shown, last = axes.flat[:count]
     sizes = sorted({n for line in lines for n in line.sweeps})
     colors = style.width_colors(sizes)

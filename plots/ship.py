@@ -13,7 +13,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,28 +100,24 @@ def keep(written: bytes, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a table that cannot be shipped is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots ship", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main(argv: Sequence[str]) -> None:
+    """The command; TableError for a table that cannot be shipped."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots ship", **look)
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
+    paper, _, name = args.name.partition("/")
+    if paper not in PAPERS or not name or "/" in name:
+        raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
+    folder = args.data / paper
     try:
-        paper, _, name = args.name.partition("/")
-        if paper not in PAPERS or not name or "/" in name:
-            raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
         origin = provenance(args.table, written := args.table.read_bytes())
         read(args.table, ())  # refuses rows that stand twice
-        folder = args.data / paper
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv, and a folder"
-        print(f"error: {error.filename}: {error.strerror}; {how}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except TableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise TableError(f"{error.filename}: {error.strerror}; {how}") from None
     keep(written, folder / f"{name}.csv")
     (folder / f"{name}.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")

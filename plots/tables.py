@@ -17,6 +17,7 @@ import pandas as pd
 
 from training.conditions import SIGNS, parse
 
+Paths = Sequence[Path]
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "plots" / "data"
 CURVE, SEED, STATUS = "curve", "seed", "status"

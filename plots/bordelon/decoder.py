@@ -11,7 +11,6 @@ Findings compare final evaluation losses of runs of equal seeds, which see the s
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ class Data(NamedTuple):
     cut: Sequence[str] = ()
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The tables of one sweep; TableError without a finished run."""
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
     table = tables.read(paths[0], [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
@@ -174,7 +173,7 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     ]
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 7 and 12."""
     trained = data.metrics[np.isfinite(data.metrics[scans.TRAIN_LOSS])]
     own = scans.alphas(data.results)
@@ -197,8 +196,8 @@ def _steps(rows: pd.DataFrame, own: list[float]):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
     alpha_A = 1/2 gains on equal seeds, which is too little to be seen across panels."""
     both = own == [1.0, 0.5]
-    figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle("(a) training loss")
+    title = "(a) training loss"
+    figure, axes = style.subplots(title, len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
     for row, by in zip(axes, SIZES, strict=True):
         lines = [scans.curves(scans.scan(rows, by, alpha), by) for alpha in own]
         for axis, alpha, line in zip(row[: len(own)], own, lines, strict=True):
@@ -219,9 +218,9 @@ def _flops(rows: pd.DataFrame, own: list[float]):
     """Figure 12: training losses against FLOPs, a panel per scan; of both alpha_A the difference,
     which is a hundredth of what the losses fall by."""
     both = own == [1.0, 0.5]
-    figure, axes = style.subplots(1, len(SIZES), (3.6, 2.9), sharey=True)
     words = r"loss at $\alpha_A$ = 1 minus that at 1/2" if both else "training loss"
-    figure.suptitle(f"{words}, against compute")
+    title = f"{words}, against compute"
+    figure, axes = style.subplots(title, 1, len(SIZES), (3.6, 2.9), sharey=True)
     for axis, by in zip(axes[0], SIZES, strict=True):
         scan = scans.scan(rows, by, own[0])
         per_step = (scan[FLOPS] / scan[STEP]).groupby(scan[by]).mean().to_dict()

@@ -12,8 +12,7 @@ compare final losses at the best eta_0 of every depth.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pandas as pd
@@ -51,7 +50,7 @@ class Data(NamedTuple):
     tried: pd.DataFrame
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The three tables of one sweep, runs that did not finish left out; TableError without one."""
     observations, results, metrics = tables.read_each(paths, COLUMNS)
     evaluated = metrics.dropna(subset=[EVAL_LOSS]).sort_values(STEP)
@@ -156,10 +155,9 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
     return result
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 5a and b."""
-    figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("depth; dotted: powers of the paper")
+    figure, axes = style.subplots("depth; dotted: powers of the paper", 1, 2, (4.6, 3.4))
     _draw_movement(axes[0][0], data.movement)
     _draw_losses(axes[0][1], data.losses)
     yield "figure_5_depth", figure

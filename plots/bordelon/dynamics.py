@@ -7,8 +7,6 @@ equal seeds, which vanishes as dynamics become alike. The findings: what doublin
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pandas as pd
 
@@ -22,7 +20,7 @@ from plots.tables import SEED
 TABLES = ("bordelon/figure_11_metrics",)
 
 
-def read(paths: Sequence[Path]) -> Losses:
+def read(paths: tables.Paths) -> Losses:
     """The training losses of runs that grow N."""
     tables.expect(paths, "metrics.csv")
     return scans.read_losses(paths[0], HEAD_DIM)
@@ -65,11 +63,11 @@ def _less(part: pd.DataFrame) -> float:
     return abs(first) - abs(last)
 
 
-def draw(losses: Losses) -> Iterator[tuple]:
+def draw(losses: Losses) -> style.Drawn:
     """A panel per alpha_A, a line per N."""
     rows_of = by_alpha(losses.rows)
-    figure, axes = style.subplots(2, len(rows_of), (4.0, 2.6), sharex=True, sharey="row")
-    figure.suptitle("training loss, and its distance to that of the largest N")
+    title = "training loss, and its distance to that of the largest N"
+    figure, axes = style.subplots(title, 2, len(rows_of), (4.0, 2.6), sharex=True, sharey="row")
     for (upper, lower), (alpha, rows) in zip(axes.T, rows_of.items(), strict=True):
         lines = scans.curves(rows, HEAD_DIM)
         scans.draw_lines(upper, lines, HEAD_DIM, "linear")

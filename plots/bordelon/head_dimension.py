@@ -12,7 +12,7 @@ powers of 2b before training and of 13's upper row.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -45,7 +45,7 @@ COLUMNS = (CURVE, RUN, ALPHA, HEAD_DIM, SEED, STEP, BLOCK)
 Data = Mapping[str, tuple[int, pd.DataFrame]]  # figure -> index of its table, rows
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The rows of each figure for all blocks together; 13's table has optimisers, 6d's gamma_0."""
 
     def figure_of(path: Path) -> str:
@@ -153,7 +153,7 @@ def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
                 yield measured.finding(name, float(theory), f"{theory}{derived}")
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 2b, 13 and 6d, as far as there are tables."""
     for figure, (index, rows) in data.items():
         if figure == MOVED:
@@ -166,7 +166,8 @@ def draw(data: Data) -> Iterator[tuple]:
 def _figure_2b(rows: pd.DataFrame, figure: str):
     """A line per alpha_A, hollow before training, with the power that the paper's caption gives to
     alpha_A = 1 after it; in rich training the change of A beside it."""
-    drawn, axes = style.subplots(1, 1 + (figure == RICH), (4.6, 3.6))
+    title = "variance over heads" + ", rich training (ours)" * (figure == RICH)
+    drawn, axes = style.subplots(title, 1, 1 + (figure == RICH), (4.6, 3.6))
     for alpha in scans.alphas(rows):
         for when, state in ends(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
@@ -181,7 +182,6 @@ def _figure_2b(rows: pd.DataFrame, figure: str):
     for axis, label in zip(axes[0], ("variance of A over heads", "RMS change of A"), strict=False):
         _finish(axis, rows)
         axis.set_ylabel(label)
-    drawn.suptitle("variance over heads" + ", rich training (ours)" * (figure == RICH))
     look = {"fontsize": 7, "ncols": 2, "handlelength": 1.6, "columnspacing": 0.8}
     drawn.legend(loc="outside lower center", frameon=False, **look)
     return drawn
@@ -220,8 +220,8 @@ def _figure_13(rows: pd.DataFrame):
     """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below. Each
     panel's legend has the powers of N, next to those of theory where there are some."""
     optimizers = list(dict.fromkeys(optimizer for optimizer, *_ in cells(rows)))
-    figure, axes = style.subplots(2, 2 * len(optimizers), (3.1, 2.9), sharex=True)
-    figure.suptitle("movement of keys and attention logits; below panels: powers of N [theory]")
+    title = "movement of keys and attention logits; below panels: powers of N [theory]"
+    figure, axes = style.subplots(title, 2, 2 * len(optimizers), (3.1, 2.9), sharex=True)
     for row, (cause, columns) in zip(axes, CAUSES.items(), strict=True):
         places = [(optimizer, column) for optimizer in optimizers for column in columns]
         for axis, (optimizer, column) in zip(row, places, strict=True):

@@ -9,8 +9,7 @@ standard deviations, as in the paper.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ COLUMNS = {
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Distances, and evaluations; TableError without one."""
     distances, metrics = tables.read_each(paths, COLUMNS)
     metrics = metrics[np.isfinite(metrics[EVAL_LOSS])]
@@ -123,11 +122,10 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
     yield Finding(name, change.text(), "above 0", change.claimed_gain(), change)
 
 
-def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
+def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
     """Figure 4."""
     distances, metrics = both
-    figure, ((left, right),) = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("training with many heads")
+    figure, ((left, right),) = style.subplots("training with many heads", 1, 2, (4.6, 3.4))
     for heads, color in style.width_colors(sorted(metrics[HEADS].unique())).items():
         groups = metrics[metrics[HEADS] == heads].groupby(STEP)[EVAL_LOSS]
         means, sd = groups.mean(), groups.std().fillna(0)

@@ -8,8 +8,7 @@ jackknife leaves out. Densities pool all networks; dotted lines are powers of th
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,7 @@ COLUMNS = {
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
-def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
+def read(paths: tables.Paths) -> list[pd.DataFrame]:
     """The tables as numbers, in the order of COLUMNS; `error` is the square error over the mean
     square of the limit's kernel."""
     kernels, attention, bins = tables.read_each(paths, COLUMNS, ["layer"])
@@ -85,11 +84,10 @@ def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
     return result
 
 
-def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple]:
+def draw(all_tables: Sequence[pd.DataFrame]) -> style.Drawn:
     """Figure 3, with the variance and kurtosis that its text speaks of."""
     kernels, attention, bins = all_tables
-    figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention")
+    figure, axes = style.subplots("initial kernels and attention", 2, 2, (4.3, 3.2))
     _draw_kernels(axes[0][0], kernels)
     _draw_moments(axes[0][1], attention)
     alpha = bins[ALPHA].min()

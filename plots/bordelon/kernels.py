@@ -11,8 +11,7 @@ kernel's scale falls with L, and how the spread of A over heads changes with N.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ class Data(NamedTuple):
     train: Losses
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The three tables of one sweep."""
     tables.expect(paths, "observed_kernels.csv", "observed_attention.csv", "metrics.csv")
     own = [BLOCK, observed.TOKEN, observed.ATTENDED, HEAD, VALUE]
@@ -142,7 +141,7 @@ def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list
     return laws
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 6 and 8 to 10."""
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)"), [2]
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL), [2]
@@ -162,8 +161,8 @@ def _attention(attention: pd.DataFrame):
     from scipy.stats import gaussian_kde
 
     own = scans.alphas(attention)
-    figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharey="row")
-    figure.suptitle("(d) attention logits of heads; sd: standard deviation")
+    title = "(d) attention logits of heads; sd: standard deviation"
+    figure, axes = style.subplots(title, len(own), 2, (3.8, 2.6), sharey="row")
     for row, alpha in zip(axes, own, strict=True):
         # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
         # the places of a block are sorted, and the last but one is (last, middle) of its token.
@@ -192,9 +191,8 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan. Before
     the first evaluation, Figure 8 shows what 6a cannot."""
     alpha = scans.alphas(rows)[0]
-    figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
-    name = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
-    figure.suptitle(name)
+    title = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
+    figure, axes = style.subplots(title, 1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
     for axis, by in zip(axes[0], SIZES, strict=True):
         own = scans.curves(scans.scan(rows, by, alpha), by, loss)
         scans.draw_lines(axis, own, by, binned=loss == TRAIN_LOSS)

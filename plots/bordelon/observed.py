@@ -160,8 +160,7 @@ def draw_strips(grid: Sequence[Strip], unit: str, title: str):
     """Rows of kernels, all in one scale: each is divided by the mean of its diagonal, as sizes
     change the scale so much that undivided ones would show the largest alone."""
     across = max(len(row.panels) for row in grid)
-    figure, axes = style.subplots(len(grid), across, (1.6, 1.95))
-    figure.suptitle(title)
+    figure, axes = style.subplots(title, len(grid), across, (1.6, 1.95))
     parts = [[kernel / (scale(kernel) or 1) for _, kernel in row.panels] for row in grid]
     top = max(float(np.nanmax(np.abs(part))) for row in parts for part in row)
     for axis in axes.flat:

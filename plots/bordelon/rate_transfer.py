@@ -6,8 +6,7 @@ Evaluation loss against the learning rate eta_0, a line per head dimension N and
 alpha_A, then the best rate against N. The paper has no power of N; dotted lines are chance.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -21,7 +20,7 @@ from plots.tables import CURVE, RATE, RESULTS, WIDTH
 TABLES = ("bordelon/figure_2",)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, ALPHA, HEAD_DIM, RATE]})
     table = tables.only(table, paths[0], ALPHA, ALPHA_LOOKS)
@@ -60,10 +59,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple]:
         panels.Line(scans.alpha_title(alpha), sweeps, ALPHA_LOOKS[alpha], 0.0)
         for alpha, sweeps in fits(rows).items()
     ]
-    loss = "evaluation loss (nats/image)"
-    figure = panels.transfer(lines, "N", "head dimension N", r"learning rate $\eta_0$", loss)
+    title, loss = "learning rates against head dimension", "evaluation loss (nats/image)"
+    figure = panels.transfer(title, lines, "N", "head dimension N", r"learning rate $\eta_0$", loss)
     for axis in figure.axes[: len(lines)]:
         axis.axhline(CHANCE, **scans.CHANCE_LOOK)
         axis.set_ylim(top=min(max(axis.get_ylim()[1], 1.02 * CHANCE), 1.05 * CHANCE))
-    figure.suptitle("learning rates against head dimension")
     yield "figure_2a_rate_transfer", figure

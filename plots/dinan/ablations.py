@@ -8,8 +8,7 @@ losses. What is exchanged is judged by seed, each strategy at its best rate. The
 and the relative rates at once, and has no number to compare.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -44,7 +43,7 @@ EXCHANGES = (
 SHAPES = dict(zip(LABELS, "os^Dos^", strict=True))
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs, of one width."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     rows = tables.only(table, paths[0], CURVE, LABELS)
@@ -89,11 +88,11 @@ def formula(label: str) -> str:
     return label
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
     lines = fits(rows)
-    figure, axes = style.subplots(1, 3, (3.4, 3.1))
-    figure.suptitle("word embeddings and logits, exchanged one at a time")
+    title = "word embeddings and logits, exchanged one at a time"
+    figure, axes = style.subplots(title, 1, 3, (3.4, 3.1))
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in lines.values()])
     colors = dict(zip(LABELS, style.PALETTE, strict=False))

@@ -8,7 +8,7 @@ figure has the lowest loss against the mapped rate, and the optimal one against 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -190,27 +190,24 @@ def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:
     return [*result, Finding(name, own.text(), "0", own.distance(0.0), own)]
 
 
-def draw(searched: Searched) -> Iterator[tuple]:
+def draw(searched: Searched) -> style.Drawn:
     """Figure 3, and its optima."""
     sweeps_of = searches.fits(searched)
     yield "figure_3_bart_rates", _curves(searched, sweeps_of)
     lines = []
     for strategy in STRATEGIES:
-        color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
         label = style.STRATEGIES[strategy] + (r", lr $n^{-3/2}$" if strategy != "standard" else "")
         power = float(RATE_EXPONENTS["neural_tangent"])
-        look = {"color": color, "marker": marker}
-        lines.append(panels.Line(label, sweeps_of[strategy], look, power))
+        lines.append(panels.Line(label, sweeps_of[strategy], style.STRATEGY_LOOKS[strategy], power))
     loss = f"minimum {style.VALIDATION_LABEL}"
-    figure = panels.transfer(lines, "n", "width n", "lr, mapped", loss)
-    figure.suptitle("optima")
+    figure = panels.transfer("optima", lines, "n", "width n", "lr, mapped", loss)
     yield "figure_3_bart_optima", figure
 
 
 def _curves(searched: Searched, sweeps_of: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
-    figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
-    figure.suptitle("searches for the learning rate: best black, lower blue, higher red")
+    title = "searches for the learning rate: best black, lower blue, higher red"
+    figure, axes = style.subplots(title, len(widths(searched)), 2, (6.0, 3.0), sharey="row")
     for row, width in zip(axes, widths(searched), strict=True):
         drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):

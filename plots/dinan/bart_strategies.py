@@ -181,12 +181,12 @@ def _speed(best_of: Optima, model: str, last: float) -> list[Finding]:
     return [Finding(f"{model}: updates to standard's loss then, relative", text)]
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 4, and Figure 5 where there is a larger model."""
     across = min(3, len(data.models))
     down = -(-len(data.models) // across)
-    figure, axes = style.subplots(down, across, (min(4.9, 12 / across), 3.5), sharey=True)
-    figure.suptitle("strategies at their optima")
+    title = "strategies at their optima"
+    figure, axes = style.subplots(title, down, across, (min(4.9, 12 / across), 3.5), sharey=True)
     for axis in axes.flat[len(data.models) :]:
         axis.axis("off")
     every = [best for best_of in data.models.values() for best in best_of.values()]
@@ -199,8 +199,8 @@ def draw(data: Data) -> Iterator[tuple]:
     yield "figure_4_bart_strategies", figure, [0, 1]
     if data.larger:
         (width, best_of), (smaller, own) = max(data.larger.items()), max(data.models.items())
-        figure, axes = style.subplots(1, 1, (5.6, 3.8))
-        figure.suptitle("the larger model and the smaller one (dashed)")
+        title = "the larger model and the smaller one (dashed)"
+        figure, axes = style.subplots(title, 1, 1, (5.6, 3.8))
         entries, last = [], end(best_of)
         for optima_, key, look in ((best_of, (1, width), {}), (own, (0, smaller), {"ls": "--"})):
             for strategy, best in optima_.items():
@@ -217,7 +217,7 @@ def _drawn(
     axis, strategy: str, best: Best, model: str, last: float = math.inf, **look
 ) -> tuple[str, dict]:
     """Draws a line per seed, paler with the seed, the first on top; the legend's entry."""
-    color = style.STRATEGY_COLORS[strategy]
+    color = style.STRATEGY_LOOKS[strategy]["color"]
     colors = style.shades(color, len(best.lines))
     for line, shade in reversed(list(zip(best.lines.values(), colors, strict=True))):
         axis.plot(*line, color=shade, lw=1.3, **look)

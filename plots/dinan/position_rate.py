@@ -9,8 +9,7 @@ neural-tangent with its positional embedding at the blocks' rate. Right: the low
 images, each seen once; all runs have one decay per step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -39,7 +38,7 @@ CLAIMS = (
 )
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     return tables.only(table, paths[0], CURVE, LABELS)
@@ -67,11 +66,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     return result
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """Loss against rate, and the lowest losses beside each other, at the largest width."""
     lines, width = fits(rows), int(rows[WIDTH].max())
-    figure, axes = style.subplots(1, 2, (3.9, 3.2))
-    figure.suptitle(f"which tensor's rate gains, n = {width}")
+    figure, axes = style.subplots(f"which tensor's rate gains, n = {width}", 1, 2, (3.9, 3.2))
     losses, lowest = axes[0]
     for place, (name, sweeps) in enumerate(lines.items()):
         if width not in sweeps:

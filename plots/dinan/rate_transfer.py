@@ -9,9 +9,8 @@ strategies' relative rates. Drawn images, each seen once; all runs have one deca
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -24,7 +23,7 @@ from plots.tables import CURVE, RATE, RESULTS, WIDTH
 TABLES = ("dinan/rate_transfer",)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     return tables.only(table, paths[0], CURVE, style.STRATEGIES)
@@ -83,14 +82,13 @@ def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
     return Finding(name, gap.text(2), "0", gap.claimed_equal(), gap)
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """A panel of rates per strategy, and one of the optima."""
-    lines = []
-    for strategy, sweeps in fits(rows).items():
-        color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
-        look, power = {"color": color, "marker": marker}, float(TRANSFER_EXPONENTS[strategy])
-        lines.append(panels.Line(style.STRATEGIES[strategy], sweeps, look, power))
+    looks = style.STRATEGY_LOOKS
+    lines = [
+        panels.Line(style.STRATEGIES[one], sweeps, looks[one], float(TRANSFER_EXPONENTS[one]))
+        for one, sweeps in fits(rows).items()
+    ]
     loss = "evaluation loss (nats/image)"
-    figure = panels.transfer(lines, "n", "width n", "learning rate", loss)
-    figure.suptitle("learning-rate transfer")
+    figure = panels.transfer("learning-rate transfer", lines, "n", "width n", "learning rate", loss)
     yield "rate_transfer", figure

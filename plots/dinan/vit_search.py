@@ -9,7 +9,6 @@ best accuracy of every point and marks the six neighbours that confirm the optim
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pandas as pd
 
@@ -105,7 +104,7 @@ def findings(searched: Searched) -> list[Printed]:
     return [*text, *searched.failed]
 
 
-def draw(searched: Searched) -> Iterator[tuple]:
+def draw(searched: Searched) -> style.Drawn:
     """Figure 1, and the map of its optima."""
     points_of = strategies(searched)
     yield "figure_1_vit_search", _curves(searched, points_of)
@@ -115,8 +114,8 @@ def draw(searched: Searched) -> Iterator[tuple]:
 def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
     """Figure 1: accuracy against epoch for all points; colours tell learning rates apart, dashes
     weight decays; the optimum's line is thick, and a cross ends a run that diverged."""
-    figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
-    figure.suptitle("searches for learning rate and weight decay; colours: lr, dashes: wd")
+    title = "searches for learning rate and weight decay; colours: lr, dashes: wd"
+    figure, axes = style.subplots(title, 2, 2, (5.6, 3.3), sharex=True, sharey=True)
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.set_title(label)
         if strategy not in points_of:
@@ -157,8 +156,8 @@ def _map(points_of: dict[str, pd.DataFrame]):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    figure, axes = style.subplots(2, 2, (4.6, 3.4))
-    figure.suptitle("the optima and their neighbours, best top-1 (%)")
+    title = "the optima and their neighbours, best top-1 (%)"
+    figure, axes = style.subplots(title, 2, 2, (4.6, 3.4))
     top = max(100 * points["top"].max() for points in points_of.values())
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.grid(False)

@@ -5,9 +5,7 @@
 Loss of the best rate against size: one global learning rate; full alignment with tuned constants.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -27,7 +25,7 @@ LOOKS: dict[str, dict[str, object]] = {
 COLUMNS = (*tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, tables.WIDTH, tables.RATE)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table of Figure 10."""
     (table,) = tables.read_each(paths, {"results.csv": COLUMNS})
     return table.dropna(subset=[CURVE, PARAMETERIZATION])
@@ -86,13 +84,14 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return [*text, *rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])]
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Figure 10: a panel per setting."""
     sweeps_of = lines(table)
     settings = naming.present(SETTINGS, [setting for _, setting, _ in sweeps_of]) or {"": ""}
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     looks = naming.looks(list(rules))
-    figure, axes = style.subplots(1, len(settings), (4.0, 3.0), sharey=True)
+    title = "Adafactor and Adam + parameter scaling, loss against size"
+    figure, axes = style.subplots(title, 1, len(settings), (4.0, 3.0), sharey=True)
     drawn = (
         [
             (sweeps, {**looks[rule], **LOOKS[family]})
@@ -105,5 +104,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*naming.rule_entries(rules), *entries, *panels.lost_entries(sweeps_of)])
-    figure.suptitle("Adafactor and Adam + parameter scaling, loss against size")
     yield "figure_10_adafactor", figure

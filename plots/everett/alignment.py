@@ -10,9 +10,8 @@ at another width. Where widths are compared, A is that of the measured f at the 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -55,7 +54,7 @@ NONE = ("½: no alignment", HALF)
 COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT, FAN_IN)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The probes of Figures 1 and 5 to 7 with columns `kind` and the ratio at the paper's width;
     what is not finite is left out."""
     (table,) = tables.read_each(paths, {"probes.csv": COLUMNS})
@@ -202,7 +201,7 @@ def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
     return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Figure 1, of Adam, then a figure per optimiser."""
     curves = naming.present(FIGURES, table[CURVE])
     if "adam" in curves:
@@ -218,7 +217,9 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
 
     kinds = naming.present(KINDS, table[KIND])
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
-    figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
+    title = f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio"
+    shape = len(kinds), len(rules)
+    figure, axes = style.subplots(title, *shape, (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
         axis.autoscale(False)  # each band would ask for the limits of all panels again
@@ -234,14 +235,14 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     style.label_grid(axes, rules.values(), "step")
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio")
     return figure
 
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
-    figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
+    title = f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio"
+    figure, axes = style.subplots(title, 1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
     colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     traces = _traces(table)
     for axis, rule in zip(axes[0], rules, strict=True):
@@ -250,7 +251,6 @@ def _figure_1(table: pd.DataFrame):
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio")
     return figure
 
 

@@ -9,8 +9,7 @@ rules hold the best rate still; without one, updates add up as L in a stream tha
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -35,7 +34,7 @@ LOOKS = {
 HEADER = str(Finding("finding", "measured", "expected", "verdict"))
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The sweep's runs, depths in the column of widths; those of the base depth in every curve."""
     columns = (*RESULTS, PARAMETERIZATION, LAYERS, RATE)
     (table,) = tables.read_each(paths, {"results.csv": columns})
@@ -100,14 +99,15 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
     return Estimate(mean.value, float(np.fmax(mean.error, implied)), len(values))
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Losses and optima."""
     lines = fits(table)
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     curves = naming.present(CURVES, table[CURVE])
     depths = sorted(map(int, table[WIDTH].unique()))
     colors, looks = style.width_colors(depths), naming.looks(list(curves), LOOKS)
-    figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
+    title = "learning rates against depth, without and with a rule for it"
+    figure, axes = style.subplots(title, len(curves) + 1, len(rules), (2.5, 2.1))
     for row, (curve, label) in zip(axes[:-1], curves.items(), strict=True):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
@@ -132,5 +132,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     axes[-1, 0].set_ylabel("best learning rate")
     entries = [*style.width_entries(colors, "L"), *style.rate_entries(lines.items())]
     style.legend(figure, entries)
-    figure.suptitle("learning rates against depth, without and with a rule for it")
     yield "depth", figure

@@ -11,7 +11,6 @@ sink to the usual one, and the figures say so.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -45,7 +44,7 @@ COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH)
 Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """(heat maps, mitigations), told apart by the curve `constant`; None for a missing one."""
 
     def figure(path: Path) -> str:
@@ -172,7 +171,7 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
     return result
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 4 where there is its table, and Figure 8 from the table of mitigations."""
     heat, mitigations = data
     if heat is not None:
@@ -188,8 +187,7 @@ def _figure_4(table: pd.DataFrame):
 
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     scalings = naming.present(SCALINGS, table[CURVE])
-    figure, axes = style.subplots(len(scalings), len(rules), (2.5, 2.2))
-    figure.suptitle("Adam, loss over ε")
+    figure, axes = style.subplots("Adam, loss over ε", len(scalings), len(rules), (2.5, 2.2))
     scale = PowerNorm(0.5, 0, MOST, clip=True)
     for row, (curve, title) in zip(axes, scalings.items(), strict=True):
         for axis, (rule, label) in zip(row, rules.items(), strict=True):
@@ -238,14 +236,14 @@ def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
     rules, sweeps_of = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     named = _named(table)
-    figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
+    title = "Adam, loss against size with cures of a too large ε"
+    figure, axes = style.subplots(title, 1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (
         [(sweeps_of[rule, c], look) for c, (_, look) in named.items() if (rule, c) in sweeps_of]
         for rule in rules
     )
     panels.size_panels(axes[0], drawn)
     style.label_grid(axes, rules.values())
-    figure.suptitle("Adam, loss against size with cures of a too large ε")
     entries = [(label, {"lw": 1.2, **look}) for label, look in named.values()]
     style.legend(figure, [*entries, *panels.lost_entries(sweeps_of)])
     return figure

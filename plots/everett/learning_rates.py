@@ -12,7 +12,7 @@ beside it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
 Data = dict[str, pd.DataFrame]  # by optimiser
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """Optimiser -> table of Figure 11, 12 or 13, in the order given. The optimiser is what the
     table's column says, or its file's name, or else it is called as the file."""
     return {
@@ -109,7 +109,7 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
     return text
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """A figure per optimiser, and Adam's optima alone."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
@@ -133,8 +133,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     labels = horizons.horizon_labels(table)
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     shown = horizons.drawn_horizons(sweeps_of)
-    figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
-    figure.suptitle(title)
+    figure, axes = style.subplots(title, len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], sweeps_of, rules, labels, colors)
     for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
@@ -169,8 +168,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
 
 def _optima(fixed: Sequence[Entry]):
     """Optimum against width of all parameterisations in one panel, to be read when it is small."""
-    figure, axes = style.subplots(1, 1, (3.7, 3.5))
-    figure.suptitle("Adam's best rate against width")
+    figure, axes = style.subplots("Adam's best rate against width", 1, 1, (3.7, 3.5))
     axis = axes[0][0]
     for entry in fixed:
         label = f"{style.LABELS.get(entry.rule, entry.rule)} {panels.power_text(entry.fit)}"

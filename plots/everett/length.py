@@ -8,9 +8,8 @@ muP, both with full alignment and constants, at one width, which the paper has b
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -40,7 +39,7 @@ class Data(NamedTuple):
     compared: pd.DataFrame
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The longer runs, with those of Figures 12 and 2 at the longer ones' widths."""
     sources = dict.fromkeys(("length.csv", "length_constants.csv", "figure_12.csv", "figure_2.csv"))
     long, constants, short, fair = tables.read_each(paths, dict.fromkeys(sources, COLUMNS))
@@ -101,10 +100,9 @@ def _lines(table: pd.DataFrame) -> rates.Lines:
     return {(rule, steps): sweeps for (rule, steps, _), sweeps in by_curve.items()}
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Exponents, then losses, against steps."""
-    figure, axes = style.subplots(1, 2, (4.2, 3.3))
-    figure.suptitle("what training longer changes, Adam (ours)")
+    figure, axes = style.subplots("what training longer changes, Adam (ours)", 1, 2, (4.2, 3.3))
     left, right = axes[0]
     fits = exponents(data.exponents)
     looks: Mapping[str, dict] = naming.looks(list(fits))

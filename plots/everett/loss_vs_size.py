@@ -8,9 +8,8 @@ point is the lowest loss of a learning-rate sweep. One figure per table, which h
 Embeddings of scale 1 in all four parameterisations (embedding_1.yaml) are ours.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -40,7 +39,7 @@ KEYS = [OPTIMIZER, PARAMETERIZATION, CURVE]
 COLUMNS = (*tables.RESULTS, tables.PARAMETERS, *KEYS, tables.WIDTH, tables.RATE)
 
 
-def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
+def read(paths: tables.Paths) -> dict[str, pd.DataFrame]:
     """File name -> table of Figure 2 or 3; one of several optimisers names them in its curves."""
     data = {}
     for name, (_, path) in told_apart(paths, tables.name).items():
@@ -138,7 +137,7 @@ def best(tables_of_lines: Sequence[rates.Lines], place: str = "") -> Finding:
     return Finding(name, measured, *(("lowest", verdict) if whole else ("no claim", "")), change)
 
 
-def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
+def draw(data: Mapping[str, pd.DataFrame]) -> style.Drawn:
     """One figure per table: a row per optimiser, a column per intervention."""
     for index, (name, table) in enumerate(data.items()):
         sweeps_of, curves = lines(table), naming.present(CURVES, table[CURVE])
@@ -147,9 +146,9 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
         optimizers = naming.present(style.OPTIMIZERS, table[OPTIMIZER])
         rules = naming.present(style.LABELS, table[PARAMETERIZATION])
         looks = naming.looks(list(rules))
-        figure, axes = style.subplots(
-            len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
-        )
+        names, shape = " and ".join(optimizers.values()), (len(optimizers), len(curves))
+        title = f"{ours(table)}{names}, loss against size by intervention"
+        figure, axes = style.subplots(title, *shape, (2.5, 2.5), sharex=True, sharey="row")
         for row, optimizer in zip(axes, optimizers, strict=True):
             drawn = (
                 [
@@ -163,6 +162,4 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
         style.legend(figure, [*naming.rule_entries(rules), *panels.lost_entries(sweeps_of)])
-        names = " and ".join(optimizers.values())
-        figure.suptitle(f"{ours(table)}{names}, loss against size by intervention")
         yield name, figure, [index]

@@ -8,9 +8,6 @@ determine it; a small bar is the straight line's. The growing horizon has 1 toke
 here, 20 in the paper.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 from plots import rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries, floored
@@ -38,7 +35,7 @@ LOOKS = {
 Data = list[tuple[str, Entry]]  # length, entry
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """Entries with the length of their runs: of each optimiser's table, and of the longer runs."""
     tables.expect(paths, *(f"{name.rpartition('/')[2]}.csv" for name in TABLES))
     data: Data = []
@@ -71,10 +68,10 @@ def findings(data: Data) -> list[Printed]:
     return lines
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """A panel per horizon, a row per optimiser and parameterisation."""
-    figure, axes = style.subplots(1, 2, (2.45, 4.3), sharey=True, sharex=True)
-    figure.suptitle("Table 4, the paper's and ours")
+    title = "Table 4, the paper's and ours"
+    figure, axes = style.subplots(title, 1, 2, (2.45, 4.3), sharey=True, sharex=True)
     for axis, (horizon, title) in zip(axes[0], TITLES.items(), strict=True):
         rows = [(o, r) for o, rules in TABLE_4[horizon].items() for r in rules]
         places = {key: len(rows) - 1 - index for index, key in enumerate(rows)}

@@ -7,8 +7,7 @@ the global rate nearer to the paper's when they do not?
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -24,7 +23,7 @@ TABLES = ("everett/table_4_constants", "everett/figure_12_adam")
 SETTINGS = {"without": "without constants", "with": "with constants"}
 
 
-def read(paths: Sequence[Path]) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sweeps]]]:
+def read(paths: tables.Paths) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sweeps]]]:
     """with or without -> (table, parameterisation -> sweeps by width)."""
     columns = (*horizons.COLUMNS, PARAMETERIZATION)
     sources = {"table_4_constants.csv": columns, "figure_12_adam.csv": columns}
@@ -64,11 +63,11 @@ def findings(data) -> list[Printed]:
     return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
 
 
-def draw(data) -> Iterator[tuple]:
+def draw(data) -> style.Drawn:
     """An exponent per parameterisation and setting, and the paper's."""
-    figure, axes = style.subplots(1, 1, (5.0, 3.2))
+    title = "Adam's exponents with and without constants (ours)"
+    figure, axes = style.subplots(title, 1, 1, (5.0, 3.2))
     axis, fits = axes[0][0], exponents(data)
-    figure.suptitle("Adam's exponents with and without constants (ours)")
     faces = {"without": "white", "with": None}
     for place, (rule, own) in enumerate(fits.items()):
         look = naming.looks([rule])[rule]

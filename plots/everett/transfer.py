@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +49,7 @@ class Axis(NamedTuple):
     place: int
 
 
-def read(paths: Sequence[Path]) -> dict[str, Axis]:
+def read(paths: tables.Paths) -> dict[str, Axis]:
     """The axes of all tables given."""
     axes: dict[str, Axis] = {}
     for place, path in enumerate(paths):
@@ -169,12 +168,12 @@ def _other(axis: Axis, rule: Rule) -> str:
     return next(one.label for one in axis.rules if one.curve == rule.against)
 
 
-def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
+def draw(axes: Mapping[str, Axis]) -> style.Drawn:
     """A figure per axis, a panel per column; of rules that share a curve, dotted lines."""
     for name, axis in axes.items():
         beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
-        figure, grid = style.subplots(1, 2 + bool(beside), (3.3, 3.0))
-        figure.suptitle(f"{name}: which rule keeps its best value")
+        title = f"{name}: which rule keeps its best value"
+        figure, grid = style.subplots(title, 1, 2 + bool(beside), (3.3, 3.0))
         for place, rule in enumerate(axis.rules):
             _draw_rule(grid[0], axis, rule, place)
         for panel in grid[0][1:]:

@@ -7,9 +7,6 @@ parameterisation; loss against rate with decay for both horizons; best loss agai
 without.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
@@ -23,7 +20,7 @@ CURVES = {f"decay_{horizon}": horizon for horizon in HORIZONS}
 PLAIN = (*horizons.COLUMNS, tables.PARAMETERS)
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(with decay, without decay). A curve of one's own is a column of its own."""
     sources = {"results.csv (with decay)": (*PLAIN, PARAMETERIZATION), "results.csv": PLAIN}
     decayed, plain = tables.read_each(paths, sources)
@@ -71,13 +68,16 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     ]
 
 
-def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
+def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
     """Figure 9."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
     labels, shown = horizons.horizon_labels(decayed), horizons.drawn_horizons(with_decay)
     rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
-    figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
+    values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
+    per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
+    title = f"Adam, one global learning rate, independent weight decay{per_step}"
+    figure, axes = style.subplots(title, len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
     looks = naming.looks(list(rules))
@@ -102,7 +102,4 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
     entries.append(("without decay", {"color": "gray", "marker": "o", "ms": 4}))
     entries += style.rate_entries(with_decay.items())
     style.legend(figure, [*entries, *panels.lost_entries({**with_decay, **without})])
-    values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
-    per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
-    figure.suptitle(f"Adam, one global learning rate, independent weight decay{per_step}")
     yield "figure_9_weight_decay", figure, [0, 1]

@@ -8,9 +8,6 @@ with standard errors. Counts are not of independent trials: all rows see the sam
 weights; SP and NTK, and muP and mean-field, are the same networks up to the shift of 1.2.1.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from plots import style, tables
@@ -50,7 +47,7 @@ _VERDICTS = {"True": "met", "False": "missed", "": ""}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
     TableError for one with neither initialisation nor the first step."""
     table = tables.only(theory_tables.read_bigram(paths), paths[0], "table", PANELS)
@@ -100,15 +97,15 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return lines
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
-    figure, axes = style.subplots(len(names), 1, (9.0, 2.9))
+    title = "exponents of the bigram model, predicted and fitted"
+    figure, axes = style.subplots(title, len(names), 1, (9.0, 2.9))
     for axis, name in zip(axes[:, 0], names, strict=True):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
     style.legend(figure, MARKS)
-    figure.suptitle("exponents of the bigram model, predicted and fitted")
     yield "bigram", figure
 
 

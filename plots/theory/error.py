@@ -10,7 +10,6 @@ out. PE: position embedding; Q, K, V, U: query, key, value, output of attention;
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -91,10 +90,11 @@ def decay(curve: pd.DataFrame) -> Estimate | None:
     return Estimate(-float(powers[best]), float(inside[-1] - inside[0]) / sides)
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A row per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
+    title = "distance between networks and theory; hollow: within two errors"
+    figure, axes = style.subplots(title, len(stems), 2, (4.6, 2.8))
     for row, stem in zip(axes, stems, strict=True):
         for axis, curves_of, title in zip(row, curves(table, stem), KINDS.values(), strict=True):
             _panel(axis, curves_of)
@@ -103,7 +103,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     for axis in axes[-1]:
         axis.set_xlabel("width n")
     style.legend(figure, [("1 / n", {"color": "black", "ls": ":", "lw": 1})])
-    figure.suptitle("distance between networks and theory; hollow: within two errors")
     yield "error", figure
 
 

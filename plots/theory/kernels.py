@@ -6,8 +6,6 @@ Upper row: the mean diagonal of the forward kernel G; lower row: that of the neu
 Points are means over networks with standard errors, side by side.
 """
 
-from collections.abc import Iterator
-
 import pandas as pd
 
 from plots import style
@@ -48,10 +46,11 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return lines
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A column per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(ROWS), len(stems), (2.45, 2.0))
+    title = "kernels and tangent kernels by block"
+    figure, axes = style.subplots(title, len(ROWS), len(stems), (2.45, 2.0))
     colors = style.width_colors(theory_tables.widths(table))
     look = {"marker": "o", "ms": 4, "ls": "", "zorder": 2}
     for column, stem in enumerate(stems):
@@ -71,5 +70,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     entries = [("theory, leading order", {"color": "black", "lw": 1})]
     entries += [(f"n = {width}", {"color": color, **look}) for width, color in colors.items()]
     style.legend(figure, entries)
-    figure.suptitle("kernels and tangent kernels by block")
     yield "kernels", figure

@@ -6,7 +6,6 @@ Bars: theory; points: networks of the largest width, with standard errors. PE: p
 Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -51,10 +50,11 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return lines
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A panel per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
+    title = "each group's share of the tangent kernel"
+    figure, axes = style.subplots(title, 1, len(stems), (4.4, 2.8))
     for axis, stem in zip(axes[0], stems, strict=True):
         shares_of, largest = shares(table, stem), widths(table[table["stem"] == stem])[-1]
         places = range(len(shares_of))
@@ -70,5 +70,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    figure.suptitle("each group's share of the tangent kernel")
     yield "shares", figure

@@ -5,7 +5,6 @@ extrapolation to infinite width. bigram: one row per fitted exponent.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -39,7 +38,7 @@ GROUPS = {
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
-def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
+def read_kernels(paths: tables.Paths, quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
     """The table of kernels; TableError if a stem lacks one of them at a finite width."""
     table, path = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block"), paths[0]
     table = tables.only(table, path, "stem", STEMS)
@@ -53,12 +52,12 @@ def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta
     return table
 
 
-def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
+def read_bigram(paths: tables.Paths) -> pd.DataFrame:
     """The table of exponents."""
     return _read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
 
 
-def _read(paths: Sequence[Path], source: str, columns: Sequence[str], *texts: str) -> pd.DataFrame:
+def _read(paths: tables.Paths, source: str, columns: Sequence[str], *texts: str) -> pd.DataFrame:
     """The table, empty cells of the columns `texts` as empty words."""
     tables.expect(paths, source)
     table = tables.read(paths[0], columns, source, MAKER)
