@@ -182,11 +182,8 @@ def _formulas(words: str) -> str:
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
     for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
         words = words.replace(plain, set_)
-    return re.sub(
-        r"\^\(([^()]*)\)|\^(\d+)",
-        lambda match: f"<sup>{(match[1] or match[2]).replace('-', '−')}</sup>",
-        words,
-    )
+    words = re.sub(r"\^(?:\(([^()]*)\)|(\d+))", r"<sup>\1\2</sup>", words)
+    return re.sub("<sup>[^<]*</sup>", lambda match: match[0].replace("-", "−"), words)
 
 
 def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:

@@ -34,18 +34,13 @@ LOSS_LABEL = "eval loss (nats/token)"
 VALIDATION_LABEL = "validation loss (nats/token)"
 # Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
 # can tell them apart, and markers for the rest.
-STRATEGIES = {
-    "standard": "standard",
-    "neural_tangent": "neural-tangent",
-    "hybrid": "hybrid",
-    "maximal_update": "maximal-update",
-}
 STRATEGY_LOOKS = {
     "standard": {"color": BLACK, "marker": "o"},
     "neural_tangent": {"color": BLUE, "marker": "s"},
     "hybrid": {"color": PINK, "marker": "D"},
     "maximal_update": {"color": VERMILION, "marker": "^"},
 }
+STRATEGIES = {name: name.replace("_", "-") for name in STRATEGY_LOOKS}
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
 

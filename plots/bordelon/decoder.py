@@ -11,6 +11,7 @@ Findings compare final evaluation losses of runs of equal seeds, which see the s
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -90,22 +91,18 @@ def findings(data: Data) -> list[Printed]:
                 continue
             gain = mean(differences(losses[min(losses)], losses[max(losses)]))
             name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
-            verdict = "" if by == LAYERS else gain.claimed_gain()
-            result.append(Finding(name, gain.text(4), GROWTH[by], verdict, gain))
+            result.append(gain.judged(name, None if by == LAYERS else "gains", GROWTH[by], 4))
             start = min(losses)
             grown[by] = {size / start: differences(losses[start], losses[size]) for size in losses}
-        factors = grown.get(HEADS, {}).keys() & grown.get(LAYERS, {}).keys()
-        if (factor := max(factors, default=1)) > 1:
-            # Ours: the paper compares them neither by a number nor at equal cost.
-            gain = mean(differences(grown[HEADS][factor], grown[LAYERS][factor]))
-            name = f"{place}gain of {factor:g} times H minus that of L"
-            result.append(Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain(), gain))
-        factors = grown.get(HEADS, {}).keys() & grown.get(HEAD_DIM, {}).keys()
-        if (factor := max(factors, default=1)) > 1:
-            gain = mean(differences(grown[HEAD_DIM][factor], grown[HEADS][factor]))
-            name = f"{place}gain of {factor:g} times N minus that of H"
-            claim = ("about 0", gain.claimed_equal()) if alpha == 1 else ("", "")
-            result.append(Finding(name, gain.text(4), *claim, gain))
+        # Ours: the paper compares H and L neither by a number nor at equal cost.
+        equal = ("equal", "about 0") if alpha == 1 else (None, "")
+        both = ((HEADS, LAYERS, ("gains", "above 0 (ours)")), (HEAD_DIM, HEADS, equal))
+        for one, other, claim in both:
+            factors = grown.get(one, {}).keys() & grown.get(other, {}).keys()
+            if (factor := max(factors, default=1)) > 1:
+                gain = mean(differences(grown[one][factor], grown[other][factor]))
+                name = f"{place}gain of {factor:g} times {SYMBOLS[one]} minus that of "
+                result.append(gain.judged(name + SYMBOLS[other], *claim, 4))
     return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
 
 
@@ -122,17 +119,17 @@ def _of_alpha(data: Data) -> Iterator[Finding]:
                     continue
                 place = "base"
             gain = mean(differences(one[size], half[size]))
-            verdict = gain.claimed_gain()
-            claim = (ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict)) if by != LAYERS else ("", "")
-            name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
-            yield Finding(name, gain.text(4), *claim, gain)
+            claim = ("gains", ALPHA_CLAIMS) if by != LAYERS else (None, "")
+            finding = gain.judged(f"loss at alpha_A = 1 minus that at 1/2, {place}", *claim, 4)
+            verdict = ALPHA_SIDES.get(finding.verdict, finding.verdict)
+            yield replace(finding, verdict=verdict)
         if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
             grown = (
                 differences(losses[min(losses)], losses[max(losses)]) for losses in (half, one)
             )
             gain = mean(differences(*grown))
             name = "gain of growing N at alpha_A = 1/2 minus that at 1"
-            yield Finding(name, gain.text(4), "above 0", gain.claimed_gain(), gain)
+            yield gain.judged(name, "gains", "above 0", 4)
 
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:

@@ -13,6 +13,7 @@ compare final losses at the best eta_0 of every depth.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -83,7 +84,7 @@ def findings(data: Data) -> list[Printed]:
         f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
         for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
     )
-    seeds = scans.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
+    seeds = tables.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
     result: list[Printed] = [
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
         f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed",
@@ -124,11 +125,9 @@ def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
             continue
         gain = mean(differences(both[0.5].dropna().to_dict(), both[1.0].dropna().to_dict()))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
-        verdict = gain.claimed_gain()
-        if lost:
-            verdict = f"no verdict: above chance, ln 10 = 2.303, {'; '.join(lost)}"
-        claim = ("above 0", verdict) if depth == depths[-1] and len(depths) > 1 else ("", "")
-        yield Finding(name, gain.text(), *claim, gain)
+        claim = ("gains", "above 0") if depth == depths[-1] and len(depths) > 1 else (None, "")
+        finding, why = gain.judged(name, *claim), f"above chance, ln 10 = 2.303, {'; '.join(lost)}"
+        yield replace(finding, verdict=f"no verdict: {why}") if lost and claim[0] else finding
 
 
 def _of_rates(tried: pd.DataFrame) -> list[Printed]:
@@ -150,8 +149,8 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
     gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
-        claim = ("above 0", gain.claimed_gain()) if depth == max(gains) else ("", "")
-        result.append(Finding(name, gain.text(), *claim, gain))
+        claim = ("gains", "above 0") if depth == max(gains) else (None, "")
+        result.append(gain.judged(name, *claim))
     return result
 
 

@@ -53,7 +53,7 @@ def findings(losses: Losses) -> list[Printed]:
             both = gaps[[gaps.columns[0], name]].dropna().rename_axis(SEED).reset_index()
             less = jackknife(both, SEED, _less)
             # The paper speaks of similar dynamics; that they come closer is ours.
-            result.append(Finding(name, text, "shrinks (ours)", less.claimed_gain(), less))
+            result.append(less.judged(name, "gains", "shrinks (ours)", text=text))
     return [*result, *scans.cut_lines(losses.cut)]
 
 

@@ -28,11 +28,7 @@ from plots.naming import AnyOf, told_apart
 from plots.statistics import Power, exponent
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP
 
-TABLES = AnyOf(
-    "bordelon/figure_11_observations",
-    "bordelon/figure_13_observations",
-    "bordelon/figure_6d_observations",
-)
+TABLES = AnyOf(f"bordelon/figure_{number}_observations" for number in ("11", "13", "6d"))
 BLOCK, ALL = "block", "all"
 VARIANCE, CHANGE, GAMMA = "head_variance", "attention_change", "prescription.gamma0"
 FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at chance it is 0.1

@@ -44,11 +44,11 @@ def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
 def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """Fig. 4a, then 4b."""
     distances, metrics = both
-    seeds = distances.groupby(HEADS)[SEED].nunique()
+    seeds = tables.span(distances.groupby(HEADS)[SEED].nunique())
     return [
         f"4a: eval loss after {metrics[STEP].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours)",
-        f"4b: {scans.span(seeds)} seeds; exponents without the widest models, which are the "
+        f"4b: {seeds} seeds; exponents without the widest models, which are the "
         "ensemble all are compared with",
         HEADER,
         *_of_losses(metrics),
@@ -75,8 +75,8 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
     yield Finding("4a: final loss by H (nats)", by_size(means))
     gain = jackknife(complete(last[last[HEADS].isin((low, high))], SEED, HEADS), SEED, fall)
     name = f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)"
-    yield Finding(name, gain.text(), "above 0", gain.claimed_gain(), gain)
-    spread = f"{by_size(groups.std())} (n = {scans.span(groups.count())})"
+    yield gain.judged(name, "gains", "above 0")
+    spread = f"{by_size(groups.std())} (n = {tables.span(groups.count())})"
     yield Finding("4a: standard deviation over seeds by H (nats)", spread)
     whole = exponent(last, SEED, HEADS, EVAL_LOSS, "std")
     yield Finding("4a: H in that deviation, all H", whole.text(), "below 0")
@@ -86,7 +86,7 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
         yield Finding(name, "not measured", "below 0", "no verdict: at chance")
         return
     gain = exponent(last[last[HEADS].isin(learnt)], SEED, HEADS, EVAL_LOSS, "std")
-    yield Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), gain)
+    yield gain.judged(name, "loses", "below 0")
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -118,8 +118,7 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
 
     ends = distances[distances[STEP].isin((first, last))]
     change = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
-    name = f"4b: exponent at step {last} minus step {first}"
-    yield Finding(name, change.text(), "above 0", change.claimed_gain(), change)
+    yield change.judged(f"4b: exponent at step {last} minus step {first}", "gains", "above 0")
 
 
 def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:

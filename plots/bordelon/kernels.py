@@ -104,7 +104,7 @@ def _scales(pairs: Pairs, kind: str) -> list[Finding]:
         return [Finding(name, "not measured", "falls")]
     text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
     fall = mean(differences(values[min(values)], values[max(values)]))
-    result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
+    result = [fall.judged(name, "gains", "falls", text=f"{text} (n = {fall.groups})")]
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
     def of_depth(part: pd.DataFrame) -> float:

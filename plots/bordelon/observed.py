@@ -122,9 +122,7 @@ def aligned(kernels: Pairs, kind: str, by: str, state: int, place: str = "") -> 
         return Finding(name, "not measured", "rises")
     first, last = values[min(values)], values[max(values)]
     gain = over_seeds({pair: last[pair] - first[pair] for pair in first.keys() & last.keys()})
-    return Finding(
-        name, f"{by_size(values)} (n = {gain.groups})", "rises", gain.claimed_gain(), gain
-    )
+    return gain.judged(name, "gains", "rises", text=f"{by_size(values)} (n = {gain.groups})")
 
 
 def by_size(values: Mapping[int, SeedPairs]) -> str:

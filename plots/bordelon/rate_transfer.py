@@ -41,12 +41,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     for alpha, sweeps in sweeps_of.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
-        fit = exponent(sweeps)
-        claim = ("0", fit.distance(0.0), fit)
         cost = f"{place}: cost of the smallest N's rate at the largest N"
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
-            Finding(f"{place}: exponent of N in the best rate", fit.text(), *claim),
+            exponent(sweeps).finding(f"{place}: exponent of N in the best rate", 0.0, digits=2),
             Finding(cost, rates.transfer_text(sweeps), "about 0"),
         ]
     lines = {(scans.alpha_name(alpha),): sweeps for alpha, sweeps in sweeps_of.items()}

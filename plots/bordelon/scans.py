@@ -74,12 +74,6 @@ def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFram
     return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
 
 
-def span(counts: pd.Series) -> str:
-    """The range of some counts: 3, or 2 to 3."""
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
 def curves(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, pd.DataFrame]:
     """Losses by size, at the steps that all seeds of a size have."""
     return {
@@ -142,12 +136,7 @@ def label_decades(axis, along: str = "y") -> None:
 
 
 def draw_lines(
-    axis,
-    curves: Curves,
-    by: str,
-    scale: str = "log",
-    binned: bool = True,
-    factors: Mapping[int, float] | None = None,
+    axis, curves: Curves, by: str, scale="log", binned=True, factors: Mapping | None = None
 ) -> None:
     """Fills a panel: loss against steps, or `factors` times these by size, a line per size with its
     band; evaluations, which are few and not noisy, keep their places (`binned` False)."""

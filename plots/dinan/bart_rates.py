@@ -18,16 +18,7 @@ import pandas as pd
 from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, MODELS, RATE_EXPONENTS
-from plots.dinan.searches import (
-    LR,
-    SKIPPED,
-    STRATEGIES,
-    Losses,
-    Searched,
-    exactly,
-    judging_runs,
-    of,
-)
+from plots.dinan.searches import STRATEGIES, Losses, Searched
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
@@ -80,7 +71,7 @@ def findings(searched: Searched) -> list[Printed]:
     for width in widths(searched):
         for strategy in STRATEGIES:
             name = f"{style.STRATEGIES[strategy]}, n = {width}: "
-            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
+            rows, sweep = searches.of(searched, strategy, width), sweeps_of[strategy].get(width)
             if sweep:
                 result += _optimum(searched, strategy, sweep, name)
             elif len(rows):
@@ -122,7 +113,7 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
         Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1]),
         Finding(f"{name}lowest loss", lowest),
         lower,
-        *_parts(judging_runs(searched, strategy, sweep), name),
+        *_parts(searches.judging_runs(searched, strategy, sweep), name),
     ]
 
 
@@ -146,10 +137,12 @@ def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
     """Steps that were skipped because the gradient overflowed, by falling rate."""
     name += "overflowing steps per run, by lr"
     logs = {run: searched.log(run) for run in rows[RUN]}
-    counts = {run: log[SKIPPED].max() for run, log in logs.items() if SKIPPED in log}
+    counts = {
+        run: log[searches.SKIPPED].max() for run, log in logs.items() if searches.SKIPPED in log
+    }
     if not counts:
         return Finding(name, "not recorded", "at the higher lr")
-    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(LR)["skipped"].mean()[::-1]
+    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(searches.LR)["skipped"].mean()[::-1]
     hit = [f"{rate:.3g}: {value:.3g}" for rate, value in means.items() if value > 0]
     verdict = "" if hit else "none here"
     return Finding(name, ", ".join(hit) or "none", "at the higher lr", verdict)
@@ -172,7 +165,7 @@ def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
     for vertex, whose in ((False, ""), (True, "the parabola's ")):
         more = degradation(both[0], vertex) - degradation(both[1], vertex)
         name = f"n = {width}: cost of {whose}lr* / {LOWERED}, standard - neural-tangent"
-        result.append(Finding(name, more.text(4), "above 0", more.claimed_gain(), more))
+        result.append(more.judged(name, "gains", "above 0", 4))
     return result
 
 
@@ -183,11 +176,10 @@ def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:
     for strategy in STRATEGIES:
         fit = exponent(sweeps_of[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        claim = (f"{power} (lambda)", fit.distance(float(power)), fit)
-        result.append(Finding(name, fit.text(), *claim))
+        result.append(fit.finding(name, float(power), f"{power} (lambda)", 2))
     own = replace(fit, value=fit.value - float(power), by_size={})
     name = "neural-tangent: exponent of the width in lr* itself"
-    return [*result, Finding(name, own.text(), "0", own.distance(0.0), own)]
+    return [*result, own.finding(name, 0.0, digits=2)]
 
 
 def draw(searched: Searched) -> style.Drawn:
@@ -213,7 +205,7 @@ def _curves(searched: Searched, sweeps_of: Mapping[str, rates.Sweeps]):
         for axis, strategy in zip(row, STRATEGIES, strict=True):
             name = searches.model_name(searched.rows, width)
             axis.set_title(f"{style.STRATEGIES[strategy]}, {name}")
-            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
+            rows, sweep = searches.of(searched, strategy, width), sweeps_of[strategy].get(width)
             drawn += _draw_search(axis, searched, rows, sweep)
             axis.tick_params(labelleft=True)
             axis.set_ylabel(style.VALIDATION_LABEL)
@@ -260,13 +252,13 @@ def _draw_search(
         if lost.empty:
             text = searches.loss_text(list(own[searches.LOSS]))
             drawn.append((steps, values))
-        mapped = "" if own[LR].iloc[0] == rate else f" ({exactly(rate)})"
-        label = f"{exactly(own[LR].iloc[0])}{mapped} [{text}]" + " *" * best
+        mapped = "" if own[searches.LR].iloc[0] == rate else f" ({searches.exactly(rate)})"
+        label = f"{searches.exactly(own[searches.LR].iloc[0])}{mapped} [{text}]" + " *" * best
         look = {"color": colors[rate], "lw": 2.2 if best else 1.0, "zorder": 3 if best else 2}
         handles += axis.plot(steps, values, label=label, **look)
         if len(lost) and len(steps):
             axis.plot(steps[-1], values[-1], color=colors[rate], **style.LOST)
-    mapped = r" ($n^{-3/2}$ lr)" if (rows[LR] != rows[RATE]).any() else ""
+    mapped = r" ($n^{-3/2}$ lr)" if (rows[searches.LR] != rows[RATE]).any() else ""
     title = f"lr{mapped} [minimum loss, nats]"
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.03), "borderaxespad": 0}
     size = {"fontsize": 6.5, "title_fontsize": 6.5, "alignment": "left", "frameon": False}

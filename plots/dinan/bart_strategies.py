@@ -24,9 +24,7 @@ from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
 from plots.tables import CURVE, DECAY, LOSS, RUN, SEED, WIDTH
 
-TABLES = AnyOf(
-    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics"
-)
+TABLES = AnyOf(f"dinan/figure_{name}" for name in ("3_4", "3_4_metrics", "5", "5_metrics"))
 LAYERS = "model.layers"
 
 
@@ -105,9 +103,9 @@ def findings(data: Data) -> list[Printed]:
         name = data.named[0, width]
         result += _losses(best_of, name)
         by_width[width] = gap = _gap({s: best.lowest for s, best in best_of.items()})
-        known = replace(gap, by_size=dict(by_width))
-        claim = ("below 0, marginally", (-gap).claimed_gain(), known)
-        result.append(Finding(f"{name}: standard - neural-tangent (nats)", gap.text(4), *claim))
+        gap, words = replace(gap, by_size=dict(by_width)), "below 0, marginally"
+        what = f"{name}: standard - neural-tangent (nats)"
+        result.append(gap.judged(what, "loses", words, 4))
     for width, best_of in data.larger.items():
         result += _losses(best_of, data.named[1, width])
         result += _early(best_of, data.named[1, width], end(best_of), claimed=True)
@@ -229,13 +227,7 @@ def _drawn(
 
 
 def _finish(
-    axis,
-    every: Sequence[Best],
-    last: float,
-    entries: Sequence[tuple[str, dict]],
-    title: str,
-    first: float = 0.1,
-    room: float = 0.25,
+    axis, every: Sequence[Best], last: float, entries: list, title: str, first=0.1, room=0.25
 ) -> None:
     """Limits, by the losses from a share `first` of the way on, and the legend with its `room`."""
     lines = [line for best in every for line in best.lines.values()]

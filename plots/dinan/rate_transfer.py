@@ -16,7 +16,7 @@ import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
-from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
+from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
@@ -48,14 +48,13 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     ]
     for strategy, sweeps in lines.items():
         name, power = style.STRATEGIES[strategy], TRANSFER_EXPONENTS[strategy]
-        fit = exponent(sweeps)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         lowest = ", ".join(f"{n}: {sweep.lowest.compact()}" for n, sweep in sweeps.items())
-        claim = (f"{exact_text(float(power))} derived", fit.distance(float(power)), fit)
+        law = f"{name}: exponent of the width in lr*"
         cost = f"{name}: cost of the smallest n's lr* at the largest"
         result += [
             Finding(f"{name}: lr* by width", best or "every run diverged"),
-            Finding(f"{name}: exponent of the width in lr*", fit.text(), *claim),
+            exponent(sweeps).finding(law, float(power), f"{power} derived", 2),
             Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
             Finding(cost, rates.transfer_text(sweeps)),
         ]
@@ -79,7 +78,7 @@ def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
     name = f"n = {width}: blocks' lr*, neural-tangent / standard (octaves)"
     if standard.best.at_edge or scaled.best.at_edge:
         gap = replace(gap, error=math.nan)
-    return Finding(name, gap.text(2), "0", gap.claimed_equal(), gap)
+    return gap.judged(name, "equal", "0", 2)
 
 
 def draw(rows: pd.DataFrame) -> style.Drawn:

@@ -140,13 +140,8 @@ def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.03), "borderaxespad": 0}
         size = {"fontsize": 7, "title_fontsize": 7, "labelspacing": 0.3, "handlelength": 3.2}
         shape = {"ncols": math.ceil(len(handles) / 22), "frameon": False, "alignment": "left"}
-        axis.legend(
-            handles=[handles[run] for run in points[RUN]],
-            title="(lr, wd) [best top-1, %]",
-            **place,
-            **size,
-            **shape,
-        )
+        shape |= {"handles": [handles[run] for run in points[RUN]], **place, **size}
+        axis.legend(title="(lr, wd) [best top-1, %]", **shape)
     style.label_grid(axes, x="epoch", y=["top-1 validation accuracy (%)"] * 2)
     return figure
 

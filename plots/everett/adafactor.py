@@ -72,8 +72,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 more = replace(by_width[width] - by_width[min(by_width)], by_size={})
                 name = f"{label}, {words}: the difference at D = {width} minus at D = "
                 name += f"{min(by_width)} (nats)"
-                claim = ("same scaling", more.claimed_equal(), more)
-                growth.append(Finding(name, more.text(), *claim))
+                growth.append(more.judged(name, "equal", "same scaling"))
             text.append(finding)
     text += growth
     for (family, curve, rule), sweeps in sweeps_of.items():

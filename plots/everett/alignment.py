@@ -17,13 +17,7 @@ import numpy as np
 import pandas as pd
 
 from plots import naming, style, tables
-from plots.everett.published import (
-    ALIGNMENT_START,
-    ALIGNMENT_WIDTH,
-    MLP_PEAK,
-    READOUT_PEAK,
-    SGD_ALIGNMENT,
-)
+from plots.everett import published
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
 from plots.statistics import average, mean
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
@@ -62,7 +56,7 @@ def read(paths: tables.Paths) -> pd.DataFrame:
     if table.empty:
         raise TableError(f"{paths[0]}: no finite {ALIGNMENT} in it")
     log_f = (table[ALIGNMENT] - 1) * np.log(table[FAN_IN])
-    at_paper = 1 + log_f / np.log(table[FAN_IN] * ALIGNMENT_WIDTH / table[WIDTH])
+    at_paper = 1 + log_f / np.log(table[FAN_IN] * published.ALIGNMENT_WIDTH / table[WIDTH])
     kinds = table[LAYER].astype(str).str.rpartition(".")[2]
     table = table.assign(**{KIND: kinds, AT_PAPER: at_paper})
     words = (CURVE, PARAMETERIZATION, LAYER, KIND)
@@ -102,8 +96,8 @@ def peaks(rows: pd.DataFrame) -> Estimate:
 def findings(table: pd.DataFrame) -> list[Printed]:
     """Start and peaks of readout and MLP layers at the largest width; peaks against width."""
     result: list[Printed] = [
-        f"log alignment ratio, that of the measured factor f at D = {ALIGNMENT_WIDTH} but for "
-        "[as measured]; ± is one standard error over seeds",
+        "log alignment ratio, that of the measured factor f at D = "
+        f"{published.ALIGNMENT_WIDTH} but for [as measured]; ± is one standard error over seeds",
         HEADER,
     ]
     for curve in naming.present(FIGURES, table[CURVE]):
@@ -116,14 +110,14 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             if peak_of:
                 result.append(_start(largest(rows), name))
             if "readout" in peak_of:
-                what, ends = f"{name}peak of the readout", READOUT_PEAK.get(rule)
+                what, ends = f"{name}peak of the readout", published.READOUT_PEAK.get(rule)
                 result.append(_peak(layers["readout"], peak_of["readout"], line, ends, what))
             if peak_of.keys() & MLP:
                 what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
-                below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
+                below = (-math.inf, published.MLP_PEAK) if rule in published.READOUT_PEAK else None
                 result.append(_peak(own, peaks(own), line, below, what))
             if "readout" in peak_of:
-                claimed = curve in FIGURES and rule in READOUT_PEAK
+                claimed = curve in FIGURES and rule in published.READOUT_PEAK
                 result += _change(peak_of["readout"].by_size, claimed, name)
                 result += [_highest(peak_of, name)] if curve != "sgd" else []
     return result
@@ -138,8 +132,9 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
         f"{layers.mean():.3f} ({layers.min():.3f} to {layers.max():.3f}) at step "
         f"{first[STEP].iloc[0]:.0f}, D = {rows[WIDTH].iloc[0]:.0f}"
     )
-    verdict = f"off by {layers.mean() - ALIGNMENT_START:+.3f}"
-    return Finding(name + "first value, all layers", measured, f"{ALIGNMENT_START}", verdict, start)
+    there = published.ALIGNMENT_START
+    words = f"{there}", f"off by {layers.mean() - there:+.3f}"
+    return Finding(name + "first value, all layers", measured, *words, start)
 
 
 def _peak(
@@ -151,11 +146,11 @@ def _peak(
     text = f"{highest.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:
-        words = SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
+        words = published.SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
         return Finding(name, text, words, "no number to compare", highest)
     low, high = ends
-    published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    return Finding(name, text, published, _inside(highest, low, high), highest)
+    there = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
+    return Finding(name, text, there, _inside(highest, low, high), highest)
 
 
 def _inside(number: Estimate, low: float, high: float) -> str:
@@ -183,10 +178,8 @@ def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> lis
 
 def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
     """The readout's peak minus the highest of the other kinds of layers."""
-    top, rest = (
-        peak_of["readout"],
-        {kind: one for kind, one in peak_of.items() if kind != "readout"},
-    )
+    rest = dict(peak_of)
+    top = rest.pop("readout")
     name += "readout's peak minus the highest of other layers"
     if not rest:
         return Finding(name, "not measured", "above 0")
@@ -197,8 +190,7 @@ def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
             gaps[width] = top.by_size[width] - max(others, key=lambda one: one.value)
     gap = replace(gaps[max(gaps)], by_size=gaps)
     highest = max(rest, key=lambda kind: rest[kind].value)
-    measured = f"{gap.text()}, next {KINDS[highest]}"
-    return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
+    return gap.judged(name, "gains", "above 0", text=f"{gap.text()}, next {KINDS[highest]}")
 
 
 def draw(table: pd.DataFrame) -> style.Drawn:
@@ -268,7 +260,7 @@ def _traces(table: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.DataFrame
 
 def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:
     """Lines of `_traces` and their ranges."""
-    axis.axhline(ALIGNMENT_START, **HALF)
+    axis.axhline(published.ALIGNMENT_START, **HALF)
     for line, color in lines:
         axis.plot(line.index, line["mean"], lw=1.2, color=color)
         axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)

@@ -24,7 +24,7 @@ from plots.naming import AnyOf, told_apart
 from plots.statistics import slope
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH
 
-TABLES = AnyOf("everett/figure_4_epsilon", "everett/figure_8_mitigations")
+TABLES = AnyOf(("everett/figure_4_epsilon", "everett/figure_8_mitigations"))
 SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
@@ -53,15 +53,12 @@ def read(paths: tables.Paths) -> Data:
 
     places = told_apart(paths, figure)
     needed = {"Figure 4": (EPS,), "Figure 8": (tables.RATE, tables.PARAMETERS)}
-    heat, mitigations = (
-        tables.read(places[figure][1], (*COLUMNS, *columns)).dropna(
-            subset=[CURVE, PARAMETERIZATION]
-        )
-        if figure in places
-        else None
-        for figure, columns in needed.items()
-    )
-    return heat, mitigations
+    data: list[pd.DataFrame | None] = [None, None]
+    for place, (kind, columns) in enumerate(needed.items()):
+        if kind in places:
+            table = tables.read(places[kind][1], (*COLUMNS, *columns))
+            data[place] = table.dropna(subset=[CURVE, PARAMETERIZATION])
+    return data[0], data[1]
 
 
 def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
@@ -151,11 +148,9 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
             result.append(rates.compared(name, *pair, claim, published))
             both = pair[0].keys() & pair[1].keys()
             growth = slope({w: rates.difference(*(one[w] for one in pair)) for w in sorted(both)})
-            verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
             words = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
             name = f"{label}: {curve} over {start}, per doubling of D"
-            claimed = (words, verdict if claim else "", growth)
-            result.append(Finding(name, growth.text(), *claimed))
+            result.append(growth.judged(name, claim, words))
         cures = [curve for curve in MITIGATIONS if (rule, curve) in sweeps_of]
         for one, other in itertools.combinations(cures, 2):
             pair = sweeps_of[rule, one], sweeps_of[rule, other]
@@ -239,7 +234,7 @@ def _figure_8(table: pd.DataFrame):
     title = "Adam, loss against size with cures of a too large ε"
     figure, axes = style.subplots(title, 1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (
-        [(sweeps_of[rule, c], look) for c, (_, look) in named.items() if (rule, c) in sweeps_of]
+        [(sweeps_of.get((rule, curve)), look) for curve, (_, look) in named.items()]
         for rule in rules
     )
     panels.size_panels(axes[0], drawn)

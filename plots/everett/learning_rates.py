@@ -22,12 +22,11 @@ import pandas as pd
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries
-from plots.everett.horizons import HORIZON_STYLES
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.naming import AnyOf, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
-TABLES = AnyOf("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
+TABLES = AnyOf(("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor"))
 FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
 ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
@@ -139,13 +138,12 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
-            marker, line = HORIZON_STYLES[entry.horizon]
             label = panels.power_text(entry.fit)
             if math.isfinite(entry.published):
                 label += f" (paper $D^{{{entry.published:+.2f}}}$)"
                 dots = PUBLISHED_LOOKS[entry.horizon]
                 panels.draw_published(axis, entry.fit.sweeps, entry.published, ls=dots)
-            shape = {"color": look["color"], "marker": marker, "ls": line}
+            shape = {"color": look["color"], **horizons.LOOKS[entry.horizon]}
             panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **shape)
         axis.set_xlabel("width D")
         if own:
@@ -155,9 +153,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.rate_entries(sweeps_of.items())]
-    for horizon in shown if len(shown) > 1 else ():
-        marker, line = HORIZON_STYLES[horizon]
-        handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
+    handles += horizons.entries(shown, labels, 5)
     for horizon in shown:
         if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
             words = f"slope that the paper prints, {horizon.replace('_', '-')}"

@@ -18,16 +18,12 @@ from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import beside
 from plots.everett.published import STEPS, TABLE_4
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Printed
 from plots.rates import Exponent
 from plots.tables import CURVE, PARAMETERIZATION, WIDTH
 
-TABLES = (
-    "everett/length",
-    "everett/length_constants",
-    "everett/figure_12_adam",
-    "everett/figure_2_adam",
-)
+LONGER = ("everett/length", "everett/length_constants")
+TABLES = (*LONGER, "everett/figure_12_adam", "everett/figure_2_adam")
 LENGTH, FAIR = "steps", "full_constants"
 COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH, tables.RATE, LENGTH)
 
@@ -85,8 +81,7 @@ def findings(data: Data) -> list[Printed]:
     for steps, (width, gain) in by_steps.items():
         before = {n: one for n, (_, one) in by_steps.items() if n <= steps}
         name = f"standard - muP, {steps} steps, D = {width} (nats)"
-        known = replace(gain, by_size=before)
-        text.append(Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), known))
+        text.append(replace(gain, by_size=before).judged(name, "loses", "below 0"))
     return [
         *text,
         *rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE]),

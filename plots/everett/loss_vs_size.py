@@ -20,10 +20,8 @@ from plots.naming import AnyOf, split, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION
 
 TABLES = AnyOf(
-    "everett/figure_2_adam",
-    "everett/figure_3_sgd",
-    "everett/figure_3_param_scaling",
-    "everett/embedding_1",
+    f"everett/{name}"
+    for name in ("figure_2_adam", "figure_3_sgd", "figure_3_param_scaling", "embedding_1")
 )
 CURVES = {
     "global": "one global rate",
@@ -151,11 +149,7 @@ def draw(data: Mapping[str, pd.DataFrame]) -> style.Drawn:
         figure, axes = style.subplots(title, *shape, (2.5, 2.5), sharex=True, sharey="row")
         for row, optimizer in zip(axes, optimizers, strict=True):
             drawn = (
-                [
-                    (sweeps_of[optimizer, rule, curve], looks[rule])
-                    for rule in rules
-                    if (optimizer, rule, curve) in sweeps_of
-                ]
+                [(sweeps_of.get((optimizer, rule, curve)), looks[rule]) for rule in rules]
                 for curve in curves
             )
             panels.size_panels(row, drawn)

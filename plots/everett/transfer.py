@@ -29,7 +29,7 @@ from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
 AXES = ("embedding", "depth", "decay", "muon", "tied", "batch", "horizon")
-TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
+TABLES = AnyOf(f"everett/transfer_{axis}" for axis in AXES)
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.
 GROWS = {"batch": ("training.batch_size", "B"), "horizon": ("training.steps", "T")}
@@ -86,7 +86,8 @@ def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
         carried = (size / base.width) ** rule.power
         costs = {v: _excess(sweep, v * carried) for v in base.losses}
         choice = _spread([(chances[v], cost) for v, cost in costs.items()])
-        error = math.hypot(_apart(sweep), choice) if size > base.width else 0.0
+        apart = math.sqrt(2 / _seeds(sweep)) * sweep.noise  # of two losses of a size
+        error = math.hypot(apart, choice) if size > base.width else 0.0
         number = {"value": costs[base.best.grid_value], "error": error, "groups": _seeds(sweep)}
         result[size] = replace(sweep.lowest, **number, fitted=0)
     return result
@@ -122,11 +123,6 @@ def _seeds(sweep: RateSweep) -> int:
     return min(map(len, sweep.chosen_from.values()))
 
 
-def _apart(sweep: RateSweep) -> float:
-    """The standard error of the difference of two losses of a size."""
-    return math.sqrt(2 / _seeds(sweep)) * sweep.noise
-
-
 def findings(axes: Mapping[str, Axis]) -> list[Printed]:
     """The three columns for every rule, then what they rest on."""
     text: list[Printed] = [HEADER]
@@ -158,9 +154,9 @@ def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
         end, last = extrapolated(gains, FURTHER), max(gains)
         cost = replace(gains[last], by_size=gains)
         text = f"{cost.text()} at {symbol} = {last}, a line has {end.text()} at {last * 2**FURTHER}"
-        verdicts = {"above 0": cost.claimed_gain(), "about 0": cost.claimed_equal()}
-        compared = (rule.claim, verdicts.get(rule.claim, ""), cost)
-        yield Finding(f"{name}: penalty beside {_other(axis, rule)}", text, *compared)
+        claim = {"above 0": "gains", "about 0": "equal"}.get(rule.claim)
+        name = f"{name}: penalty beside {_other(axis, rule)}"
+        yield cost.judged(name, claim, rule.claim, text=text)
 
 
 def _other(axis: Axis, rule: Rule) -> str:
@@ -180,12 +176,8 @@ def draw(axes: Mapping[str, Axis]) -> style.Drawn:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
         value = "decay per step" if name == "decay" else "learning rate"
-        titles = (
-            f"best {value}",
-            "paid for the base's value",
-            f"beside {', '.join(sorted(beside))}",
-        )
-        style.label_grid(grid, titles[: len(grid[0])], axis.symbol)
+        titles = f"best {value}", "paid for the base's value", f"beside {', '.join(sorted(beside))}"
+        style.label_grid(grid, titles, axis.symbol)
         for panel, label in zip(grid[0], (value, "nats", "nats"), strict=False):
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
