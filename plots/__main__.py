@@ -83,12 +83,8 @@ def _draw(args: argparse.Namespace) -> None:
 
 def _figures(argv: Sequence[str]) -> None:
     """Draws, lists or explains figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m plots",
-        description=__doc__,
-        add_help=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots", add_help=False, **look)
     add = parser.add_argument
     add("name", nargs="?", help="figure, such as everett/learning_rates")
     add("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")

@@ -75,7 +75,8 @@ def find(word: str) -> str:
 
 
 def load(name: str) -> ModuleType:
-    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
+    """The module of a figure: TABLES, read(paths) -> data, findings(data) -> Report, and
+    draw(data) -> Drawn."""
     name = name.removesuffix(preset_of(name))
     return importlib.import_module("plots." + name.replace("/", "."))
 
@@ -89,7 +90,7 @@ def preset_of(name: str) -> str:
 def of_shipped(name: str) -> Sequence[Printed]:
     """What a figure says of its shipped tables; () where it has none."""
     module, paths = load(name), shipped(name)
-    return module.findings(module.read(paths)) if paths else ()
+    return list(module.findings(module.read(paths))) if paths else ()
 
 
 @contextlib.contextmanager

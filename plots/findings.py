@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -46,6 +46,7 @@ def kind(verdict: str) -> str:
 
 
 Printed = Finding | str  # of what a figure prints: a finding, or what findings rest on
+Report = Iterator[Printed]
 HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 

@@ -10,7 +10,7 @@ Findings compare final evaluation losses of runs of equal seeds, which see the s
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from plots.bordelon import observed, scans
 from plots.bordelon.observed import LABELS, STATES, SeedPairs
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import ALPHA, EVAL_LOSS, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
@@ -106,7 +106,7 @@ def findings(data: Data) -> list[Printed]:
     return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
 
 
-def _of_alpha(data: Data) -> Iterator[Finding]:
+def _of_alpha(data: Data) -> Report:
     """What alpha_A = 1/2 gains, at equal size and so at equal FLOPs as well, beside the paper's two
     claims of it; after N, whether growing N gains more at 1/2, as heads differ (section 3.2)."""
     start = scans.base(data.results)
@@ -132,15 +132,14 @@ def _of_alpha(data: Data) -> Iterator[Finding]:
             yield gain.judged(name, "gains", "above 0", 4)
 
 
-def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
+def _of_kernels(kernels: pd.DataFrame) -> Report:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    text: list[Printed] = [*observed.basis(kernels)]
+    yield from observed.basis(kernels)
     for kind, by in itertools.product(KINDS, SIZES):
         for alpha in scans.alphas(kernels):
             own = observed.pairs(kernels, kind, by, alpha)
-            text.append(observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: "))
-        text += _across(kernels, kind, by)
-    return text
+            yield observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: ")
+        yield from _across(kernels, kind, by)
 
 
 def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:

@@ -12,7 +12,6 @@ compare final losses at the best eta_0 of every depth.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FLOPS_PER_PARAMETER
 from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, EVAL_LOSS, LAYERS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import complete, differences, exponent, mean
 from plots.tables import PARAMETERS, RATE, RUN, SEED, STATUS, STEP, TableError
 
@@ -77,7 +76,7 @@ def read(paths: tables.Paths) -> Data:
     return Data(movement, losses.assign(**{FLOPS: cost * losses[STEP]}), tried)
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """5a by alpha_L and weight, then 5b by depth."""
     movement, losses, tried = data
     shown = ", ".join(
@@ -85,25 +84,26 @@ def findings(data: Data) -> list[Printed]:
         for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
     )
     seeds = tables.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
-    result: list[Printed] = [
+    yield (
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
-        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed",
-        HEADER,
-    ]
+        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed"
+    )
+    yield HEADER
     for alpha, rows in movement.groupby(ALPHA_L):
         depths = sorted(rows[LAYERS].unique())
         for column, label in (MOVED | INDUCED).items():
             name = f"5a: L in the movement of {label.strip('$')}, alpha_L = "
             name += scans.alpha_text(alpha)
-            result.append(exponent(rows, SEED, LAYERS, column).finding(name, alpha - 1))
+            yield exponent(rows, SEED, LAYERS, column).finding(name, alpha - 1)
             if len(depths) > 2:  # the power is one of large L
                 name = name.replace("L in", f"L = {depths[-2]:.0f} to {depths[-1]:.0f} in")
                 deep = exponent(rows[rows[LAYERS].isin(depths[-2:])], SEED, LAYERS, column)
-                result.append(deep.finding(name, alpha - 1))
-    return [*result, *_of_losses(losses), *_of_rates(tried)]
+                yield deep.finding(name, alpha - 1)
+    yield from _of_losses(losses)
+    yield from _of_rates(tried)
 
 
-def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
+def _of_losses(losses: pd.DataFrame) -> Report:
     """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
 
     The caption claims it at large L. No verdict while a curve's mean ends above chance."""
@@ -130,28 +130,26 @@ def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
         yield replace(finding, verdict=f"no verdict: {why}") if lost and claim[0] else finding
 
 
-def _of_rates(tried: pd.DataFrame) -> list[Printed]:
+def _of_rates(tried: pd.DataFrame) -> Report:
     """The same gain by seed with both alpha_L at their best eta_0 of every depth, where several
     were run; an eta_0 is judged by seeds that did not choose it."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or tried[ALPHA_L].nunique() < 2:
-        return []
+        return
     whole = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
     tried = pd.concat(whole)  # the seeds that have every eta_0 of a depth
     tried = tried.assign(**{tables.LOSS: tried[LAST], tables.WIDTH: tried[LAYERS]})
     by_alpha = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
-    result: list[Printed] = []
     for alpha, sweeps in by_alpha.items():
         values = ", ".join(
             f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
             for depth, sweep in sweeps.items()
         )
-        result.append(Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values))
+        yield Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values)
     gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
         claim = ("gains", "above 0") if depth == max(gains) else (None, "")
-        result.append(gain.judged(name, *claim))
-    return result
+        yield gain.judged(name, *claim)
 
 
 def draw(data: Data) -> style.Drawn:

@@ -13,7 +13,7 @@ import pandas as pd
 from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, HEAD_DIM, TRAIN_LOSS, Losses
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import jackknife, mean
 from plots.tables import SEED
 
@@ -33,13 +33,13 @@ def by_alpha(rows: pd.DataFrame) -> dict[float, pd.DataFrame]:
     return {alpha: rows[rows[ALPHA] == alpha] for alpha in scans.alphas(rows)}
 
 
-def findings(losses: Losses) -> list[Printed]:
+def findings(losses: Losses) -> Report:
     """What each doubling changes, compared with the first one."""
-    result: list[Printed] = [
+    yield (
         f"{TRAIN_LOSS}, mean over all logged steps; runs of one seed see the same samples; ± "
-        "standard error over seeds (n)",
-        HEADER,
-    ]
+        "standard error over seeds (n)"
+    )
+    yield HEADER
     for alpha, rows in by_alpha(losses.rows).items():
         gaps = pd.DataFrame()  # a row per seed, a column per doubling
         for (low, one), (high, other) in itertools.pairwise(scans.curves(rows, HEAD_DIM).items()):
@@ -48,13 +48,13 @@ def findings(losses: Losses) -> list[Printed]:
             gaps = pd.concat([gaps, gap.rename(name)], axis=1)
             text = mean(gap.to_dict()).text(4)
             if gaps.shape[1] == 1:
-                result.append(Finding(name, text))
+                yield Finding(name, text)
                 continue
             both = gaps[[gaps.columns[0], name]].dropna().rename_axis(SEED).reset_index()
             less = jackknife(both, SEED, _less)
             # The paper speaks of similar dynamics; that they come closer is ours.
-            result.append(less.judged(name, "gains", "shrinks (ours)", text=text))
-    return [*result, *scans.cut_lines(losses.cut)]
+            yield less.judged(name, "gains", "shrinks (ours)", text=text)
+    yield from scans.cut_lines(losses.cut)
 
 
 def _less(part: pd.DataFrame) -> float:

@@ -23,7 +23,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.statistics import Power, exponent
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP
@@ -98,18 +98,15 @@ def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction 
     return (exact(alpha) - 1 if INDUCED[column] == "k" else Fraction(0)) - first
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """The powers of the figures whose tables there are."""
-    text: list[Printed] = [
-        "powers of N in means over seeds (n), ± their jackknife over seeds",
-        HEADER,
-    ]
+    yield "powers of N in means over seeds (n), ± their jackknife over seeds"
+    yield HEADER
     for figure, (_, rows) in data.items():
-        text += _of_movement(rows) if figure == MOVED else _of_variance(rows, figure)
-    return text
+        yield from _of_movement(rows) if figure == MOVED else _of_variance(rows, figure)
 
 
-def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
+def _of_variance(rows: pd.DataFrame, figure: str) -> Report:
     """Slope of the variance over heads against 1 - 2 alpha_A, before and after training; in rich
     training that of the change of A, too."""
     rich = "rich training, " * (figure == RICH)
@@ -132,7 +129,7 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
                 yield power_of_n(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
 
 
-def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
+def _of_movement(rows: pd.DataFrame) -> Report:
     """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     for cause, columns in CAUSES.items():
         for optimizer, alpha, step, cell in cells(rows):

@@ -9,7 +9,6 @@ standard deviations, as in the paper.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
 from plots.bordelon.scans import CHANCE, EVAL_LOSS, HEADS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.statistics import complete, exponent, jackknife
 from plots.tables import SEED, STEP, TableError
 
@@ -56,7 +55,7 @@ def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     ]
 
 
-def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
+def _of_losses(metrics: pd.DataFrame) -> Report:
     """4a: whether the final loss falls with H, and its spread over seeds. Runs at chance agree, as
     they all do nothing, so that there is a verdict on the spread only of sizes that have learnt."""
     last = metrics[metrics[STEP] == metrics[STEP].max()]
@@ -95,7 +94,7 @@ def shown_steps(distances: pd.DataFrame) -> list[int]:
     return sorted({step for step in FIGURE_4B_STEPS if step in steps} | {steps[-1]})
 
 
-def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
+def _of_distances(distances: pd.DataFrame) -> Report:
     """4b: the power of H at every step, and whether it weakens in training: whether the last one
     is closer to zero than the earliest."""
     steps = shown_steps(distances)

@@ -17,7 +17,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import SQUARE_ERROR
 from plots.bordelon.scans import ALPHA_LOOKS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import exponent, exponent_in
 
 TABLES = ("bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density")
@@ -60,28 +60,25 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
     return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
-def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
+def findings(all_tables: Sequence[pd.DataFrame]) -> Report:
     """Fig. 3a, the power of H in the error of kernels, then 3b and c."""
     kernels, attention, _ = all_tables
-    result: list[Printed] = [
-        f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}",
-        HEADER,
-    ]
+    yield f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}"
+    yield HEADER
     for layer in sorted(kernels["layer"].unique()):
         power = exponent(kernels[kernels["layer"] == layer], NETWORK, H, "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
-        result.append(power.finding(name, SQUARE_ERROR))
+        yield power.finding(name, SQUARE_ERROR)
     power = exponent(kernels, NETWORK, H, "error")
-    result.append(power.finding("3a: the same, all layers", SQUARE_ERROR))
+    yield power.finding("3a: the same, all layers", SQUARE_ERROR)
     for alpha, rows in attention.groupby(ALPHA):
         place = scans.alpha_name(alpha)
         power = exponent(rows, NETWORK, N, "second_moment")
-        result.append(power.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
+        yield power.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha)
         power = exponent_in(rows, NETWORK, kurtoses)
-        result.append(power.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
+        yield power.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0)
         values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
-        result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
-    return result
+        yield Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)")
 
 
 def draw(all_tables: Sequence[pd.DataFrame]) -> style.Drawn:

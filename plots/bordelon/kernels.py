@@ -23,7 +23,7 @@ from plots.bordelon import observed, scans
 from plots.bordelon.observed import BLOCK, HEAD, LABELS, STATES, VALUE, Pairs
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import EVAL_LOSS, HEAD_DIM, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS, Losses
-from plots.findings import HEADER, Finding, Printed, exact_text
+from plots.findings import HEADER, Finding, Report, exact_text
 from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
@@ -70,25 +70,23 @@ def spread(values: np.ndarray) -> float:
     return float(values.var(axis=-1, ddof=1).mean()) if values.shape[-1] > 1 else math.nan
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Alignment of sizes, scale over depth, and the spread over heads against N."""
     kernels, attention = data.kernels, data.attention
     alpha = scans.alphas(kernels)[0]
     start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in scans.base(kernels).items())
-    result = [
-        f"base {start}; kernels of the residual stream after the last block",
-        *observed.basis(kernels),
-        HEADER,
-    ]
+    yield f"base {start}; kernels of the residual stream after the last block"
+    yield from observed.basis(kernels)
+    yield HEADER
     for by in SIZES:
         for kind in KINDS:
             pairs = observed.pairs(kernels, kind, by, alpha)
-            result += [observed.aligned(pairs, kind, by, state) for state in (0, 1)]
+            yield from (observed.aligned(pairs, kind, by, state) for state in (0, 1))
     for kind in KINDS:
-        result += _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
+        yield from _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
     for own in scans.alphas(attention):
-        result += _spreads(entries(attention, HEAD_DIM, own), own)
-    return [*result, *scans.cut_lines(data.train.cut)]
+        yield from _spreads(entries(attention, HEAD_DIM, own), own)
+    yield from scans.cut_lines(data.train.cut)
 
 
 def _scales(pairs: Pairs, kind: str) -> list[Finding]:

@@ -13,7 +13,7 @@ import pandas as pd
 from plots import panels, rates, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.rates import Sweeps, exponent
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
@@ -34,21 +34,19 @@ def fits(rows: pd.DataFrame) -> dict[float, Sweeps]:
     return {alpha: sweeps[name] for alpha, name in names.items()}
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
-    result: list[Printed] = [HEADER]
+    yield HEADER
     sweeps_of = fits(rows)
     for alpha, sweeps in sweeps_of.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         cost = f"{place}: cost of the smallest N's rate at the largest N"
-        result += [
-            Finding(f"{place}: best rate by N", best or "every run diverged"),
-            exponent(sweeps).finding(f"{place}: exponent of N in the best rate", 0.0, digits=2),
-            Finding(cost, rates.transfer_text(sweeps), "about 0"),
-        ]
+        yield Finding(f"{place}: best rate by N", best or "every run diverged")
+        yield exponent(sweeps).finding(f"{place}: exponent of N in the best rate", 0.0, digits=2)
+        yield Finding(cost, rates.transfer_text(sweeps), "about 0")
     lines = {(scans.alpha_name(alpha),): sweeps for alpha, sweeps in sweeps_of.items()}
-    return [*result, *rates.basis(rows, lines, [CURVE], "N")]
+    yield from rates.basis(rows, lines, [CURVE], "N")
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
 from plots.tables import CURVE, RATE, RESULTS, WIDTH, TableError
@@ -59,25 +59,22 @@ def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
     return {curve: sweep for curve, sweeps in lines.items() for sweep in sweeps.values()}
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """The best rate and lowest loss of every curve, then what each exchange gains."""
     sweeps_of = fits(rows)
     lines = {(curve,): {sweep.width: sweep} for curve, sweep in sweeps_of.items()}
-    result: list[Printed] = [
-        "gains are differences by seed of the final loss, each at its best rate",
-        *rates.basis(rows, lines, [CURVE], "n"),
-        HEADER,
-    ]
+    yield "gains are differences by seed of the final loss, each at its best rate"
+    yield from rates.basis(rows, lines, [CURVE], "n")
+    yield HEADER
     for curve, sweep in sweeps_of.items():
         lowest = f"{mean(sweep.ended).text(sign='')} at lr = {sweep.best.grid_value:g}"
-        result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest))
+        yield Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest)
     for what, before, after in EXCHANGES:
         if {before, after} <= sweeps_of.keys():
             gain = mean(differences(sweeps_of[before].ended, sweeps_of[after].ended))
             verdict = gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
             name = f"gain of {what} (nats)"
-            result.append(Finding(name, gain.text(), "no number", verdict, gain))
-    return result
+            yield Finding(name, gain.text(), "no number", verdict, gain)
 
 
 def formula(label: str) -> str:

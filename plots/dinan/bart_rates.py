@@ -19,7 +19,7 @@ from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, MODELS, RATE_EXPONENTS
 from plots.dinan.searches import STRATEGIES, Losses, Searched
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
 from plots.tables import RATE, RUN, SEED, STEP, WIDTH
@@ -59,27 +59,28 @@ def degradation(sweep: RateSweep | None, vertex: bool = False) -> Estimate:
     return mean(differences(losses_at(sweep, rate / LOWERED), sweep.ended))
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Optima and what surrounds them at every width, then what connects the widths."""
     sweeps_of = searches.fits(searched)
-    result: list[Printed] = [
+    yield (
         "a run's loss is the lowest of its evaluations; mapped: lr for standard, n^(-3/2) lr for "
-        "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it",
-        rates.noise_line(searched.rows, "n"),
-        HEADER,
-    ]
+        "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it"
+    )
+    yield rates.noise_line(searched.rows, "n")
+    yield HEADER
     for width in widths(searched):
         for strategy in STRATEGIES:
             name = f"{style.STRATEGIES[strategy]}, n = {width}: "
             rows, sweep = searches.of(searched, strategy, width), sweeps_of[strategy].get(width)
             if sweep:
-                result += _optimum(searched, strategy, sweep, name)
+                yield from _optimum(searched, strategy, sweep, name)
             elif len(rows):
-                result.append(Finding(f"{name}lr*", "every run diverged"))
+                yield Finding(f"{name}lr*", "every run diverged")
             if len(rows):
-                result.append(_skipped(searched, rows, name))
-        result += _between([sweeps_of[s].get(width) for s in STRATEGIES], width)
-    return [*result, *_exponents(sweeps_of), *searched.failed]
+                yield _skipped(searched, rows, name)
+        yield from _between([sweeps_of[s].get(width) for s in STRATEGIES], width)
+    yield from _exponents(sweeps_of)
+    yield from searched.failed
 
 
 def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> list[Finding]:
@@ -148,10 +149,9 @@ def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
     return Finding(name, ", ".join(hit) or "none", "at the higher lr", verdict)
 
 
-def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
+def _between(both: list[RateSweep | None], width: int) -> Report:
     """How far apart the two strategies' optima lie once they are mapped, and whether lowering the
     rate costs the standard strategy more."""
-    result = []
     if None not in both:
         standard, scaled = (Estimate(math.log2(one.best.value), one.best.error) for one in both)
         gap = scaled - standard
@@ -161,12 +161,11 @@ def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
         if any(one.best.at_edge for one in both):
             verdict, gap = "undecided: at an edge", replace(gap, error=math.nan)
         name = f"n = {width}: mapped lr*, neural-tangent / standard (octaves)"
-        result.append(Finding(name, gap.text(2), "0", verdict, gap))
+        yield Finding(name, gap.text(2), "0", verdict, gap)
     for vertex, whose in ((False, ""), (True, "the parabola's ")):
         more = degradation(both[0], vertex) - degradation(both[1], vertex)
         name = f"n = {width}: cost of {whose}lr* / {LOWERED}, standard - neural-tangent"
-        result.append(more.judged(name, "gains", "above 0", 4))
-    return result
+        yield more.judged(name, "gains", "above 0", 4)
 
 
 def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:

@@ -18,7 +18,7 @@ import numpy as np
 from plots import style
 from plots.dinan import searches
 from plots.dinan.searches import LR, STRATEGIES, Losses, Searched
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.naming import AnyOf
 from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
@@ -90,29 +90,29 @@ def optima(sweep: Searched) -> Models:
     return models
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Losses at the optima and their difference, then the early stage of the larger model."""
-    result: list[Printed] = [
+    yield (
         "a run's loss is the lowest of its evaluations, of three seeds or more each at the rate "
         "that the others choose; ± standard errors over n seeds, of differences by seed where both "
-        "have the same three or more, else added in squares",
-        HEADER,
-    ]
+        "have the same three or more, else added in squares"
+    )
+    yield HEADER
     by_width: dict[float, Estimate] = {}
     for width, best_of in data.models.items():
         name = data.named[0, width]
-        result += _losses(best_of, name)
+        yield from _losses(best_of, name)
         by_width[width] = gap = _gap({s: best.lowest for s, best in best_of.items()})
         gap, words = replace(gap, by_size=dict(by_width)), "below 0, marginally"
         what = f"{name}: standard - neural-tangent (nats)"
-        result.append(gap.judged(what, "loses", words, 4))
+        yield gap.judged(what, "loses", words, 4)
     for width, best_of in data.larger.items():
-        result += _losses(best_of, data.named[1, width])
-        result += _early(best_of, data.named[1, width], end(best_of), claimed=True)
+        yield from _losses(best_of, data.named[1, width])
+        yield from _early(best_of, data.named[1, width], end(best_of), claimed=True)
     if data.larger:
         width, best_of = max(data.models.items())
-        result += _early(best_of, data.named[0, width], end(data.larger[max(data.larger)]))
-    return [*result, *data.failed]
+        yield from _early(best_of, data.named[0, width], end(data.larger[max(data.larger)]))
+    yield from data.failed
 
 
 def _early(best_of: Optima, name: str, last: float, claimed: bool = False) -> list[Finding]:
@@ -123,16 +123,14 @@ def _early(best_of: Optima, name: str, last: float, claimed: bool = False) -> li
     return [Finding(early, gap.text(4), *claim), *_speed(best_of, name, last)]
 
 
-def _losses(best_of: Optima, model: str) -> list[Finding]:
+def _losses(best_of: Optima, model: str) -> Report:
     """The mean of the lowest losses of both strategies."""
-    result = []
     for strategy, best in best_of.items():
         loss = average(list(best.lowest.values()))
         text = f"{loss.text(4, '')} (n = {len(best.lowest)}), {loss.value / math.log(2):.4f} bits, "
         text += f"at {searches.pair(best.rate, best.decay)}"
         name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
-        result.append(Finding(name, text))
-    return result
+        yield Finding(name, text)
 
 
 def _gap(losses: Mapping[str, Mapping[int, float]]) -> Estimate:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from plots import naming, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.rates import Sweeps
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
@@ -49,21 +49,21 @@ def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     return rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """The lowest loss of every curve, then the differences that say what gains."""
     sweeps_of = fits(rows)
     lines = {(LABELS[name],): sweeps for name, sweeps in sweeps_of.items()}
     named = rows.assign(**{CURVE: rows[CURVE].map(LABELS)})
-    result: list[Printed] = [*rates.basis(named, lines, [CURVE], "n"), HEADER]
+    yield from rates.basis(named, lines, [CURVE], "n")
+    yield HEADER
     for name, sweeps in sweeps_of.items():
         for width, sweep in sweeps.items():
             lowest = f"{sweep.lowest.text(sign='')} at {rates.optimum_text(sweep)}"
-            result.append(Finding(f"n = {width}: lowest loss of {LABELS[name]} (nats)", lowest))
+            yield Finding(f"n = {width}: lowest loss of {LABELS[name]} (nats)", lowest)
     for one, other, kind, words in CLAIMS:
         if one in sweeps_of and other in sweeps_of:
             name = f"{LABELS[one]} - {LABELS[other]} (nats)"
-            result.append(rates.compared(name, sweeps_of[one], sweeps_of[other], kind, words, "n"))
-    return result
+            yield rates.compared(name, sweeps_of[one], sweeps_of[other], kind, words, "n")
 
 
 def draw(rows: pd.DataFrame) -> style.Drawn:

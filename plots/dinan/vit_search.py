@@ -16,7 +16,7 @@ from plots import style
 from plots.dinan import searches, spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
 from plots.dinan.searches import BEST_TOP1, Searched, exactly, pair, shown
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.tables import CURVE, DECAY, RATE, RUN, STATUS, WIDTH
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
@@ -67,14 +67,14 @@ def confirmed(points: pd.DataFrame) -> tuple[str, str]:
     return f"{run} of {len(NEIGHBOURS)} run, {len(better) or 'none'} better", word
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Optimum, confirmation, spikes and divergence of every strategy."""
-    text: list[Printed] = [
+    yield (
         "one run per point, its first seed; best top-1 over training; equal accuracies are "
-        "decided by the final loss",
-        spikes.NOTE,
-        HEADER,
-    ]
+        "decided by the final loss"
+    )
+    yield spikes.NOTE
+    yield HEADER
     for strategy, points in strategies(searched).items():
         label, there = style.STRATEGIES[strategy], VIT_OPTIMA.get(strategy)
         best = points[points["chosen"]].iloc[0]
@@ -85,23 +85,21 @@ def findings(searched: Searched) -> list[Printed]:
             product = f"{there[0] * there[1]:.3g}"
         measured = f"{pair(best[RATE], best[DECAY])} [{100 * best[BEST_TOP1]:.2f}] of {len(points)}"
         around, word = confirmed(points)
-        text += [
-            Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]", f"{measured} points", *beside),
-            Finding(f"{label}: neighbours of the optimum", around, "all lower", word),
-            Finding(f"{label}: lr* wd*", f"{best[RATE] * best[DECAY]:.3g}", product),
-        ]
+        yield Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]", f"{measured} points", *beside)
+        yield Finding(f"{label}: neighbours of the optimum", around, "all lower", word)
+        yield Finding(f"{label}: lr* wd*", f"{best[RATE] * best[DECAY]:.3g}", product)
         if WIDTH in points and points[WIDTH].nunique() == 1:
             power, width = float(BULK_EXPONENTS[strategy]), int(best[WIDTH])
             theirs = f"{there[0] * VIT_WIDTH**power:.3g}" if there else ""
             measured = f"{best[RATE] * width**power:.3g} at n = {width}"
-            text.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
+            yield Finding(f"{label}: rate of the blocks' matrices", measured, theirs)
         counts = [list(map(len, spikes.of_run(searched.log(run)))) for run in points[RUN]]
         for kind, own in zip(("accuracy", "training loss"), zip(*counts, strict=True), strict=True):
             measured = f"{sum(own)} in {sum(map(bool, own))} of {len(own)} runs"
-            text.append(Finding(f"{label}: spikes in {kind}", measured))
+            yield Finding(f"{label}: spikes in {kind}", measured)
         lost = (points[STATUS] == "diverged").sum()
-        text.append(Finding(f"{label}: diverged", f"{lost} of {len(points)} runs"))
-    return [*text, *searched.failed]
+        yield Finding(f"{label}: diverged", f"{lost} of {len(points)} runs")
+    yield from searched.failed
 
 
 def draw(searched: Searched) -> style.Drawn:

@@ -15,7 +15,7 @@ from plots import style
 from plots.dinan import searches, spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
 from plots.dinan.searches import BEST_TOP1, Searched, pair, percents, shown
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.statistics import average
 from plots.style import STRATEGIES, STRATEGY_LOOKS
 from plots.tables import CURVE, DECAY, RATE, RUN, SEED, STATUS
@@ -59,16 +59,16 @@ def spike_counts(searched: Searched, best: pd.DataFrame) -> dict[tuple[str, str]
     }
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
     runs_of = optima(searched)
-    text: list[Printed] = [
+    yield (
         "± is the standard error over n runs, without that of a finite validation set; errors "
         "of differences add in squares; best top-1: without the seed that chose the optimum, where "
-        "there are others",
-        spikes.NOTE,
-        HEADER,
-    ]
+        "there are others"
+    )
+    yield spikes.NOTE
+    yield HEADER
     means = {}
     for strategy, runs in runs_of.items():
         label, values = STRATEGIES[strategy], percents(judging(runs))
@@ -77,18 +77,18 @@ def findings(searched: Searched) -> list[Printed]:
         n = f"(n = {len(values)}{f', {lost} diverged' if lost else ''})"
         place = pair(runs[RATE].iloc[0], runs[DECAY].iloc[0])
         measured = f"{means[strategy].text(2, '')} {n} at {place}"
-        text.append(Finding(f"{label}: best top-1 (%)", measured, "in a figure only"))
+        yield Finding(f"{label}: best top-1 (%)", measured, "in a figure only")
         chose = runs[runs["chose"] & (runs[STATUS] != "diverged")]
         if len(chose) and not runs["chose"].all() and values:
             best = 100 * chose[BEST_TOP1].iloc[0]
             error = means[strategy].error * math.sqrt(len(values) + 1)  # of a run beside a mean
             gap = Estimate(best - means[strategy].value, error)
             name = f"{label}: best top-1 of the seed that chose the optimum (%)"
-            text.append(Finding(name, f"{best:.2f}, {gap.text(2)} to the others' mean"))
+            yield Finding(name, f"{best:.2f}, {gap.text(2)} to the others' mean")
     for better, worse in VIT_CLAIMS:
         gain = means.get(better, UNKNOWN) - means.get(worse, UNKNOWN)
         name = f"{STRATEGIES[better]} - {STRATEGIES[worse]}: best top-1 (points)"
-        text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
+        yield Finding(name, gain.text(2), "higher", _verdict(gain), gain)
     spiked = {strategy: spike_counts(searched, runs) for strategy, runs in runs_of.items()}
     for kind, where in SPIKES:
         counts = {strategy: of[kind, where] for strategy, of in spiked.items()}
@@ -96,16 +96,16 @@ def findings(searched: Searched) -> list[Printed]:
             name = f"{STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
             measured = f"{average(own).text(2, '')} (n = {len(own)})"
             if strategy == "standard" or "standard" not in counts:
-                text.append(Finding(name, measured))
+                yield Finding(name, measured)
                 continue
             start = counts["standard"]
             fewer = average(start) - average(own)
             verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
             measured += f", {fewer.text(2)} fewer than standard's"
-            text.append(Finding(name, measured, "fewer", verdict, fewer))
+            yield Finding(name, measured, "fewer", verdict, fewer)
     if {"standard", "neural_tangent"} <= runs_of.keys():
-        text.append(_product(runs_of))
-    return [*text, *searched.failed]
+        yield _product(runs_of)
+    yield from searched.failed
 
 
 def _verdict(gain: Estimate) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.tables import CURVE, PARAMETERIZATION
 
 TABLES = ("everett/figure_10_adafactor",)
@@ -41,14 +41,12 @@ def lines(table: pd.DataFrame) -> rates.Lines:
     }
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """What Adafactor loses against Adam + parameter scaling, as a share of how far apart the
     parameterisations are, as the paper calls it minor; and whether that grows with size."""
     sweeps_of, rules = lines(table), naming.present(style.LABELS, table[PARAMETERIZATION])
-    text: list[Printed] = [
-        "difference in nats ± its error from seeds, at the largest width",
-        HEADER,
-    ]
+    yield "difference in nats ± its error from seeds, at the largest width"
+    yield HEADER
     growth: list[Printed] = []
     for setting, words in SETTINGS.items():
         for rule, label in rules.items():
@@ -73,14 +71,14 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 name = f"{label}, {words}: the difference at D = {width} minus at D = "
                 name += f"{min(by_width)} (nats)"
                 growth.append(more.judged(name, "equal", "same scaling"))
-            text.append(finding)
-    text += growth
+            yield finding
+    yield from growth
     for (family, curve, rule), sweeps in sweeps_of.items():
         if family == OWN:
             width, best = max(sweeps.items())
             measured = f"{best.lowest.text(sign='')} at D = {width}"
-            text.append(Finding(f"{curve}: {rules[rule]}, lowest loss", measured, "no claim"))
-    return [*text, *rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])]
+            yield Finding(f"{curve}: {rules[rule]}, lowest loss", measured, "no claim")
+    yield from rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])
 
 
 def draw(table: pd.DataFrame) -> style.Drawn:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import naming, style, tables
 from plots.everett import published
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.statistics import average, mean
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
@@ -93,13 +93,13 @@ def peaks(rows: pd.DataFrame) -> Estimate:
     return replace(by_width[max(by_width)], by_size=by_width) if by_width else UNKNOWN
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Start and peaks of readout and MLP layers at the largest width; peaks against width."""
-    result: list[Printed] = [
+    yield (
         "log alignment ratio, that of the measured factor f at D = "
-        f"{published.ALIGNMENT_WIDTH} but for [as measured]; ± is one standard error over seeds",
-        HEADER,
-    ]
+        f"{published.ALIGNMENT_WIDTH} but for [as measured]; ± is one standard error over seeds"
+    )
+    yield HEADER
     for curve in naming.present(FIGURES, table[CURVE]):
         for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, line = f"{curve}, {label}: ", (curve, rule)
@@ -108,19 +108,19 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             layers = dict(iter(rows.groupby(KIND)))
             peak_of = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
             if peak_of:
-                result.append(_start(largest(rows), name))
+                yield _start(largest(rows), name)
             if "readout" in peak_of:
                 what, ends = f"{name}peak of the readout", published.READOUT_PEAK.get(rule)
-                result.append(_peak(layers["readout"], peak_of["readout"], line, ends, what))
+                yield _peak(layers["readout"], peak_of["readout"], line, ends, what)
             if peak_of.keys() & MLP:
                 what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
                 below = (-math.inf, published.MLP_PEAK) if rule in published.READOUT_PEAK else None
-                result.append(_peak(own, peaks(own), line, below, what))
+                yield _peak(own, peaks(own), line, below, what)
             if "readout" in peak_of:
                 claimed = curve in FIGURES and rule in published.READOUT_PEAK
-                result += _change(peak_of["readout"].by_size, claimed, name)
-                result += [_highest(peak_of, name)] if curve != "sgd" else []
-    return result
+                yield from _change(peak_of["readout"].by_size, claimed, name)
+                if curve != "sgd":
+                    yield _highest(peak_of, name)
 
 
 def _start(rows: pd.DataFrame, name: str) -> Finding:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.statistics import slope
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH
@@ -95,26 +95,25 @@ def baseline_text(table: pd.DataFrame) -> str:
     return "default ε" if rows.empty else f"ε = {rows[EPS].iloc[0]:g} (paper: 1e-9)"
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Both kinds, as far as their tables are there."""
     heat, mitigations = data
-    text: list[Printed] = []
     if heat is not None:
-        text += ["loss above the best ε of the same width, in nats", HEADER, *_of_heat(heat)]
+        yield "loss above the best ε of the same width, in nats"
+        yield HEADER
+        yield from _of_heat(heat)
     if mitigations is not None:
-        text += [
+        yield (
             "loss before minus after in nats ± its error from seeds; before: "
-            f"{baseline_text(mitigations)}",
-            HEADER,
-            *_of_mitigations(mitigations),
-            *rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION]),
-        ]
-    return text
+            f"{baseline_text(mitigations)}"
+        )
+        yield HEADER
+        yield from _of_mitigations(mitigations)
+        yield from rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION])
 
 
-def _of_heat(table: pd.DataFrame) -> list[Finding]:
+def _of_heat(table: pd.DataFrame) -> Report:
     """The best epsilon at the largest width and what the ends of the range cost."""
-    result = []
     for curve in naming.present(SCALINGS, table[CURVE]):
         for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             grid = heat_map(table, curve, rule)
@@ -126,16 +125,14 @@ def _of_heat(table: pd.DataFrame) -> list[Finding]:
             known = grid.dropna(how="all")
             moved = ", ".join(f"{line.idxmin():g} at {width}" for width, line in known.iterrows())
             measured = f"{ends} at D = {grid.index[-1]}"
-            result.append(Finding(name, measured, "both ends cost", f"best: {moved}"))
-    return result
+            yield Finding(name, measured, "both ends cost", f"best: {moved}")
 
 
-def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
+def _of_mitigations(table: pd.DataFrame) -> Report:
     """What each mitigation gains at the largest width and with every doubling of the width, how
     mitigations differ, and whether equivalent pairs agree with each of them."""
     sweeps_of, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
-    result = []
     for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
         for curve in (curve for curve in own if curve not in BASELINES):
             gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
@@ -145,25 +142,24 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
                 continue
             published = "no gain" if claim == "equal" else None
             name = f"{label}: gain of {curve} over {start}"
-            result.append(rates.compared(name, *pair, claim, published))
+            yield rates.compared(name, *pair, claim, published)
             both = pair[0].keys() & pair[1].keys()
             growth = slope({w: rates.difference(*(one[w] for one in pair)) for w in sorted(both)})
             words = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
             name = f"{label}: {curve} over {start}, per doubling of D"
-            result.append(growth.judged(name, claim, words))
+            yield growth.judged(name, claim, words)
         cures = [curve for curve in MITIGATIONS if (rule, curve) in sweeps_of]
         for one, other in itertools.combinations(cures, 2):
             pair = sweeps_of[rule, one], sweeps_of[rule, other]
             published = "equal" if rule == "mean_field" else None  # Figure 4c
-            result.append(rates.compared(f"{label}: {one} - {other}", *pair, None, published))
+            yield rates.compared(f"{label}: {one} - {other}", *pair, None, published)
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
             pair = sweeps_of.get((first, curve), {}), sweeps_of.get((second, curve), {})
             if all(pair):
                 name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
                 claimed = ("equal",) if curve in MITIGATIONS else (None, "apart")
-                result.append(rates.compared(name, *pair, *claimed))
-    return result
+                yield rates.compared(name, *pair, *claimed)
 
 
 def draw(data: Data) -> style.Drawn:

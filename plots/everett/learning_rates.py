@@ -22,7 +22,7 @@ import pandas as pd
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
@@ -53,28 +53,26 @@ def _optimizer(path: Path) -> str:
     return [*named, *(one for one in FIGURES if one in stem.split("_")), stem][0]
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
-    text += [_of_table_4(entry) for entry in table_4]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
+    yield from (_of_table_4(entry) for entry in table_4)
     for entry in table_4:
         parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
         local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
         if parts:
-            text.append(
-                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
-            )
+            yield f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
         if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
             floor = f"rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
             known = f"{power}, {floor}" if entry.levels_off else "not determined, at a bound"
-            text.append(f"{entry.name}: with an irreducible rate {known}")
-    text += _of_horizons(table_4)
+            yield f"{entry.name}: with an irreducible rate {known}"
+    yield from _of_horizons(table_4)
     for optimizer, table in data.items():
         lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
-        text += [f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE])]
-    return text
+        yield from (f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE]))
 
 
 def _of_table_4(entry: Entry) -> Finding:
@@ -84,11 +82,10 @@ def _of_table_4(entry: Entry) -> Finding:
     return replace(finding, measured=line) if entry.levels_off else finding
 
 
-def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
+def _of_horizons(table_4: Sequence[Entry]) -> Report:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
     fixed = {(e.optimizer, e.rule): e for e in table_4 if e.horizon == "fixed"}
     grown = [entry for entry in table_4 if entry.horizon == "compute_optimal"]
-    text: list[Printed] = []
     drops: list[float] = []
     for entry in grown:
         start = fixed.get((entry.optimizer, entry.rule))
@@ -96,16 +93,16 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
             change = entry.fit - start.fit
             drops.append(-change.value)
             name = f"{entry.name} minus fixed"
-            text.append(beside(name, change, entry.published - start.published))
+            yield beside(name, change, entry.published - start.published)
     if not drops:
-        return ["growing minus fixed horizon's exponent: not measured"]
+        yield "growing minus fixed horizon's exponent: not measured"
+        return
     labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
-    text.append(
+    yield (
         f"the exponent at {labels} is smaller in {sum(drop > 0 for drop in drops)} of {len(drops)} "
         f"settings, by {median(drops):.2f} in the median, {min(drops):.2f} to {max(drops):.2f}; "
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
     )
-    return text
 
 
 def draw(data: Data) -> style.Drawn:

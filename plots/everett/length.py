@@ -18,7 +18,7 @@ from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import beside
 from plots.everett.published import STEPS, TABLE_4
-from plots.findings import HEADER, Estimate, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.rates import Exponent
 from plots.tables import CURVE, PARAMETERIZATION, WIDTH
 
@@ -68,25 +68,23 @@ def gains(table: pd.DataFrame) -> dict[int, tuple[int, Estimate]]:
     return result
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Both, by steps."""
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
     for rule, by_steps in exponents(data.exponents).items():
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for steps, fit in by_steps.items():
             before = {n: Estimate(e.value, e.error) for n, e in by_steps.items() if n <= steps}
             name = f"{style.LABELS.get(rule, rule)}, {steps} steps: exponent of the best rate"
-            text.append(beside(name, replace(fit, by_size=before), published))
+            yield beside(name, replace(fit, by_size=before), published)
     by_steps = gains(data.compared)
     for steps, (width, gain) in by_steps.items():
         before = {n: one for n, (_, one) in by_steps.items() if n <= steps}
         name = f"standard - muP, {steps} steps, D = {width} (nats)"
-        text.append(replace(gain, by_size=before).judged(name, "loses", "below 0"))
-    return [
-        *text,
-        *rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE]),
-        *rates.basis(data.compared, _lines(data.compared), [PARAMETERIZATION, CURVE]),
-    ]
+        yield replace(gain, by_size=before).judged(name, "loses", "below 0")
+    yield from rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE])
+    yield from rates.basis(data.compared, _lines(data.compared), [PARAMETERIZATION, CURVE])
 
 
 def _lines(table: pd.DataFrame) -> rates.Lines:

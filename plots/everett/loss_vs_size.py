@@ -15,7 +15,7 @@ import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS, STANDARD_BEATS_MUP
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, split, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION
 
@@ -59,15 +59,15 @@ def ours(table: pd.DataFrame) -> str:
     return "embeddings of 1: " if EMBEDDING in table and (table[EMBEDDING] == 1).all() else ""
 
 
-def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
+def findings(data: Mapping[str, pd.DataFrame]) -> Report:
     """What every intervention changes at the largest width and what the paper says, and what muP
     loses against standard, table by table; then the lowest loss of all."""
     basis = "loss before minus after in nats ± its error from seeds, at the largest width"
-    text: list[Printed] = []
     every = {name: lines(table) for name, table in data.items()}
     for name, table in data.items():
         sweeps_of, place = every[name], ours(table)
-        text += [f"{name}: {basis}", HEADER]
+        yield f"{name}: {basis}"
+        yield HEADER
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
         for optimizer in naming.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
@@ -78,14 +78,15 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                     gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
                     claim = None if gains is None or place else "gains" if gains else "loses"
                     step = f"{place}{optimizer}, {label}: {before} -> {after}"
-                    text += [rates.compared(step, *pair, claim)] if all(pair) else []
+                    if all(pair):
+                        yield rates.compared(step, *pair, claim)
             mup, standard = (
                 sweeps_of.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard")
             )
             if mup and standard:
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
                 step = f"{place}{optimizer}, muP - standard: {FAIR}"
-                text.append(rates.compared(step, mup, standard, claim))
+                yield rates.compared(step, mup, standard, claim)
             ends = (
                 sweeps_of.get((optimizer, *key), {})
                 for key in (("standard", "global"), ("mup", FAIR))
@@ -93,17 +94,17 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
             if all(pair := list(ends)):  # Section 4.2: the comparison of muTransfer
                 step = f"{place}{optimizer}, tuned muP against standard with one rate"
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
-                text.append(rates.compared(step, *pair, claim))
+                yield rates.compared(step, *pair, claim)
             for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
                 if sweeps := sweeps_of.get((optimizer, rule, "full")):
                     fit = rates.exponent(sweeps)
                     name = f"{place}{optimizer}, {label}, full: exponent of D in the best rate"
                     claims = ("no claim", "") if place else ("0", fit.distance(0.0))
-                    text.append(Finding(name, fit.text(), *claims, fit))
-        text += rates.basis(table, sweeps_of, KEYS)
+                    yield Finding(name, fit.text(), *claims, fit)
+        yield from rates.basis(table, sweeps_of, KEYS)
         if place:
-            text.append(best([sweeps_of], place))
-    return [*text, best([every[name] for name in data if not ours(data[name])])]
+            yield best([sweeps_of], place)
+    yield best([every[name] for name in data if not ours(data[name])])
 
 
 def best(tables_of_lines: Sequence[rates.Lines], place: str = "") -> Finding:

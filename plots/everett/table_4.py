@@ -12,7 +12,7 @@ from plots import rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries, floored
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Printed
+from plots.findings import HEADER, Report
 from plots.tables import CURVE, PARAMETERIZATION
 
 LENGTH = "steps"
@@ -57,15 +57,14 @@ def read(paths: tables.Paths) -> Data:
     return data
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Every measured entry beside the paper's."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for length, entry in data:
         name = f"{entry.optimizer}, {style.LABELS[entry.rule]}, {length}: exponent of the best rate"
         text = f"{entry.deciding.text(2)}; straight line {entry.fit.value:+.2f}"
         text = text if entry.levels_off else entry.fit.text(2)
-        lines.append(beside(name, entry.deciding, entry.published, text))
-    return lines
+        yield beside(name, entry.deciding, entry.published, text)
 
 
 def draw(data: Data) -> style.Drawn:

@@ -15,7 +15,7 @@ from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import beside
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Printed
+from plots.findings import HEADER, Report
 from plots.rates import Exponent, Sweeps
 from plots.tables import PARAMETERIZATION
 
@@ -48,19 +48,20 @@ def exponents(data) -> dict[str, dict[str, Exponent]]:
     }
 
 
-def findings(data) -> list[Printed]:
+def findings(data) -> Report:
     """Both exponents, and what constants change."""
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
     for rule, fits in exponents(data).items():
         name = f"adam, {style.LABELS.get(rule, rule)}"
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for setting, fit in fits.items():
-            text.append(beside(f"{name}, {SETTINGS[setting]}", fit, published))
+            yield beside(f"{name}, {SETTINGS[setting]}", fit, published)
         if len(fits) == 2:
-            text.append(beside(f"{name}: what they change", fits["with"] - fits["without"]))
+            yield beside(f"{name}: what they change", fits["with"] - fits["without"])
     table, lines = data["with"]
     named = {(rule,): sweeps for rule, sweeps in lines.items()}
-    return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
+    yield from rates.basis(table, named, [PARAMETERIZATION])
 
 
 def draw(data) -> style.Drawn:

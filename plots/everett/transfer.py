@@ -12,7 +12,7 @@ logarithm of the size. A run that ends above the lowest loss at which one began 
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import pandas as pd
 
 from plots import panels, rates, style, tables
 from plots.everett.published import TRANSFER, Rule
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.naming import AnyOf
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.statistics import extrapolated
@@ -123,19 +123,20 @@ def _seeds(sweep: RateSweep) -> int:
     return min(map(len, sweep.chosen_from.values()))
 
 
-def findings(axes: Mapping[str, Axis]) -> list[Printed]:
+def findings(axes: Mapping[str, Axis]) -> Report:
     """The three columns for every rule, then what they rest on."""
-    text: list[Printed] = [HEADER]
+    yield HEADER
     for name, axis in axes.items():
         for rule in axis.rules:
-            text += _of_rule(f"{name}: {rule.label}", rule, axis)
+            yield from _of_rule(f"{name}: {rule.label}", rule, axis)
     for name, axis in axes.items():
         lines = {(curve,): sweeps for curve, sweeps in axis.lines.items()}
-        text += [f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)]
-    return text
+        yield from (
+            f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)
+        )
 
 
-def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
+def _of_rule(name: str, rule: Rule, axis: Axis) -> Report:
     sweeps, symbol, words = axis.lines[rule.curve], axis.symbol, f"{rule.power:g} ({rule.paper})"
     fit, costs = exponent(sweeps), paid(rule, sweeps)
     known = [math.log2(s.best.value / fit(n)) for n, s in sweeps.items() if n not in fit.edge]

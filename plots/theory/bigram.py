@@ -11,7 +11,7 @@ weights; SP and NTK, and muP and mean-field, are the same networks up to the shi
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
 from plots.theory.tables import BIGRAM
@@ -63,9 +63,9 @@ def read(paths: tables.Paths) -> pd.DataFrame:
     return table.sort_values("table", key=lambda names: names.map(order), kind="stable")
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for name, rows in table.groupby("table", sort=False):
         first, last = int(rows["step"].min()), int(rows["step"].max())
         when = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -76,25 +76,24 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         measured += f", {len(missed)} missed{f', {unjudged} not judged' if unjudged else ''}"
         word = "disagrees" if len(missed) else "agrees" if len(met) else ""
         place = f"{name}, {when if last else 'initialisation'}: exponents"
-        lines.append(Finding(place, measured, "all met", word))
+        yield Finding(place, measured, "all met", word)
         for _, row in missed.iterrows():
             place = f"{name}, missed: {row['row']}, {row['column']}, step {row['step']:g}"
             one = Estimate(row["measured"], row["error"])
-            lines.append(one.finding(place, row["predicted"], f"{row['predicted']:g}", 2))
+            yield one.finding(place, row["predicted"], f"{row['predicted']:g}", 2)
         broken = rows[(kind == "hypothetical") & (rows["step"] == last)]
         for _, row in broken.iterrows():
             place = f"Condition A.2 breaks: {row['row']}, {row['column']}, step {row['step']:g}"
             one = Estimate(row["measured"], row["error"])
-            lines.append(one.finding(place, BROKEN, f"{BROKEN:g} (A.2: 0)", 2))
+            yield one.finding(place, BROKEN, f"{BROKEN:g} (A.2: 0)", 2)
         noted = pd.concat([missed, broken])
         noted = noted[noted["note"] != ""].drop_duplicates(["row", "column"])
-        lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
+        yield from (f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows())
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].dropna(subset=["moved"]).drop_duplicates("row")
             moved = zip(end["row"], end["moved"], strict=True)
             shown = ", ".join(f"{ROWS.get(row, row)} {share:.1%}" for row, share in moved)
-            lines.append(f"{name}: last activations' change before step {last}: {shown}")
-    return lines
+            yield f"{name}: last activations' change before step {last}: {shown}"
 
 
 def draw(table: pd.DataFrame) -> style.Drawn:

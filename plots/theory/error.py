@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
 
@@ -49,9 +49,9 @@ def curves(table: pd.DataFrame, stem: str) -> tuple[Curves, Curves]:
     )
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """The power of the width with which each distance falls, and the distance at the smallest."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for kind, curves_of in zip(KINDS, curves(table, stem), strict=True):
             for name, curve in curves_of.items():
@@ -60,11 +60,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 start += f"n = {first['width']:g}"
                 name = f"{stem}: {kind}, {name}, correction"
                 if law is None:
-                    lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
+                    yield Finding(name, f"none seen: {start}", "of 1/n", "within noise")
                 else:
                     line = law.finding(f"{name}'s power of n", -1.0)
-                    lines.append(replace(line, measured=f"{law.text(2)}; {start}"))
-    return lines
+                    yield replace(line, measured=f"{law.text(2)}; {start}")
 
 
 def decay(curve: pd.DataFrame) -> Estimate | None:

@@ -9,7 +9,7 @@ Points are means over networks with standard errors, side by side.
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS, short
 
@@ -27,10 +27,10 @@ def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.Dat
     return table[chosen & (table["entry"] == "diagonal")]
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Per stem and quantity, every block at the largest width beside theory, and by width the
     largest distance from it over the blocks."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for quantity, part, _ in ROWS:
             rows = diagonal(table, stem, quantity, part)
@@ -39,11 +39,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             for _, row in judged.iterrows():
                 name = f"{stem}: {quantity}, {short(row['block'])}, n = {largest}"
                 predicted, measured = row["predicted"], Estimate(row["measured"], row["error"])
-                lines.append(measured.finding(name, predicted, f"{predicted:.4f}", 4, ""))
+                yield measured.finding(name, predicted, f"{predicted:.4f}", 4, "")
             off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
             shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
-            lines.append(f"{stem}: {quantity}, largest distance over the blocks: {shown}")
-    return lines
+            yield f"{stem}: {quantity}, largest distance over the blocks: {shown}"
 
 
 def draw(table: pd.DataFrame) -> style.Drawn:

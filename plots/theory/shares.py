@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
 
@@ -38,16 +38,15 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     return pd.DataFrame({"predicted": predicted, "measured": measured, "error": error})
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Measured and predicted shares of every stem and group, in per cent."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for group, row in shares(table, stem).iterrows():
             predicted, measured, error = 100 * row[["predicted", "measured", "error"]]
             name = f"{stem}: share of {GROUPS[str(group)]} in the tangent kernel, %"
             beside = f"{predicted:.2f}"
-            lines.append(Estimate(measured, error).finding(name, predicted, beside, 2, ""))
-    return lines
+            yield Estimate(measured, error).finding(name, predicted, beside, 2, "")
 
 
 def draw(table: pd.DataFrame) -> style.Drawn:
