@@ -5,7 +5,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -234,11 +234,15 @@ def _findings(name: str, findings: Sequence[Finding], columns: Sequence[str]) ->
         f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
         for finding in findings
     )
-    heads = "".join(f'<th scope="col">{word}</th>' for word in (*columns[:3], "verdict"))
+    return _table(f"Findings of {name}", (*columns[:3], "verdict"), rows, ' class="findings"')
+
+
+def _table(label: str, heads: Iterable[str], rows: str, kind: str = "") -> str:
+    """Rows under their heads, which a reader may scroll."""
+    heads = "".join(f'<th scope="col">{word}</th>' for word in heads)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
-        f'<table class="findings"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
-        "</table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -255,14 +259,9 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
 
 def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
-    heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
     cells = (
         "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
         for row in rows
     )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return (
-        '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
-        f'tabindex="0" role="region" aria-label="Tables"><table><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
+    body = _table("Tables", rows[0], "".join(f"<tr>{row}</tr>" for row in cells))
+    return f'<details class="made"><summary>Tables, runs and commit</summary>{body}</details>'

@@ -148,7 +148,7 @@ def draw_best(axis, sweeps: Sweeps, **look) -> None:
 
 def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps | None, dict]]]) -> None:
     """Best loss against size, in every panel a line per (sweeps, look) that has some, with ticks
-    such as 200k or 1M at decades, or in between where there are too few of them."""
+    such as 200k or 1M at decades, or in between where they are too few; one without any says so."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     for axis, drawn in zip(axes, panels, strict=True):

@@ -39,21 +39,20 @@ def read(paths: tables.Paths) -> Data:
     """Entries with the length of their runs: of each optimiser's table, and of the longer runs."""
     tables.expect(paths, *(f"{name.rpartition('/')[2]}.csv" for name in TABLES))
     data: Data = []
-    for place, path in enumerate(paths):
-        if place == len(paths) - 1:
-            table = tables.read(path, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
-            table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
-            of = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
-            for (rule, steps, _), sweeps in of.items():
-                fits = rates.exponent(sweeps), floored(sweeps)
-                data.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
-            continue
+    *short, long = paths
+    for place, path in enumerate(short):
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
         optimizer = path.name.partition(".")[0].split("_")[2]
         horizon = "fixed" if place < 3 else "compute_optimal"
         length = "200 steps" if place < 3 else "1 token per parameter"
         own = entries({optimizer: table})
         data += [(length, entry) for entry in own if entry.horizon == horizon]
+    table = tables.read(long, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
+    table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
+    lines = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
+    for (rule, steps, _), sweeps in lines.items():
+        fits = rates.exponent(sweeps), floored(sweeps)
+        data.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
     return data
 
 
