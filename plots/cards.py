@@ -5,10 +5,10 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
@@ -29,13 +29,12 @@ VERDICTS = {
 }
 
 
-@dataclass
-class Inputs:
+class Inputs(NamedTuple):
     """The tables of one card of the page, and the commands that draw it."""
 
     paths: list[Path]
     own: bool
-    commands: list[str] = field(default_factory=list)
+    commands: Sequence[str] = ()
 
 
 def own_table(table: str, results: Path) -> Path | None:
@@ -96,13 +95,12 @@ def provenance(path: Path) -> dict[str, str]:
     }
 
 
-@dataclass
-class Card:
-    """One article of the page."""
+class Card(NamedTuple):
+    """One article of the page, and its verdicts by kind."""
 
     name: str
     html: str
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Mapping[str, int] = {}
 
 
 def figure_card(name: str, source: Inputs) -> Card:

@@ -37,12 +37,8 @@ FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables
 def names() -> list[str]:
     """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop,
     NAME_longer and NAME_wide of others."""
-    return [
-        name
-        for figure in figures()
-        for name in (figure, *(figure + preset for preset in PRESETS))
-        if shipped(name)
-    ]
+    every = (figure + preset for figure in figures() for preset in ("", *PRESETS))
+    return list(filter(shipped, every))
 
 
 def figures() -> list[str]:

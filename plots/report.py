@@ -98,7 +98,7 @@ def _answer(paper: str) -> str:
 
 def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
     """A paper's row: figures, findings by verdict, and these as a bar."""
-    total = sum((card.counts for card in listed), Counter())
+    total = sum((Counter(card.counts) for card in listed), Counter())
     bar = "".join(
         f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
         for key, (_, words) in VERDICTS.items()

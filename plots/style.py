@@ -161,19 +161,14 @@ def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
     """Legend entries of the marks in panels of loss against rate and of optima, as far as there
     are some: of Lines, or (label, sweeps) and more each."""
     sweeps = [sweep for line in lines for sweep in line[1].values()]
-    gray = {"color": "gray"}
+    gray, doubt = {"color": "gray"}, any(s.best.at_edge or not s.best.inside for s in sweeps)
     entries = [
         ("best rate run", gray | STAR, True),
         ("vertex of a parabola ± standard error", gray | VERTEX, True),
         ("a run diverged", gray | LOST, any(sweep.unstable for sweep in sweeps)),
-        ("best rate first or last tried, or its error unknown", HOLLOW, any(map(_open, sweeps))),
+        ("best rate first or last tried, or its error unknown", HOLLOW, doubt),
     ]
     return [(label, look) for label, look, there in entries if there]
-
-
-def _open(sweep: Any) -> bool:
-    """Whether an optimum lies at an edge, or has no parabola around it."""
-    return sweep.best.at_edge or not sweep.best.inside
 
 
 def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:

@@ -142,7 +142,7 @@ def _of_kernels(kernels: pd.DataFrame) -> Report:
         yield from _across(kernels, kind, by)
 
 
-def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
+def _across(kernels: pd.DataFrame, kind: str, by: str) -> Report:
     """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
     much it exceeds that of different seeds at one alpha_A."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
@@ -163,10 +163,8 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     by_size = {size: observed.over_seeds(values) for size, values in excess.items()}
     # The size at which they are least alike.
     worst = max(by_size.values(), key=lambda gap: abs(gap.value), default=None)
-    return [
-        Finding(name, observed.by_size(across) or "not measured", "about 1"),
-        Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst),
-    ]
+    yield Finding(name, observed.by_size(across) or "not measured", "about 1")
+    yield Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst)
 
 
 def draw(data: Data) -> style.Drawn:

@@ -80,7 +80,7 @@ def findings(data: Data) -> Report:
     """5a by alpha_L and weight, then 5b by depth."""
     movement, losses, tried = data
     shown = ", ".join(
-        f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
+        f"{rate:g} ({scans.alpha_name(alpha, 'L')})"
         for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
     )
     seeds = tables.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
@@ -92,8 +92,7 @@ def findings(data: Data) -> Report:
     for alpha, rows in movement.groupby(ALPHA_L):
         depths = sorted(rows[LAYERS].unique())
         for column, label in (MOVED | INDUCED).items():
-            name = f"5a: L in the movement of {label.strip('$')}, alpha_L = "
-            name += scans.alpha_text(alpha)
+            name = f"5a: L in the movement of {label.strip('$')}, {scans.alpha_name(alpha, 'L')}"
             yield exponent(rows, SEED, LAYERS, column).finding(name, alpha - 1)
             if len(depths) > 2:  # the power is one of large L
                 name = name.replace("L in", f"L = {depths[-2]:.0f} to {depths[-1]:.0f} in")
@@ -111,10 +110,10 @@ def _of_losses(losses: pd.DataFrame) -> Report:
     means = last.groupby([ALPHA_L, LAYERS])[EVAL_LOSS].mean()
     for alpha, own in means.groupby(level=ALPHA_L):
         values = ", ".join(f"{depth:.0f}: {loss:.3f}" for (_, depth), loss in own.items())
-        name = f"5b: final loss by L, alpha_L = {scans.alpha_text(alpha)} (nats)"
+        name = f"5b: final loss by L, {scans.alpha_name(alpha, 'L')} (nats)"
         yield Finding(name, values)
     lost = [
-        f"alpha_L = {scans.alpha_text(alpha)}, L = {depth:.0f}"
+        f"{scans.alpha_name(alpha, 'L')}, L = {depth:.0f}"
         for (alpha, depth), loss in means.items()
         if not loss < CHANCE
     ]
@@ -144,7 +143,7 @@ def _of_rates(tried: pd.DataFrame) -> Report:
             f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
             for depth, sweep in sweeps.items()
         )
-        yield Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values)
+        yield Finding(f"5b: best eta_0 by L, {scans.alpha_name(alpha, 'L')}", values)
     gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
@@ -165,7 +164,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         for (column, label), marker in zip(MOVED.items(), "os", strict=True):
             look = {"marker": marker, "ms": 4, "ls": STYLES.get(alpha, "-")}
-            name = rf"{label}, $\alpha_L$ = {scans.alpha_text(alpha)}"
+            name = f"{label}, {scans.alpha_title(alpha, 'L')}"
             scans.mean_line(axis, rows, LAYERS, column, color, name, **look)
         middle = rows.groupby(LAYERS)[list(MOVED)].mean().mean(axis=1)
         power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
@@ -187,7 +186,7 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
         axis.fill_between(means.index, means - errors, means + errors, **band)
     entries = [(f"$L = {depth:.0f}$", {"color": color}) for depth, color in colors.items()]
     for alpha in sorted(losses[ALPHA_L].unique()):
-        label = rf"$\alpha_L$ = {scans.alpha_text(alpha)}"
+        label = scans.alpha_title(alpha, "L")
         entries.append((label, {"ls": STYLES.get(alpha, "-"), "color": "gray"}))
     axis.axhline(CHANCE, **scans.CHANCE_LOOK)
     entries.append(("chance, ln 10", scans.CHANCE_LOOK))

@@ -92,7 +92,7 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> style.Drawn:
     sizes = sorted(shown[N].unique())
     for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1]), strict=True):
         _draw_density(axis, shown[shown[N] == size], size, alpha)
-        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
+        title = f"({label}) $N = {size:.0f}$, {scans.alpha_title(alpha)}"
         axis.set_title(title, fontsize=9)
     yield "figure_3_initial_heads", figure
 
@@ -116,7 +116,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
     for alpha, rows in attention.groupby(ALPHA):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
-        label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
+        label = f"variance, {scans.alpha_title(alpha)}"
         scans.mean_line(axis, rows, N, "second_moment", color, label)
         sizes = np.array(sorted(rows[N].unique()))
         axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)

@@ -89,7 +89,7 @@ def findings(data: Data) -> Report:
     yield from scans.cut_lines(data.train.cut)
 
 
-def _scales(pairs: Pairs, kind: str) -> list[Finding]:
+def _scales(pairs: Pairs, kind: str) -> Report:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
     the exponent with which it does."""
     places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in pairs.items()]
@@ -99,10 +99,11 @@ def _scales(pairs: Pairs, kind: str) -> list[Finding]:
     }
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
-        return [Finding(name, "not measured", "falls")]
+        yield Finding(name, "not measured", "falls")
+        return
     text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
     fall = mean(differences(values[min(values)], values[max(values)]))
-    result = [fall.judged(name, "gains", "falls", text=f"{text} (n = {fall.groups})")]
+    yield fall.judged(name, "gains", "falls", text=f"{text} (n = {fall.groups})")
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
     def of_depth(part: pd.DataFrame) -> float:
@@ -114,11 +115,12 @@ def _scales(pairs: Pairs, kind: str) -> list[Finding]:
     try:
         fitted = jackknife(complete(rows, SEED, LAYERS), SEED, of_depth)
     except (ValueError, RuntimeError) as error:
-        return [*result, Finding(name, f"not measured: {error}", f"-1 {DERIVED}")]
-    return [*result, fitted.finding(name, -1.0, f"-1 {DERIVED}")]
+        yield Finding(name, f"not measured: {error}", f"-1 {DERIVED}")
+    else:
+        yield fitted.finding(name, -1.0, f"-1 {DERIVED}")
 
 
-def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
+def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> Report:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
     place = scans.alpha_name(alpha)
     variance, text = 1 - 2 * alpha, exact_text(1 - 2 * alpha)
@@ -130,13 +132,11 @@ def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list
         ("final variance of A over heads", lambda a: spread(a[1]), variance, final),
         ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), 0.0, "0"),
     )
-    laws = []
     for name, value, published, beside in measured:
         places = [(size, seed, value(a)) for (size, seed), a in values.items()]
         rows = pd.DataFrame(places, columns=[HEAD_DIM, SEED, VALUE])
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
-        laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
-    return laws
+        yield power.finding(f"{place}: {name}, exponent of N", published, beside)
 
 
 def draw(data: Data) -> style.Drawn:

@@ -92,14 +92,14 @@ def alpha_text(alpha: float) -> str:
     return "1/2" if alpha == 0.5 else f"{alpha:g}"
 
 
-def alpha_title(alpha: float) -> str:
-    """alpha_A as figures write it."""
-    return rf"$\alpha_A$ = {alpha_text(alpha)}"
+def alpha_title(alpha: float, of: str = "A") -> str:
+    """alpha_A, or alpha_L, as figures write it."""
+    return rf"$\alpha_{of}$ = {alpha_text(alpha)}"
 
 
-def alpha_name(alpha: float) -> str:
-    """alpha_A as findings write it."""
-    return f"alpha_A = {alpha_text(alpha)}"
+def alpha_name(alpha: float, of: str = "A") -> str:
+    """alpha_A, or alpha_L, as findings write it."""
+    return f"alpha_{of} = {alpha_text(alpha)}"
 
 
 def size_axis(axis, sizes: pd.Series, label: str) -> None:

@@ -40,7 +40,10 @@ EXCHANGES = (
     ("relative rates, with both", "standard_both", "neural_tangent"),
     ("all three", "standard", "neural_tangent"),
 )
-SHAPES = dict(zip(LABELS, "os^Dos^", strict=True))
+LOOKS = {
+    curve: {"color": color, "marker": marker, "ms": 4}
+    for curve, color, marker in zip(LABELS, style.PALETTE, "os^Dos^", strict=False)
+}
 
 
 def read(paths: tables.Paths) -> pd.DataFrame:
@@ -92,20 +95,17 @@ def draw(rows: pd.DataFrame) -> style.Drawn:
     figure, axes = style.subplots(title, 1, 3, (3.4, 3.1))
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in lines.values()])
-    colors = dict(zip(LABELS, style.PALETTE, strict=False))
     for axis, strategy in zip(losses, (STANDARD, SCALED), strict=True):
         for curve in (curve for curve in lines if curve.startswith(strategy)):
-            stable, at = lines[curve].stable, lines[curve].best
-            look = {"color": colors[curve], "marker": SHAPES[curve], "ms": 4}
+            stable, at, look = lines[curve].stable, lines[curve].best, LOOKS[curve]
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
-            axis.plot(at.grid_value, at.loss, color=colors[curve], **style.STAR)
+            axis.plot(at.grid_value, at.loss, color=look["color"], **style.STAR)
             value = mean(lines[curve].ended)
             best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
         axis.set_xscale("log", base=2)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
     losses[0].set_ylabel(style.VALIDATION_LABEL)
-    looks = {curve: {"color": colors[curve], "marker": SHAPES[curve], "ms": 4} for curve in lines}
-    style.legend(figure, [(formula(LABELS[curve]), look) for curve, look in looks.items()])
+    style.legend(figure, [(formula(LABELS[curve]), LOOKS[curve]) for curve in lines])
     best.invert_yaxis()
     best.set(title="best rate of each", xlabel=style.VALIDATION_LABEL)
     yield "bart_ablations", figure

@@ -83,7 +83,7 @@ def findings(searched: Searched) -> Report:
     yield from searched.failed
 
 
-def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> list[Finding]:
+def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> Report:
     """The best rate of the grid, the lowest point of the parabola around it in mapped units, the
     loss there, and what a lower rate costs."""
     best, n = sweep.best, len(sweep.chosen_from)
@@ -106,32 +106,25 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
     loss = average(list(sweep.ended.values()))
     bits = Estimate(loss.value / math.log(2), loss.error / math.log(2))
     lowest = f"{loss.text(4, '')} nats, {bits.text(4, '')} bits (n = {len(sweep.ended)})"
-    lower = Finding(
-        f"{name}loss at lr* / {LOWERED} minus lowest (nats)", degradation(sweep).text(4)
-    )
-    return [
-        Finding(f"{name}lr* of the grid", grid, *beside[0]),
-        Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1]),
-        Finding(f"{name}lowest loss", lowest),
-        lower,
-        *_parts(searches.judging_runs(searched, strategy, sweep), name),
-    ]
+    yield Finding(f"{name}lr* of the grid", grid, *beside[0])
+    yield Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1])
+    yield Finding(f"{name}lowest loss", lowest)
+    lower = f"{name}loss at lr* / {LOWERED} minus lowest (nats)"
+    yield Finding(lower, degradation(sweep).text(4))
+    yield from _parts(searches.judging_runs(searched, strategy, sweep), name)
 
 
-def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
+def _parts(runs: pd.DataFrame, name: str) -> Report:
     """How much of the final loss is infilling of what masks hide, and how much copying of what
     stands in the input, in nats per target of its kind; of tables that say so."""
     infilling, share = searches.INFILLING
-    if infilling not in runs or not len(runs):
-        return []
-    filled = (runs[infilling] / runs[share]).to_dict()
-    copied = ((runs[searches.FINAL] - runs[infilling]) / (1 - runs[share])).to_dict()
-    part = f"{runs[share].mean():.0%} of targets"
-    values = {"infilling": (filled, part), "copying": (copied, "the others")}
-    return [
-        Finding(f"{name}final loss of {what} (nats)", f"{mean(of_).text(3, '')}, {words}")
-        for what, (of_, words) in values.items()
-    ]
+    if infilling in runs and len(runs):
+        filled = (runs[infilling] / runs[share]).to_dict()
+        copied = ((runs[searches.FINAL] - runs[infilling]) / (1 - runs[share])).to_dict()
+        text = f"{mean(filled).text(3, '')}, {runs[share].mean():.0%} of targets"
+        yield Finding(f"{name}final loss of infilling (nats)", text)
+        text = f"{mean(copied).text(3, '')}, the others"
+        yield Finding(f"{name}final loss of copying (nats)", text)
 
 
 def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
@@ -168,17 +161,16 @@ def _between(both: list[RateSweep | None], width: int) -> Report:
         yield more.judged(name, "gains", "above 0", 4)
 
 
-def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:
+def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> Report:
     """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
     what lambda leaves to tune and should not know the width."""
-    power, result = RATE_EXPONENTS["neural_tangent"], []
+    power = RATE_EXPONENTS["neural_tangent"]
     for strategy in STRATEGIES:
         fit = exponent(sweeps_of[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        result.append(fit.finding(name, float(power), f"{power} (lambda)", 2))
+        yield fit.finding(name, float(power), f"{power} (lambda)", 2)
     own = replace(fit, value=fit.value - float(power), by_size={})
-    name = "neural-tangent: exponent of the width in lr* itself"
-    return [*result, own.finding(name, 0.0, digits=2)]
+    yield own.finding("neural-tangent: exponent of the width in lr* itself", 0.0, digits=2)
 
 
 def draw(searched: Searched) -> style.Drawn:

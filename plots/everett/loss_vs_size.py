@@ -80,21 +80,16 @@ def findings(data: Mapping[str, pd.DataFrame]) -> Report:
                     step = f"{place}{optimizer}, {label}: {before} -> {after}"
                     if all(pair):
                         yield rates.compared(step, *pair, claim)
-            mup, standard = (
-                sweeps_of.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard")
-            )
-            if mup and standard:
-                claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
-                step = f"{place}{optimizer}, muP - standard: {FAIR}"
-                yield rates.compared(step, mup, standard, claim)
-            ends = (
-                sweeps_of.get((optimizer, *key), {})
-                for key in (("standard", "global"), ("mup", FAIR))
-            )
-            if all(pair := list(ends)):  # Section 4.2: the comparison of muTransfer
-                step = f"{place}{optimizer}, tuned muP against standard with one rate"
-                claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
-                yield rates.compared(step, *pair, claim)
+            claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
+            one_rate, fair, tuned = ("standard", "global"), ("standard", FAIR), ("mup", FAIR)
+            for words, *keys in (
+                (f"muP - standard: {FAIR}", tuned, fair),
+                # Section 4.2: the comparison of muTransfer
+                ("tuned muP against standard with one rate", one_rate, tuned),
+            ):
+                pair = [sweeps_of.get((optimizer, *key), {}) for key in keys]
+                if all(pair):
+                    yield rates.compared(f"{place}{optimizer}, {words}", *pair, claim)
             for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
                 if sweeps := sweeps_of.get((optimizer, rule, "full")):
                     fit = rates.exponent(sweeps)
