@@ -14,7 +14,7 @@ from plots import style, tables
 from plots.findings import HEADER, Estimate, Finding, Report
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
-from plots.theory.tables import BIGRAM
+from plots.theory.tables import BIGRAM, BIGRAM_COLUMNS
 
 PAPER = "Stratos"
 TABLES = (BIGRAM,)
@@ -50,7 +50,8 @@ _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 def read(paths: tables.Paths) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
     TableError for one with neither initialisation nor the first step."""
-    table = tables.only(theory_tables.read_bigram(paths), paths[0], "table", PANELS)
+    table = theory_tables.read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
+    table = tables.only(table, paths[0], "table", PANELS)
     if not (table["step"] <= 1).any():
         lowest = f"the lowest step is {table['step'].min():g}"
         raise TableError(f"{paths[0]}: no row of step 0 or 1, {lowest}; give the whole table")
