@@ -10,14 +10,13 @@
     python -m plots fill                              writes claims and findings into READMEs
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
-NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
+NAME_desktop is the same of the shipped tables of preset desktop; so are _closer, _longer and _wide.
 Figures are PNG and PDF: of shipped tables in plots/figures/PAPER, of others by the first table.
 Findings are printed; those of shipped tables stand in plots/findings/PAPER/NAME.txt, too.
 """
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ from pathlib import Path
 from plots import catalogue, style, tables
 from plots.catalogue import drawings, find, load, names, one_line, preset_of, shipped
 from plots.tables import TableError
+from training.errors import one_line_errors
+from training.files import write_bytes
 
 COMMANDS = ("ship", "report", "claims", "fill")
 
@@ -59,8 +60,7 @@ def make(
     if not (paths_of_user or out):
         files[catalogue.FINDINGS / f"{name}.txt"] = f"{text}\n".encode()
     for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_bytes(path, content)
     return text, list(files)
 
 
@@ -110,18 +110,11 @@ def _figures(argv: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a user's mistake is one line and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    try:
+    with one_line_errors(OSError):
         if argv and argv[0] in COMMANDS:
             importlib.import_module(f"plots.{argv[0]}").main(argv[1:])
         else:
             _figures(argv)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise SystemExit(141) from None
-    except (TableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables
 
 def names() -> list[str]:
     """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop,
-    NAME_longer and NAME_wide of others."""
+    NAME_closer, NAME_longer and NAME_wide of others."""
     every = (figure + preset for figure in figures() for preset in ("", *PRESETS))
     return list(filter(shipped, every))
 
@@ -98,7 +98,9 @@ def one_line(paths_of_user: Sequence[Path]) -> Iterator[None]:
         tables.refuse_overlap(paths_of_user)
     except TableError:
         raise
-    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+    except (
+        *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError),
+    ) as error:
         if not paths_of_user:
             raise
         files, why = ", ".join(map(str, paths_of_user)), " ".join(str(error).split())

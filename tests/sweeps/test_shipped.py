@@ -57,6 +57,33 @@ def test_names_of_a_sweeps_runs_stay(command, tmp_path, monkeypatch):
     assert [len(names), digest] == RECORDED[command]
 
 
+MINUTES = {"s": 1 / 60, "min": 1, "minutes": 1, "h": 60, "hours": 60, "d": 1440}
+
+
+def minutes(text):
+    parts = re.findall(rf"([\d.]+) ({'|'.join(MINUTES)})\b", text)
+    return sum(float(number) * MINUTES[unit] for number, unit in parts)
+
+
+def announced(command, capsys):
+    """Minutes that a dry run says."""
+    assert main(["run", *command, "--dry-run"]) in (None, 0)
+    return minutes(re.search(r"about (.*) on \d CPU cores?", capsys.readouterr().out)[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", tracked("*/sweeps/*.yaml"), ids=lambda path: path.stem)
+def test_the_time_in_a_files_head_is_the_dry_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    _, _, time, command, *_ = path.read_text(encoding="utf-8").splitlines()
+    if " of one core" not in time:
+        pytest.skip("GPU-hours, which `sweeps cost` says")
+    words = command.split("python -m sweeps run ")[1].split()
+    options = ["--workers", "1", "--results", str(tmp_path)]
+    said = announced([*words, *options], capsys)
+    assert minutes(time.split(" of one core")[0]) == pytest.approx(said, rel=0.06, abs=0.6)
+
+
 @pytest.mark.parametrize("file", [key for key in RECORDED if "/configs/" in key])
 def test_names_of_single_runs_stay(file):
     kind = importlib.import_module(f"{file.split('/')[0]}.config").Config
@@ -215,6 +242,26 @@ def test_a_block_starts_from_shipped_tables(block, gpu_results, capsys, monkeypa
     assert 0 < runs <= 420, text
     missing = re.findall(r"(\S+) (?:does not exist|has no runs yet)", text)
     assert all(Path(path).parent.name in SEARCHED for path in missing), missing
+
+
+CLAIMS = read_yaml(ROOT / "plots/claims.yaml")
+PREPARED = {
+    entry["prepared"]: entry["claim"]
+    for of in CLAIMS.values()
+    for entry in of
+    if "prepared" in entry
+}
+
+
+@pytest.mark.parametrize("words", PREPARED)
+def test_a_prepared_run_starts_and_has_no_table(words, results, capsys):
+    """What the page of claims calls prepared, and no longer when it has run."""
+    file, preset, _ = words.split(", ", 2)
+    preset = preset.removeprefix("preset ")
+    main(["run", str(ROOT / file), "--preset", preset, "--dry-run", "--results", str(results)])
+    assert re.search(r": (\d+) of \1 runs to do", capsys.readouterr().out)
+    experiment, _, name = file.split("/")
+    assert f"{experiment}/{Path(name).stem}_{preset}" not in ORIGINS.values(), PREPARED[words]
 
 
 def test_blocks_are_named_in_the_order_in_which_they_decide():
