@@ -81,7 +81,7 @@ def test_shares_add_up_and_are_those_of_the_largest_width():
 
 
 def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
-    lines = exponents.findings(exponents.read([table(fitted())]))
+    lines = [*exponents.findings(exponents.read([table(fitted())]))]
     told = {line.name: line for line in lines if isinstance(line, Finding)}
     counts = {
         name: (line.measured, line.verdict)
