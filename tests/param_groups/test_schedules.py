@@ -144,20 +144,6 @@ def test_a_guard_ends_and_wants_the_plans_groups():
         handle.remove()
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "message"),
-    [
-        (torch.optim.Adafactor, r"'torch.optim.Adafactor': it caps every rate at 1/sqrt\(step\)"),
-        (torch.optim.Adagrad, "'Adagrad': its updates shrink"),
-        (torch.optim.RMSprop, "'RMSprop': its average of squared gradients"),
-        (torch.optim.Adamax, "'Adamax': its updates are divided by the largest"),
-    ],
-)
-def test_optimisers_without_exponents_are_refused(optimizer, message):
-    with pytest.raises(PlanError, match=f"no exponents for {message}"):
-        guard(*reversed(prepared(optimizer)))
-
-
 SGD = functools.partial(torch.optim.SGD, momentum=0.9)
 ADAMW_BY_FLAG = functools.partial(torch.optim.NAdam, decoupled_weight_decay=True)
 DECAYS = {"weight_decay": 1e-3, "decay_mode": "independent"}

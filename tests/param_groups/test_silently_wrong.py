@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
 
 from param_groups import (
     Everett,
@@ -90,21 +89,6 @@ def test_nanogpt_is_no_hugging_face_gpt2(bias):
     assert numbers["transformer.h.0.mlp.c_fc.weight"].fan_in == 32
 
 
-@pytest.mark.parametrize(
-    ("layer", "layout", "message"),
-    [
-        (nn.Linear(16, 64), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
-        (nn.Linear(16, 16), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
-        (nn.Conv1d(16, 16, 3), Layout.TRANSPOSED, "Conv1d, which stores .out, in.: leave"),
-        (nn.ConvTranspose2d(16, 8, 2), None, "ConvTranspose2d, which stores .in, out.: give"),
-        (transformers.pytorch_utils.Conv1D(64, 16), None, "Conv1D, which stores .in, out.: give"),
-    ],
-)
-def test_a_layout_that_the_layer_contradicts(layer, layout, message):
-    with pytest.raises(PlanError, match=f"'0.weight' belongs to a {message}"):
-        linear(layer, layout=layout, role=Role.HIDDEN)
-
-
 def test_layouts_that_do_not_matter_pass():
     linear(nn.ConvTranspose2d(16, 16, 2), role=Role.HIDDEN)
     linear(transformers.pytorch_utils.Conv1D(16, 16), layout=Layout.TRANSPOSED)
@@ -156,68 +140,7 @@ def test_an_attention_of_a_library_that_does_not_say_its_scale(monkeypatch):
     assert planned(model, applied={"attention_scale": 0.25}).forward[0].head_dim == 16
 
 
-def test_torchs_own_attention_divides_by_the_root_whatever_is_applied():
-    model = nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, bias=False)})
-    rules = [Rule("*in_proj_weight", Role.QKV), Rule("*out_proj.weight", Role.ATTENTION_OUTPUT)]
-    options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}}
-    with pytest.raises(PlanError, match="multiplies by 0.25 on query-key .* applied says 0.0625"):
-        plan(model, rules, Everett("mup", 32, 32), **options)
-
-
 # Tensors
-
-
-def parametrised(kind):
-    layer = nn.Linear(16, 16, bias=False)
-    if kind == "times 100":
-
-        class Times(nn.Module):
-            def forward(self, x):
-                return 100 * x
-
-        parametrize.register_parametrization(layer, "weight", Times())
-        return layer
-    return getattr(parametrizations, kind)(layer)
-
-
-@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal", "times 100"])
-def test_a_tensor_behind_a_parametrisation(kind):
-    """After `initialise` an orthogonal layer was exactly 0, and others 100 times too large."""
-    with pytest.raises(PlanError, match="stands behind a parametrisation.*remove_parametrizations"):
-        linear(parametrised(kind))
-
-
-class RawWeight(nn.Linear):
-    """What weight-dropping layers do: another tensor in the place of the weight."""
-
-    def __init__(self, *sizes):
-        super().__init__(*sizes, bias=False)
-        self.raw_weight = nn.Parameter(self._parameters.pop("weight").detach())
-        self.weight = self.raw_weight * 2
-
-
-class Buffered(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kernel_raw = nn.Parameter(torch.ones(16, 16))
-        self.register_buffer("kernel", torch.ones(16, 16))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.utils.spectral_norm(nn.Linear(16, 16, bias=False)),
-        prune.random_unstructured(nn.Linear(16, 16, bias=False), "weight", 0.9),
-        RawWeight(16, 16),
-        Buffered(),
-    ],
-    ids=["spectral_norm", "prune", "a weight that is dropped", "a buffer"],
-)
-def test_a_layer_that_computes_its_weight_from_a_parameter(layer):
-    """Pruned to a tenth, a layer had 0.041 of the plan's 0.125."""
-    (name,) = dict(layer.named_parameters())
-    with pytest.raises(PlanError, match=f"does not use {name!r} as it is, but '(weight|kernel)'"):
-        plan(layer, [Rule(name, Role.MLP_IN)], Everett("mup", 16, 16), lr=0.1)
 
 
 def test_tensors_that_are_beside_a_weight_pass():
@@ -282,6 +205,3 @@ def test_what_a_model_may_do_after_initialise():
     optimizer.param_groups[0]["lr"] = 1e-3
     optimizer.step()
     numbers.groups(model)
-
-
-# Arguments
