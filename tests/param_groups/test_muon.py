@@ -328,26 +328,10 @@ def test_it_trains():
     assert last < first - 0.3
 
 
-# Refusals
-
-
-class Fused(nn.Module):
-    def __init__(self, outputs=24):
-        super().__init__()
-        self.qkv = nn.Linear(8, outputs, bias=False)
-
-
 class Kernel(nn.Module):
     def __init__(self, kind=nn.Conv2d, n=8, out=8, **more):
         super().__init__()
         self.conv = kind(n, out, 3, bias=False, **more)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self.two.weight = self.one.weight
 
 
 @pytest.mark.parametrize("name", ["adam", "adam_param_scaling", "muon"])

@@ -297,10 +297,6 @@ def test_no_warmup_starts_at_the_peak(name):
     assert factor(name, 0, warmup_steps=0, total_steps=1, floor=0.3) == 1.0
 
 
-def test_without_a_floor_the_rate_ends_at_zero():
-    assert factor("cosine", 7, warmup_steps=0, total_steps=7) == 0.0
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_warmup_may_fill_the_run(name):
     assert factor(name, 9, warmup_steps=10, total_steps=10) == 0.9
