@@ -34,6 +34,7 @@ import yaml
 from plots import catalogue, tables
 from plots.findings import Estimate, Finding, kind
 from plots.statistics import slope
+from training.files import write_text
 
 PAPERS = ("Everett et al.", "Dinan et al.", "Bordelon et al.", "Stratos")
 CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "md"))
@@ -311,9 +312,9 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes the page; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots claims", **look).parse_args(argv)
-    PAGE.write_text(page(), encoding="utf-8")
+    write_text(PAGE, page())
     print(PAGE)
