@@ -29,6 +29,7 @@ from param_groups import (
     Tuned,
     guard,
     plan,
+    timescale,
 )
 from param_groups.prescription import Momenta
 from param_groups.rules.horizon import PUBLISHED
@@ -116,11 +117,33 @@ def power_lines(b, d):
 HELD = {one.__name__: one for one in (sde, nanochat, marin, hyperp, power_lines)}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_set_holds_what_its_source_says(name):
+def check(name):
     for b, d in itertools.product((0.5, 1.0, 2.0), (1.0, 4.0, 6.25)):
         for one, other in HELD[name](b, d):
             assert one == pytest.approx(other, rel=1e-9), (b, d)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_set_holds_what_its_source_says(name):
+    check(name)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in PUBLISHED for key in PUBLISHED[name].powers]
+)
+def test_a_wrong_power_in_a_published_set_is_caught(name, key, place, monkeypatch):
+    known = PUBLISHED[name]
+    pair = list(known.powers[key])
+    if pair[place] is None:
+        pytest.skip("nothing is said of it")
+    for wrong in (-0.5, 0.3, 1):
+        planted = [*pair]
+        planted[place] += wrong * 0.1
+        powers = {**known.powers, key: tuple(planted)}
+        monkeypatch.setitem(PUBLISHED, name, known._replace(powers=powers))
+        with pytest.raises(AssertionError):
+            check(name)
 
 
 def test_every_set_has_a_source_and_is_tested():
@@ -128,6 +151,17 @@ def test_every_set_has_a_source_and_is_tested():
     assert all(
         re.search(r"derived|third-hand|\.py|et al\. 20\d\d", s.source) for s in PUBLISHED.values()
     )
+
+
+@pytest.mark.parametrize("name", ["sde", "nanochat"])
+def test_the_decay_of_a_held_time_scale_is_timescales(name):
+    for b, d in itertools.product((0.5, 2.0), (1.0, 8.0)):
+        base, now = (
+            timescale(tokens_per_step=BATCH * one, tokens=TOKENS * other, tau=0.2)
+            for one, other in ((1, 1), (b, d))
+        )
+        made = planned(around(b=b, d=d, powers=name), weight_decay=base)
+        assert [row.decay_per_step for row in made.rows] == [pytest.approx(now)] * 3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "adam_param_scaling"])

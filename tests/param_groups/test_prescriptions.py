@@ -250,6 +250,18 @@ def test_everett_over_depth(name, optimizer):
             assert after == before and branches == 1.0
 
 
+@pytest.mark.parametrize("optimizer", FAMILY)
+def test_everett_epsilon_follows_the_gradient_over_depth(optimizer):
+    plain, deep = (
+        everett("mup", 192, 128, optimizer=optimizer, eps_per_layer=True, depth=9, **own)
+        for own in ({}, {"alpha_depth": 0.5})
+    )
+    factor = 1 / 9 if optimizer == "adafactor" else 1 / 3
+    for role, scale in {Role.QUERY: factor, Role.NORM_SCALE: factor, Role.READOUT: 1.0}.items():
+        before, after = (numbers(rule, role, *fans(role, 192)).eps for rule in (plain, deep))
+        assert after == pytest.approx(scale * before, rel=1e-14)
+
+
 def stem_and_block(**places):
     """{name: rate} at four times the base depth; `places` are what the rules say of trunk."""
     model = torch.nn.ModuleDict({"stem": torch.nn.Conv2d(3, 8, 4), "mix": torch.nn.Linear(8, 8)})

@@ -63,6 +63,21 @@ def test_at_the_base_size_initial_values_are_the_recipes():
     assert made.prescription["initial"] == pytest.approx(stds, rel=0.1)
 
 
+@pytest.mark.parametrize("rule", ["mup", "ntk"])
+def test_ratios_between_sizes_are_those_of_the_rule(rule):
+    small, large = (made for _, made in (planned(n, rule) for n in (32, 128)))
+    absolute = [
+        plan(Block(n), RULES, AT[rule](n), **RECIPE, absorb_multipliers=True) for n in (32, 128)
+    ]
+    for name in (row.name for row in small.rows):
+        for key in ("lr", "eps", "decay_per_step", "init_std"):
+            ours = [getattr(made[name], key) for made in (small, large)]
+            rules = [getattr(made[name], key) for made in absolute]
+            if rules[0]:
+                ratio = pytest.approx(rules[1] / rules[0], rel=1e-9)
+                assert ours[1] / ours[0] == ratio, (name, key)
+
+
 def test_mups_rates_of_adam():
     """mup: matrices and readout fall with the width, embeddings, norms and biases stay."""
     _, made = planned(128)

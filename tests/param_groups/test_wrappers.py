@@ -173,6 +173,54 @@ def test_muon_has_one_spectral_norm_at_every_width(name, convention):
         assert after.optimizer == "muon" and norms[0] == pytest.approx(norms[1]), tensor
 
 
+CAUGHT_BY = {
+    "Depth": (test_depth_is_bordelons_power_around_any_rule, ("mup", "adam")),
+    "EpsFollows": (test_epsilon_is_as_the_gradient_or_its_square, ("adam",)),
+    "Decay": (test_decay_has_its_power_in_what_sums_over_the_width, ("mup", -1.0)),
+    "Tuned": (
+        test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers,
+        ("mup",),
+    ),
+    "Muon": (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral")),
+}
+PLANTED = {
+    "Depth": ("lr", "decay", "gradient"),
+    "EpsFollows": ("eps",),
+    "Decay": ("decay",),
+    "Tuned": ("lr", "eps", "multiplier", "init_std"),
+    "Muon": ("lr",),
+}
+
+
+@pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
+@pytest.mark.parametrize(("name", "key"), [(n, key) for n in PLANTED for key in PLANTED[n]])
+def test_a_wrong_power_in_a_wrapper_is_caught(name, key, power, monkeypatch):
+    """Of the width, or of the depth; by the test that is named."""
+    kind = getattr(param_groups, name)
+    right = kind.change
+
+    def wrong(self, tensor, numbers):
+        changed = right(self, tensor, numbers)
+        size = self.at(tensor)
+        ratio = size.depth / 4 if name == "Depth" else size.width / 64
+        return replace(changed, **{key: getattr(changed, key) * ratio**power})
+
+    test, case = CAUGHT_BY[name]
+    test(*case)
+    monkeypatch.setattr(kind, "change", wrong)
+    with pytest.raises(AssertionError):
+        test(*case)
+
+
+@pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
+def test_a_wrong_power_on_branches_is_caught(power, monkeypatch):
+    right = Depth.forward
+    wrong = lambda self, size=None: right(self, size)._replace(residual_multiplier=R ** (power - 1))
+    monkeypatch.setattr(Depth, "forward", wrong)
+    with pytest.raises(AssertionError):
+        test_depth_is_bordelons_power_around_any_rule("mup", "adam")
+
+
 # Orders
 
 AROUND = {
