@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from nanolm_c4.config import Config
-from nanolm_c4.train import EXPERIMENT, build_plan
+from nanolm_c4.train import EXPERIMENT
 from training.config import load
 from training.errors import UserError
 
@@ -39,7 +39,7 @@ def test_decay_goes_with_the_width_as_the_config_says():
                 *changes,
             ],
         )
-        numbers = {row.name: row.lr * row.weight_decay for row in build_plan(config).rows}
+        numbers = {row.name: row.lr * row.weight_decay for row in EXPERIMENT.plan(config).rows}
         return numbers["blocks.0.mlp.up.weight"], numbers["token_embedding.weight"]
 
     hidden, embedding = per_step()
@@ -50,7 +50,7 @@ def test_decay_goes_with_the_width_as_the_config_says():
 def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
     changes = ["model.width=256", "prescription.base_width=64", "prescription.embedding_exponent=1"]
     config = load(Config, ROOT / LAPTOP, changes)
-    rates = {row.name: row.lr for row in build_plan(config).rows}
+    rates = {row.name: row.lr for row in EXPERIMENT.plan(config).rows}
     assert (
         rates["token_embedding.weight"]
         == rates["position_embedding.weight"]
