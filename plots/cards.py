@@ -43,11 +43,8 @@ def own_table(table: str, results: Path) -> Path | None:
     home = "vit_cifar5m" if described is None else described.parts[0]  # of `initial`, too
     bases = (results, results / home)
     folders = {results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))}
-    files = [
-        folder / file
-        for folder in folders
-        if re.fullmatch(rf"{sweep}(_.*)?", folder.name) and (folder / file).is_file()
-    ]
+    named = (one for one in folders if re.fullmatch(rf"{sweep}(_.*)?", one.name))
+    files = [one / file for one in named if (one / file).is_file()]
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
