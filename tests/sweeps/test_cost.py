@@ -45,14 +45,8 @@ def write(tmp_path):
 def said(tmp_path, capsys):
     """Runs the command; the lines that it prints, blanks squeezed."""
 
-    def said(*arguments, error=False):
-        words = ["cost", *map(str, arguments), "--results", str(tmp_path / "results")]
-        if error:
-            with pytest.raises(SystemExit) as ended:
-                main(words)
-            assert ended.value.code == 2
-            return capsys.readouterr().err
-        main(words)
+    def said(*arguments):
+        main(["cost", *map(str, arguments), "--results", str(tmp_path / "results")])
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
     return said
@@ -274,8 +268,3 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, t
     (counts,) = planned(path)["files"]
     assert (counts["all"]["runs"], counts["to_do"]["runs"]) == (24, 23)
     assert counts["may_add"]["runs"] == 2 * 2 * 12
-
-
-def test_a_mistake_is_one_line(write, said):
-    line = said(write(), "--curves", "c", error=True)
-    assert "no curve 'c'" in line and line.count("\n") == 1
