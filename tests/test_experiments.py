@@ -261,8 +261,7 @@ def test_every_key_is_covered(small):
 @pytest.mark.parametrize(("name", "key"), KEYS)
 def test_every_key_changes_what_a_run_leaves_behind(smalls, name, key, tmp_path, tmp_path_factory):
     small = smalls(name)
-    change = small.case.all_changes()[key]
-    value, *words = change if isinstance(change, tuple) else (change,)
+    value, *words = small.case.all_changes()[key]
     changed = small.trace(tmp_path, *words, f"{key}={value}")
     assert changed != small.base(tmp_path_factory, *small.case.alone.get(key, words))
 
