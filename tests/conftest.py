@@ -26,17 +26,14 @@ SLOW = """
     param_groups/check/test_transfer_command.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
     param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
-    sweeps/test_cost.py sweeps/test_pool.py
-    sweeps/test_ray.py sweeps/test_search.py sweeps/test_simulated.py
+    sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py sweeps/test_search.py
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
-    sweeps/test_terminal.py
     test_costs.py test_download.py test_examples.py test_experiments.py test_integrations.py
     test_fuzz.py test_readme.py test_refused.py
     training/test_damaged.py training/test_divergence.py
     training/test_experiment.py training/test_kills.py training/test_linear_cross_entropy.py
-    training/test_loading.py training/test_loop.py training/test_optimizers.py
-    training/test_resume.py training/test_several_processes.py training/test_sharding.py
-    training/test_token_cache.py training/test_trackers.py
+    training/test_loop.py training/test_optimizers.py training/test_resume.py
+    training/test_several_processes.py training/test_sharding.py training/test_token_cache.py
 """.split()
 
 

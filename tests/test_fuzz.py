@@ -22,7 +22,7 @@ from param_groups import Everett, Plan, Role, Rule, plan
 from plots import catalogue, tables
 from sweeps.__main__ import main
 from tests.run_folders import STATE, seal
-from tests.sweeps.test_search import BASE, EXPERIMENT, SEARCH
+from tests.sweeps.test_search import BASE, SEARCH
 from tests.sweeps.toys import ROOT, FakePool, drive, make_toy, work_of, write_file
 from training.checkpoints import checkpoint
 from training.config import leaves, load
@@ -193,7 +193,7 @@ SWEEP = "grid: {gamma.a: [1.0, 2.0]}\ncurves: {a: {}}\nmetrics: true\n"
 @pytest.mark.parametrize("kind", ["sweep", "search"])
 def test_a_folder_of_runs(kind, tmp_path, monkeypatch):
     """The next command's tables are those of an undisturbed one, or it says what is wrong."""
-    toy = make_toy(tmp_path, monkeypatch, EXPERIMENT, BASE)
+    toy = make_toy(tmp_path, monkeypatch, BASE)
     file = write_file(toy, SWEEP if kind == "sweep" else SEARCH.replace("12", "4"))
     work = drive(work_of(toy, file), FakePool())
     results, whole = tmp_path / "results", tmp_path / "whole"

@@ -267,26 +267,28 @@ def test_metrics_have_a_row_per_step_and_a_launch_of_one_curve_keeps_the_others(
     assert {first["curve"], second["curve"]} == {"a"} and first["run"] == rows_of(work)[0]["run"]
 
 
-@pytest.mark.parametrize("table", [tables.METRICS, tables.PROBES, tables.OBSERVATIONS])
-def test_a_damaged_log_is_named_with_what_to_do(tmp_path, table):
-    path = tmp_path / table.name.replace(".csv", ".jsonl")
-    path.write_bytes(b"\0" * 40)  # as a power cut may leave it
+PROBES = b'{"step": 1, "layers": {"a": {"alignment": 0.5}}}\n'
+ZEROS = b"\0" * 40  # as a power cut may leave a file
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "damaged"),
+    [
+        (tables.METRICS, {"metrics.jsonl": ZEROS}, "metrics.jsonl"),
+        (tables.PROBES, {"probes.jsonl": ZEROS}, "probes.jsonl"),
+        (tables.OBSERVATIONS, {"observations.jsonl": ZEROS}, "observations.jsonl"),
+        (tables.PROBES, {"probes.jsonl": PROBES, "plan.json": b'{"rows": ['}, "plan.json"),
+        (tables.PROBES, {"probes.jsonl": PROBES, "plan.json": b'{"forward": []}'}, "plan.json"),
+        (tables.PROBES, {"probes.jsonl": PROBES}, "plan.json"),
+    ],
+)
+def test_a_damaged_log_or_plan_is_named_with_what_to_do(tmp_path, table, files, damaged):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(RunError) as caught:
         list(table.rows(tmp_path, {}))
     line = str(caught.value)
-    assert line.startswith(f"{path}: cannot read") and "\n" not in line
-    assert line.endswith(f"delete {tmp_path} to run again")
-
-
-@pytest.mark.parametrize("content", [b'{"rows": [', b'{"forward": []}', None])
-def test_a_damaged_plan_beside_probes_is_named_with_what_to_do(tmp_path, content):
-    (tmp_path / "probes.jsonl").write_text('{"step": 1, "layers": {"a": {"alignment": 0.5}}}\n')
-    if content is not None:
-        (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(RunError) as caught:
-        list(tables.PROBES.rows(tmp_path, {}))
-    line = str(caught.value)
-    assert line.startswith(f"{tmp_path / 'plan.json'}: cannot read") and "\n" not in line
+    assert line.startswith(f"{tmp_path / damaged}: cannot read") and "\n" not in line
     assert line.endswith(f"delete {tmp_path} to run again")
 
 
