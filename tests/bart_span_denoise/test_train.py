@@ -11,7 +11,7 @@ from tests.bart_span_denoise.texts import fairseq_preprocess
 from tests.experiment_cases import CASES, write_texts
 from tests.processes import finished
 from tests.run_folders import lines
-from tests.test_experiments import flat, lines
+from tests.test_experiments import flat
 from training import loop
 from training import task as tasks
 from training.config import load

@@ -137,15 +137,6 @@ def test_a_tied_decoder_has_one_table_less_and_the_same_products():
     }
 
 
-@pytest.mark.parametrize("rule", ["standard", "bordelon"])
-def test_a_tie_without_a_rule_for_it_is_refused(rule):
-    config = "paper" if rule == "standard" else "infinite_limits_laptop"
-    keys = ["model.tied=true"]
-    keys += ["prescription.parameterization=standard"] if rule == "standard" else []
-    with pytest.raises(UserError, match=f"model.tied true: {rule} has no numbers"):
-        load(Config, ROOT / f"nanolm_c4/configs/{config}.yaml", keys)
-
-
 def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
     def embedding(*words):
         config = load(Config, ROOT / "nanolm_c4/configs/laptop.yaml", words)
