@@ -206,7 +206,10 @@ def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one
 
 
 @LOCAL
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.thorough) for one in (">&-", "2>&-"))],
+)
 def test_a_sweep_without_standard_streams_trains_all_the_same(engine, whole, closed):
     """As a daemon's: their numbers are not those of other files of the workers."""
     file = engine.folder / engine.toy / "s.yaml"

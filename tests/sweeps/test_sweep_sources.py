@@ -14,7 +14,6 @@ from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
 from tests.run_folders import end_run
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
-from training.config import apply_preset
 from training.errors import UserError
 
 
@@ -63,13 +62,6 @@ def test_a_preset_changes_what_it_names_and_keeps_the_rest(toy):
     assert {p.config.inner.kind for p in small.points} == {"big"}
     assert len(small.points) == 12 and small.config.extend is None
     assert (full.folder.name, small.folder.name) == ("s", "s_small")
-
-
-def test_presets_merge_deeply_and_leave_the_rest_alone():
-    data = {"a": {"b": 1, "c": [1, 2]}, "d": 3, "presets": {"p": {"a": {"c": [9]}, "d": None}}}
-    assert apply_preset(data, "p", "f") == {"a": {"b": 1, "c": [9]}}
-    assert apply_preset(data, None, "f") == {"a": {"b": 1, "c": [1, 2]}, "d": 3}
-    assert data["a"]["c"] == [1, 2]
 
 
 SOURCE = """
@@ -343,11 +335,6 @@ def test_rows_stay_where_a_condition_is_on_what_their_width_decides(toy):
     )
     for where in ([], ["training.batch_size<=2"]):
         assert [row["width"] for row in run(toy, path, where=where)] == ["1", "4"]
-
-
-def test_powers_of_two_may_be_whole_numbers(toy):
-    path = write(toy, "s.yaml", "grid: {width: {log2: [0, 1]}}\ncurves: {a: {}}\n")
-    assert [point.config.width for point in load(toy, path).points] == [1, 2]
 
 
 def test_a_sweep_may_match_what_its_config_alone_says(toy):

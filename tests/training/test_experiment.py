@@ -57,7 +57,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     "words",
-    [("sweeps", "run", "nanolm_c4/sweeps/figure_12_adam.yaml", "--dry-run"), ("plots", "--list")],
+    [("sweeps", "run", "nanolm_c4/sweeps/quickstart.yaml", "--dry-run"), ("plots", "--list")],
 )
 def test_who_has_seen_enough_ends_a_command_without_a_line(words):
     """As `| head` does; stdout's reader is gone before the command prints."""
