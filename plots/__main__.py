@@ -10,7 +10,7 @@
     python -m plots fill                              writes claims and findings into READMEs
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
-NAME_desktop is the same of the shipped tables of preset desktop, and so are _longer and _wide.
+NAME_desktop is the same of the shipped tables of preset desktop; so are _closer, _longer and _wide.
 Figures are PNG and PDF: of shipped tables in plots/figures/PAPER, of others by the first table.
 Findings are printed; those of shipped tables stand in plots/findings/PAPER/NAME.txt, too.
 """

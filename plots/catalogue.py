@@ -19,7 +19,7 @@ FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables
 
 def names() -> list[str]:
     """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop,
-    NAME_longer and NAME_wide of others."""
+    NAME_closer, NAME_longer and NAME_wide of others."""
     return [
         name
         for figure in figures()

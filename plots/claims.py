@@ -12,6 +12,8 @@ findings all must; one that does not, with errors for all of them together (Bonf
 from it, by more than its error; empty where that is not known. An effect has its date, and says
 *after the data* where it is younger than the commit that the runs of its tables were made from. A
 later preset stands for an earlier one where it has as many seeds and sizes; else both are judged.
+A preset called closer, with more seeds at fewer places, counts only where it has as many of both.
+*Prepared*: the sweep that would decide, and has not run.
 """
 
 from __future__ import annotations
@@ -224,15 +226,16 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
 
 def matching(figure: str, pattern: str) -> list[tuple[str, Finding]]:
     """(preset, finding) of a figure's shipped tables whose names match. Of one name a later preset
-    stands for the earlier ones, unless it rests on fewer seeds or sizes; of a pattern with a group
-    the largest measured."""
+    stands for the earlier ones, unless it rests on fewer seeds or sizes, and then beside them, but
+    for `closer`, which has fewer on purpose; of a pattern with a group the largest measured."""
     named: dict[str, list[tuple[str, Finding]]] = {}
-    for preset in ("", tables.DESKTOP, tables.WIDE):
+    for preset in ("", tables.DESKTOP, tables.CLOSER, tables.WIDE):
         for line in catalogue.of_shipped(figure + preset):
             if isinstance(line, Finding):
                 before = named.get(line.name, [])
                 left = [one for one in before if weaker(line, one[1])]
-                named[line.name] = [*left, (preset, line)]
+                fewer = bool(left) and preset == tables.CLOSER
+                named[line.name] = before if fewer else [*left, (preset, line)]
     matches = [(match, of) for name, of in named.items() if (match := re.match(pattern, name))]
     if matches and matches[0][0].groups():
         known = [m for m in matches if any(_measured(one) for _, one in m[1])]
@@ -299,7 +302,8 @@ def page() -> str:
         lines += [f"\n## {paper}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for of, claim in ((claim.entry, claim) for claim in claims() if claim.paper == paper):
             notes = (of.get("untested"), of.get("beside"), claim.blocked, claim.cause)
-            differs = (*notes, of.get("differs"))
+            ready = of.get("prepared", "")
+            differs = (*notes, of.get("differs"), ready and f"prepared: {ready}")
             number = "; ".join(filter(None, (claim.number, claim.effect)))
             cells = (of["claim"], of["where"], claim.word, number)
             three = (claim.column("sign"), claim.column("size"), claim.known_drift)

@@ -30,7 +30,8 @@ FRESH = "fresh"  # whether a run's seed had no say in the choice of its rate
 RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset
 WIDE = "_wide"  # the same with wider models
-PRESETS = (DESKTOP, "_longer", WIDE)  # ends of tables' names; laptop's have none
+CLOSER = "_closer"  # more seeds or further rates, at fewer places
+PRESETS = (DESKTOP, CLOSER, "_longer", WIDE)  # ends of tables' names; laptop's have none
 GRID = (CURVE, SEED, HORIZON, "constants")  # and all keys of a config, which have a dot
 # What tells the rows of a table apart, beside the run; all other columns are measured.
 PLACES = {

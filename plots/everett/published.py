@@ -132,4 +132,11 @@ TRANSFER = {
         )
         for n in (64, 128)
     },
+    "decay by batch": (
+        Rule("decay per step as B", "Wang & Aitchison 2024", "batch_decay_64", power=1.0),
+    ),
+    "decay by tokens": (
+        Rule("decay per step as 1/T", "Wang & Aitchison 2024", "horizon_decay_64", power=-1.0),
+        Rule("decay per step as T^(-0.47)", "Power Lines", "horizon_decay_64", power=-0.473),
+    ),
 }

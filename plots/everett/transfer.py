@@ -29,7 +29,8 @@ from plots.statistics import extrapolated
 from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
-AXES = ("embedding", "depth", "decay", "muon", "tied", "batch", "horizon")
+AXES = ("embedding", "depth", "decay", "muon", "tied")
+AXES = (*AXES, "batch", "horizon", "batch_decay", "horizon_decay")
 TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.
@@ -62,9 +63,9 @@ def read(paths: Sequence[Path]) -> dict[str, Axis]:
         lost = table[LOSS] > table[START].min() if START in table else False
         ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
         table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
-        if DECAY in table and not table.empty:  # at the rate that is best at the base width
-            base = table[table[WIDTH] == table[WIDTH].min()]
-            best = base.loc[base[LOSS].fillna(math.inf).idxmin(), RATE]
+        if DECAY in table and not table.empty:  # at the rate that is best at each size
+            ended = table[table[LOSS] < math.inf].set_index(RATE)
+            best = table[WIDTH].map(ended.groupby(WIDTH)[LOSS].idxmin())
             table = table[table[RATE] == best].assign(**{RATE: table[DECAY]})
         known = [rule.curve for rules in TRANSFER.values() for rule in rules]
         table = tables.only(table, path, CURVE, known)
@@ -180,7 +181,7 @@ def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
         for panel in grid[0][1:]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
-        value = "decay per step" if name == "decay" else "learning rate"
+        value = "decay per step" if "decay" in name else "learning rate"
         titles = (
             f"best {value}",
             "paid for the base's value",

@@ -10,7 +10,7 @@ import pytest
 from plots import catalogue, claims, rates
 from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judgement
 from plots.findings import Estimate, Finding
-from plots.tables import DESKTOP, WIDE
+from plots.tables import CLOSER, DESKTOP, WIDE
 
 # Every figure's findings take most of a minute: one process has the tests that need them.
 pytestmark = pytest.mark.xdist_group("claims")
@@ -139,10 +139,11 @@ def test_columns_are_of_all_findings():
 
 @pytest.fixture
 def figure(monkeypatch):
-    """A figure whose findings are those given, and those of presets desktop and wide."""
+    """A figure whose findings are those given, and those of presets desktop, wide and closer."""
 
-    def run(laptop, desktop=(), wide=()):
-        of = {f"paper/figure{p}": v for p, v in (("", laptop), (DESKTOP, desktop), (WIDE, wide))}
+    def run(laptop, desktop=(), wide=(), closer=()):
+        by_preset = {"": laptop, DESKTOP: desktop, WIDE: wide, CLOSER: closer}
+        of = {f"paper/figure{preset}": lines for preset, lines in by_preset.items()}
         monkeypatch.setattr(catalogue, "of_shipped", lambda name: of[name])
         return {"claim": "c", "where": "w", "figure": "paper/figure", "effect": 0.05}
 
@@ -191,6 +192,9 @@ def test_a_later_preset_replaces_an_earlier_one_where_it_is_not_weaker(
     assert sorted(one.finding.measured[:6] for one in claim.judgements) == stand
     if len(stand) > 1:  # the number says which one it is of
         assert claim.number.startswith("power of n (desktop) +0.100")
+    (last,) = stand[-1:] if len(stand) == 1 else stand[:1]  # what looks closer at less stands alone
+    claim = claims.judge("paper", {**figure([], [early], closer=[late]), "findings": "power"})
+    assert [one.finding.measured[:6] for one in claim.judgements] == [last]
 
 
 def test_fits_through_fewer_widths_or_of_fewer_seeds_are_the_weaker_ones():

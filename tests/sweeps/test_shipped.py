@@ -217,6 +217,26 @@ def test_a_block_starts_from_shipped_tables(block, gpu_results, capsys, monkeypa
     assert all(Path(path).parent.name in SEARCHED for path in missing), missing
 
 
+CLAIMS = read_yaml(ROOT / "plots/claims.yaml")
+PREPARED = {
+    entry["prepared"]: entry["claim"]
+    for of in CLAIMS.values()
+    for entry in of
+    if "prepared" in entry
+}
+
+
+@pytest.mark.parametrize("words", PREPARED)
+def test_a_prepared_run_starts_and_has_no_table(words, results, capsys):
+    """What the page of claims calls prepared, and no longer when it has run."""
+    file, preset, _ = words.split(", ", 2)
+    preset = preset.removeprefix("preset ")
+    main(["run", str(ROOT / file), "--preset", preset, "--dry-run", "--results", str(results)])
+    assert re.search(r": (\d+) of \1 runs to do", capsys.readouterr().out)
+    experiment, _, name = file.split("/")
+    assert f"{experiment}/{Path(name).stem}_{preset}" not in ORIGINS.values(), PREPARED[words]
+
+
 def test_blocks_are_named_in_the_order_in_which_they_decide():
     order = [re.search(r"# (\d)", line)[1] for line in LINES if re.search(r"# \d", line)]
     assert order == ["1", "2", "3", "4", "5"]
