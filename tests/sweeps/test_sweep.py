@@ -136,7 +136,7 @@ def test_a_second_call_finds_every_run_that_results_had_asked_for(toy):
     losses = {(1, -power): 1.0 + abs(power - 4) for power in range(2, 10)}
     losses |= {(8, -8): 2.0, (8, -4): 1.5, (8, -3): 1.2, (8, -2): 1.4}
     source = (toy / "train.py").read_text()
-    marker = "    diverged = config"
+    marker = "    diverged = max"
     (toy / "train.py").write_text(source.replace(marker, lowest_at(losses) + marker, 1))
     text = """
 curves: {a: {grid: {width: [1, 8], lr: {log2: [-9, -7]}}}}
