@@ -2,7 +2,6 @@
 
 import functools
 import os
-import random
 import sys
 from pathlib import Path
 
@@ -77,16 +76,13 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
     """Overrides for a decoder on a folder of little documents and a tokeniser for them."""
+    from tests.experiment_cases import write_texts
+
     root = tmp_path_factory.mktemp("texts")
-    (root / "texts").mkdir()
-    draw = random.Random(0)
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    for i in range(30):
-        words = ["".join(draw.choices(syllables, k=2)) for _ in range(40)]
-        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
+    write_texts(root)
     return [
         "data.source=local",
-        f"data.path={root / 'texts'}",
+        f"data.path={root / 'one'}",
         f"data.cache_dir={root / 'cache'}",
         "data.tokenizer_vocab_size=80",
         "data.validation_fraction=0.2",

@@ -20,6 +20,8 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 ROOT = Path(__file__).resolve().parents[1]
 # How a command ends, and errors of a developer or of Python's own protocols.
 NO_USERS = {"SystemExit", "KeyboardInterrupt", "NotImplementedError"}
@@ -83,7 +85,9 @@ def sites(room):
 def passed(error):
     """(file, line) of every frame that an error has passed, and those that it came from."""
     lines = {(one.tb_frame.f_code.co_filename, one.tb_lineno) for one in frames(error)}
-    for cause in filter(None, (error.__cause__, error.__context__)):
+    checked = error.errors() if isinstance(error, ValidationError) else ()
+    causes = [each.get("ctx", {}).get("error") for each in checked]
+    for cause in filter(None, (error.__cause__, error.__context__, *causes)):
         lines |= passed(cause)
     return lines
 

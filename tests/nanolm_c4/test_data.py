@@ -4,7 +4,6 @@ import io
 import itertools
 import os
 import pickle
-import random
 
 import numpy as np
 import pytest
@@ -13,21 +12,10 @@ from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
 from nanolm_c4.config import DataConfig
-from tests.text_files import as_c4, as_txt, error_line, of_split
+from tests.text_files import as_c4, as_txt, error_line, of_split, write_documents
 from training.data import text as texts
 from training.data.sampling import BatchIds
 from training.data.text import embedded_file, read_embedded
-
-SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
-WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
-
-
-def write_documents(count, seed=0):
-    """Random documents of a few sentences, each unlike the others."""
-    draw = random.Random(seed)
-    sentence = lambda: " ".join(draw.choices(WORDS, k=draw.randint(3, 9))) + draw.choice(".!?")
-    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
-
 
 DOCUMENTS = write_documents(60)
 

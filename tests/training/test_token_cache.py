@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pickle
-import random
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ import bart_span_denoise.data
 import nanolm_c4.data
 from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
+from tests.bart_span_denoise.texts import DOCUMENTS
 from tests.processes import Program, finished
 from tests.text_files import error_line
 from training import files
@@ -28,17 +28,6 @@ from training.data.token_cache import META, TokenCache, cache_problem
 from training.errors import UserError
 
 ROOT = Path(token_cache.__file__).parents[2]
-SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
-
-
-def write_documents(count):
-    draw = random.Random(0)
-    word = lambda: "".join(draw.choices(SYLLABLES, k=draw.randint(1, 3)))
-    sentence = lambda: " ".join(word() for _ in range(draw.randint(3, 9))) + "."
-    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
-
-
-DOCUMENTS = write_documents(60)
 
 
 class Experiment:
