@@ -5,10 +5,10 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
@@ -29,13 +29,12 @@ VERDICTS = {
 }
 
 
-@dataclass
-class Inputs:
+class Inputs(NamedTuple):
     """The tables of one card of the page, and the commands that draw it."""
 
     paths: list[Path]
     own: bool
-    commands: list[str] = field(default_factory=list)
+    commands: Sequence[str] = ()
 
 
 def own_table(table: str, results: Path) -> Path | None:
@@ -96,13 +95,12 @@ def provenance(path: Path) -> dict[str, str]:
     }
 
 
-@dataclass
-class Card:
-    """One article of the page."""
+class Card(NamedTuple):
+    """One article of the page, and its verdicts by kind."""
 
     name: str
     html: str
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Mapping[str, int] = {}
 
 
 def figure_card(name: str, source: Inputs) -> Card:
@@ -182,11 +180,8 @@ def _formulas(words: str) -> str:
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
     for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
         words = words.replace(plain, set_)
-    return re.sub(
-        r"\^\(([^()]*)\)|\^(\d+)",
-        lambda match: f"<sup>{(match[1] or match[2]).replace('-', '−')}</sup>",
-        words,
-    )
+    words = re.sub(r"\^(?:\(([^()]*)\)|(\d+))", r"<sup>\1\2</sup>", words)
+    return re.sub("<sup>[^<]*</sup>", lambda match: match[0].replace("-", "−"), words)
 
 
 def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
@@ -237,11 +232,15 @@ def _findings(name: str, findings: Sequence[Finding], columns: Sequence[str]) ->
         f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
         for finding in findings
     )
-    heads = "".join(f'<th scope="col">{word}</th>' for word in (*columns[:3], "verdict"))
+    return _table(f"Findings of {name}", (*columns[:3], "verdict"), rows, ' class="findings"')
+
+
+def _table(label: str, heads: Iterable[str], rows: str, kind: str = "") -> str:
+    """Rows under their heads, which a reader may scroll."""
+    heads = "".join(f'<th scope="col">{word}</th>' for word in heads)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
-        f'<table class="findings"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
-        "</table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -258,14 +257,9 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
 
 def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
-    heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
     cells = (
         "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
         for row in rows
     )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return (
-        '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
-        f'tabindex="0" role="region" aria-label="Tables"><table><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
+    body = _table("Tables", rows[0], "".join(f"<tr>{row}</tr>" for row in cells))
+    return f'<details class="made"><summary>Tables, runs and commit</summary>{body}</details>'

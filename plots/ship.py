@@ -20,7 +20,6 @@ import yaml
 
 from plots.catalogue import PAPERS
 from plots.tables import DATA, ROOT, TableError, read
-from training.errors import one_line_errors
 from training.files import write_bytes, write_json
 
 LARGE = 1_500_000  # bytes
@@ -102,24 +101,23 @@ def keep(written: bytes, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a table that cannot be shipped is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots ship", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main(argv: Sequence[str]) -> None:
+    """The command; TableError for a table that cannot be shipped."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots ship", **look)
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
-    with one_line_errors():
-        paper, _, name = args.name.partition("/")
-        if paper not in PAPERS or not name or "/" in name:
-            raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
-        try:
-            written = args.table.read_bytes()
-        except OSError as error:
-            how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
-            raise TableError(f"{args.table}: {error.strerror}; {how}") from None
-        origin = provenance(args.table, written)
-        read(args.table, ())  # refuses rows that stand twice
-        keep(written, args.data / paper / f"{name}.csv")
-        write_json(args.data / paper / f"{name}.json", origin)
+    paper, _, name = args.name.partition("/")
+    if paper not in PAPERS or not name or "/" in name:
+        raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
+    try:
+        written = args.table.read_bytes()
+    except OSError as error:
+        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
+        raise TableError(f"{args.table}: {error.strerror}; {how}") from None
+    origin = provenance(args.table, written)
+    read(args.table, ())  # refuses rows that stand twice
+    keep(written, args.data / paper / f"{name}.csv")
+    write_json(args.data / paper / f"{name}.json", origin)

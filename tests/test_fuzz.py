@@ -182,7 +182,7 @@ def test_a_table(tmp_path, monkeypatch):
     def findings(name, paths):
         with catalogue.one_line(paths):
             module = catalogue.load(name)
-            return module.findings(module.read(paths))
+            return list(module.findings(module.read(paths)))
 
     def check(name, which, changes):
         paths = [Path(shutil.copy(path, tmp_path)) for path in catalogue.shipped(name)]

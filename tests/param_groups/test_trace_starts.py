@@ -50,12 +50,13 @@ class Starts(nn.Module):
         self.resid = nn.Parameter(torch.full((2,), 1.1))
         self.dt_bias = nn.Parameter(torch.linspace(-6.6, -2, n))
         self.noise, self.head = nn.Parameter(0.1 * torch.randn(n)), linear(n, 20)
+        self.lone, self.fixed = nn.Parameter(torch.randn(1)), nn.Parameter(torch.full((1,), -4.0))
         nn.init.zeros_(self.blocks[1].weight)
 
     def forward(self, ids):
         x = self.tokens(ids)
         for gain, block in zip(self.resid, self.blocks, strict=True):
-            y = block(self.norm(x)) + self.noise
+            y = block(self.norm(x)) + self.noise + self.lone + self.fixed
             x = gain * x + y.relu() * F.softplus(y + self.dt_bias)
         return self.head(x)
 
@@ -67,6 +68,7 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
         "blocks.1.weight": "starts at 0",
         "resid": "starts at 1.1",
         "dt_bias": "starts between -6.6 and -2",
+        "fixed": "starts at -4",
     }
     assert "acts as 1" in found["norm.weight"].why
     model = Starts(WIDE)
@@ -76,7 +78,8 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
     numbers.initialise(model, seed=0)
     assert torch.equal(model.dt_bias, dt) and not model.blocks[1].weight.any()
     assert model.resid.tolist() == pytest.approx([1.1, 1.1]) and not model.norm.weight.any()
-    assert not model.noise.any() and model.blocks[0].weight.all()  # torch's noise is no start
+    assert not model.noise.any() and not model.lone.any() and model.fixed == -4.0
+    assert model.blocks[0].weight.all()  # torch's noise is no start
     x = torch.randn(500, WIDE)
     assert model.norm(x).std().item() == pytest.approx(1, rel=0.05)
     model(IDS).square().mean().backward()

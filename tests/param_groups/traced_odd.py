@@ -174,16 +174,19 @@ class Pooled(nn.Module):
         super().__init__()
         self.patch, self.head = linear(48, n), linear(n, 5)
         self.latents, self.attn = nn.Parameter(torch.randn(1, 3, n)), Cross(n, bias=False)
+        self.norm = nn.LayerNorm(n)
 
     def forward(self, image):
         x = self.patch(patches(image))
-        return self.head(self.attn(self.latents.expand(len(x), -1, -1), x).mean(1))
+        return self.head(self.attn(self.norm(self.latents).expand(len(x), -1, -1), x).mean(1))
 
 
 @case(
     """
 patch.weight patch_embedding 48 0
 latents position_embedding 1 0
+norm.weight norm_scale 1 0
+norm.bias norm_bias 1 0
 attn.query.weight query n -1
 attn.key.weight key n -1
 attn.value.weight value n -1

@@ -192,7 +192,7 @@ def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):
         if row["step"] <= 20 or (row["seed"], row[HEAD_DIM]) != (1, 16)
     ]
     losses = read(dynamics, tmp_path, rows)
-    printed = dynamics.findings(losses)
+    printed = [*dynamics.findings(losses)]
     said = list(lines(printed).values())
     assert said[0].measured.startswith("+0.0626") and said[0].measured.endswith("(n = 2)")
     assert said[2].measured.endswith("(n = 3)") and said[2].verdict == "undecided (n = 2)"
