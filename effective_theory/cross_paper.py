@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from effective_theory.stratos.table_1 import STRATOS_NAMES, STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role, Tensor
-from param_groups.check.theory import power
+from param_groups.check.theory import power_between
 from param_groups.rules.exponents import (
     FULL_ALIGNMENT,
     LAYERS,
@@ -82,7 +82,7 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
     ]
     ratio = _WIDTHS[1] / _WIDTHS[0]
     pairs = [[getattr(one, key) for one in written] for key in ("multiplier", "init_std", "lr")]
-    powers = [power(small, large, ratio) for small, large in pairs]
+    powers = [power_between(small, large, ratio) for small, large in pairs]
     return Scaling(*(-one for one in powers if one is not None))
 
 

@@ -9,8 +9,8 @@ error.
 """
 
 import argparse
+import ast
 import importlib
-import inspect
 import re
 import subprocess
 import sys
@@ -26,6 +26,9 @@ param_groups = importlib.import_module("param_groups")
 # Pictures of other hosts, and pages of workflows, which are no files of the repository.
 BADGE = re.compile(r"^(\[!\[|!\[[^]]*\]\(https:).*\n", re.M)
 
+# A command in a table is not cut inside a word: the table scrolls.
+CSS = ".md-typeset td code { word-break: normal; overflow-wrap: normal; }\n"
+
 
 def tracked(*patterns: str) -> list[str]:
     command = ["git", "ls-files", *patterns]
@@ -35,13 +38,12 @@ def tracked(*patterns: str) -> list[str]:
 
 
 def api() -> str:
-    """What `param_groups` exports, by mkdocstrings."""
-    parts = ["# param_groups: the interface"]
-    for name in param_groups.__all__:
-        value = getattr(param_groups, name)
-        if inspect.isclass(value) or inspect.isfunction(value):
-            parts.append(f"::: {value.__module__}.{value.__qualname__}")
-    return "\n\n".join(parts) + "\n"
+    """What `param_groups` exports, by mkdocstrings; read, as an import may want torch."""
+    tree = ast.parse((ROOT / "param_groups" / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    places = {name.name: f"{node.module}.{name.name}" for node in imports for name in node.names}
+    names = [f"::: {places[name]}" for name in param_groups.__all__]
+    return "\n\n".join(["# param_groups: the interface", *names]) + "\n"
 
 
 def examples(source: str) -> str:
@@ -94,6 +96,7 @@ def prepare(folder: Path, url: str) -> None:
         file = folder.parent / module
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(examples((ROOT / module).read_text(encoding="utf-8")), encoding="utf-8")
+    (folder / "site.css").write_text(CSS, encoding="utf-8")
     (folder / "api.md").write_text(api(), encoding="utf-8")
     (folder / "figures.md").write_text(gallery(pictures), encoding="utf-8")
 

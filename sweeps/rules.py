@@ -22,7 +22,7 @@ from training.errors import UserError
 from training.log import lower_is_better
 from training.runs import Summary
 
-Place = tuple[float, ...]  # a point of a cell, by the values of the searched keys
+Coordinates = tuple[float, ...]  # a point of a cell, by the values of the searched keys
 Score = tuple[float, float]  # higher is better: the metric, then minus the final loss
 Shift = Annotated[float, Field(ge=-10, le=10)]  # an exponent of two
 FAILED = {"status": "failed"}  # the result of a run that will not be tried again
@@ -32,7 +32,7 @@ FAILED = {"status": "failed"}  # the result of a run that will not be tried agai
 class Next:
     """A rule's answer: what to run next in a cell."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Coordinates, ...] = ()
     """New places."""
     seeds: tuple[int, ...] | None = None
     """Seeds of those places; by default the cell's own."""
@@ -51,13 +51,13 @@ class Cell:
     """The places of one cell, and what has come out there."""
 
     name: str
-    results: dict[Place, dict[int, Summary | None]] = field(default_factory=dict)
-    """Place -> seed -> summary; None while the run is not done."""
-    named: set[Place] = field(default_factory=set)
+    results: dict[Coordinates, dict[int, Summary | None]] = field(default_factory=dict)
+    """Coordinates -> seed -> summary; None while the run is not done."""
+    named: set[Coordinates] = field(default_factory=set)
     """Places that the sweep file names."""
-    further: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    further: dict[Coordinates, tuple[int, ...]] = field(default_factory=dict)
     """Seeds beyond the cell's own, which repeat an optimum and have no say in where it is."""
-    refused: dict[Place, str] = field(default_factory=dict)
+    refused: dict[Coordinates, str] = field(default_factory=dict)
     """Places whose values make no config, and why."""
     source: Cell | None = None
     """The cell whose optimum is to be run here, too."""
@@ -70,7 +70,7 @@ class Cell:
         asked = self.results.keys() | self.refused.keys()
         return len(asked - self.named - {self.source and optimum(self.source)})
 
-    def seeds(self, place: Place) -> dict[int, Summary | None]:
+    def seeds(self, place: Coordinates) -> dict[int, Summary | None]:
         """Seed -> summary at a place, without further seeds."""
         extra = self.further.get(place, ())
         return {seed: summary for seed, summary in self.results[place].items() if seed not in extra}
@@ -169,7 +169,7 @@ def mean_losses(cell: Cell) -> dict[float, float]:
     return losses
 
 
-def optimum(cell: Cell) -> Place | None:
+def optimum(cell: Cell) -> Coordinates | None:
     """The place with the lowest mean loss, the lowest of equals; None if every run failed."""
     losses = mean_losses(cell)
     best = min(losses, key=lambda value: (losses[value], value), default=None)
@@ -307,14 +307,14 @@ def mean_score(scores: Sequence[Score]) -> Score:
     return sum(first) / len(scores), sum(second) / len(scores)
 
 
-def candidate(scores: Mapping[Place, Score]) -> Place:
+def candidate(scores: Mapping[Coordinates, Score]) -> Coordinates:
     """The best point; among ties, the one whose values are low in all keys rather than in one.
 
     So a search that starts where every run diverges lowers every key.
     """
     tops = [max(values) for values in zip(*scores, strict=True)]
 
-    def order(place: Place) -> tuple:
+    def order(place: Coordinates) -> tuple:
         below = [math.log2(value / top) for value, top in zip(place, tops, strict=True)]
         return [-part for part in scores[place]], max(below), sum(below), place
 
@@ -322,8 +322,8 @@ def candidate(scores: Mapping[Place, Score]) -> Place:
 
 
 def around(
-    place: Place, neighbours: Sequence[Sequence[float]], known: Collection[Place] = ()
-) -> list[Place]:
+    place: Coordinates, neighbours: Sequence[Sequence[float]], known: Collection[Coordinates] = ()
+) -> list[Coordinates]:
     """The neighbours of a point, snapped to the known values.
 
     Fractional powers of two would otherwise return to a value with a different last digit.

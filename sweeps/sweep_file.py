@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from sweeps.request import Around, FileConfig, Keys, LoadedFile, Missing, open_file
-from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
+from sweeps.rules import Confirm, Coordinates, Extend, Rule, Transfer
 from training import runs
 from training.config import PositiveFloat, PositiveInt, Section, shifted
 from training.errors import UserError
@@ -263,7 +263,7 @@ class Point:
     run: str
     cell: CellKey = ("", ())
     """The curve and the values that the searched keys vary within."""
-    place: Place = ()
+    place: Coordinates = ()
     """The values of the searched keys."""
     constants: bool | str = False  # of a search: True, or "near_edge" if it ended there
 
@@ -372,7 +372,9 @@ class Sweep(LoadedFile):
         fitting = (rule.seeds for rule in self.config.more_seeds if _applies(rule, values))
         return list(dict.fromkeys(next(fitting, self.config.seeds)))
 
-    def at(self, cell: CellKey, place: Place, seeds: Sequence[int] | None = None) -> list[Point]:
+    def at(
+        self, cell: CellKey, place: Coordinates, seeds: Sequence[int] | None = None
+    ) -> list[Point]:
         """One point per seed at a place of a cell, by default the grid's own seeds there.
 
         Raises UserError if they make no valid config, or none that is meant.

@@ -120,7 +120,7 @@ class Powers:
 
 
 @functools.lru_cache(4096)  # blocks have the same numbers
-def power(small: float, large: float, ratio: float) -> Fraction | None:
+def power_between(small: float, large: float, ratio: float) -> Fraction | None:
     """p in large / small = ratio^p, exact for any but odd fractions; None if a number is zero."""
     if not (small > 0 and large > 0):
         return None
@@ -171,18 +171,18 @@ class PlanExponents:
 
     def _powers(self, name: str, low: int, high: int) -> Powers:
         small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
-        a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
+        a = -(power_between(small.multiplier, large.multiplier, ratio) or ZERO)
         first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
-        b, c = power(first, last, ratio), power(small.lr, large.lr, ratio)
+        b, c = power_between(first, last, ratio), power_between(small.lr, large.lr, ratio)
         start = None if b is None else a - b
         step = None if c is None else SHIFT[self.family] * a - c
         if step is not None and self.by_muon(name) and self.size != "depth":
             step += 1  # entries of a matrix of one spectral norm, that all point one way
         # Adafactor adds epsilon to the square of the gradient.
         square = 2 if small.optimizer == "adafactor" else 1
-        eps = None if small.optimizer in WITHOUT_EPS else power(small.eps, large.eps, ratio)
+        eps = None if small.optimizer in WITHOUT_EPS else power_between(small.eps, large.eps, ratio)
         epsilon = None if eps is None else eps / square + a
-        decay = power(small.decay_per_step, large.decay_per_step, ratio)
+        decay = power_between(small.decay_per_step, large.decay_per_step, ratio)
         kind, facts = kind_of(small, large, self.size), Role(small.role).facts
         own = "table" if (facts.kind, facts.axis) == ("embedding", OUT) else kind
         own = "query" if self.attends(name) else own
@@ -229,7 +229,7 @@ class PlanExponents:
         for plan in (self.plans[low], self.plans[high]):
             factors = (f.value * (f.head_dim or 1) for f in plan.forward if f.name == name)
             values.append(next(factors, 1.0))
-        return power(values[0], values[1], high / low)
+        return power_between(values[0], values[1], high / low)
 
 
 # What is expected of a measured slope

@@ -53,6 +53,14 @@ def test_figure_13_s_powers_are_of_what_queries_and_keys_cause():
         assert lines[f"{place} {cause}"].estimate.value == pytest.approx(power, abs=0.05)
 
 
+def test_the_limit_of_large_n_needs_alpha_one_under_sgd():
+    """Of the shipped runs, after 200 steps: at 1/2 A moves with a power of N, at 1 it does not."""
+    lines = {line.name: line for line in findings_of("bordelon/head_dimension")}
+    for alpha, low, high in (("1", -0.1, 0.1), ("1/2", 0.4, 0.6)):
+        power = lines[f"SGD, alpha_A = {alpha}, t = 200: change of A in all"].estimate.value
+        assert low < power < high
+
+
 def test_the_two_captions_of_the_decoder_stand_beside_each_number():
     lines = findings_of("bordelon/decoder")
     both = {line.published for line in lines if "minus that at 1/2, H" in line.name}
