@@ -22,7 +22,7 @@ os.fsync = lambda descriptor: None
 SLOW = """
     bart_span_denoise effective_theory measure nanolm_c4 plots vit_cifar5m vit_imagenet
     param_groups/check/test_muon_check.py
-    param_groups/check/test_transfer_command.py
+    param_groups/check/test_transfer.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
     param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
     sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py sweeps/test_search.py

@@ -292,7 +292,7 @@ def _off(powers: Sequence[Fraction | None], aim: Fraction, tolerance: float) -> 
     """The power that is not the expected one, nan if there is none; None where all is well."""
     if powers.count(None) == len(powers):
         return None
-    values = [math.nan if one is None else float(one) for one in powers]
-    if all(abs(value - aim) <= tolerance for value in values):
+    values, wanted = [math.nan if one is None else float(one) for one in powers], float(aim)
+    if all(abs(value - wanted) <= tolerance for value in values):
         return None
     return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
