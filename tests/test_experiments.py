@@ -113,7 +113,7 @@ def test_every_shipped_config_has_a_plan_without_data_and_its_cost(path, tmp_pat
     experiment = load_experiment(path.parts[0])
     config = load(experiment.config, ROOT / path, [f"data.cache_dir={tmp_path / 'cache'}"])
     monkeypatch.chdir(tmp_path)
-    plan = experiment.build_plan(config)
+    plan = experiment.plan(config)
     assert not (tmp_path / "cache").exists()
     parameters = experiment.parameters(config)
     assert parameters["total"] == sum(math.prod(row.shape) for row in plan.rows)

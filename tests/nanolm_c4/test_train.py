@@ -8,7 +8,7 @@ import pytest
 
 from nanolm_c4.config import Config
 from nanolm_c4.data import train_tokenizer
-from nanolm_c4.train import EXPERIMENT, build_plan
+from nanolm_c4.train import EXPERIMENT
 from training.config import load
 from training.errors import UserError
 
@@ -40,7 +40,7 @@ def test_decay_goes_with_the_width_as_the_config_says():
                 *changes,
             ],
         )
-        numbers = {row.name: row.lr * row.weight_decay for row in build_plan(config).rows}
+        numbers = {row.name: row.lr * row.weight_decay for row in EXPERIMENT.plan(config).rows}
         return numbers["blocks.0.mlp.up.weight"], numbers["token_embedding.weight"]
 
     hidden, embedding = per_step()
@@ -51,7 +51,7 @@ def test_decay_goes_with_the_width_as_the_config_says():
 def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
     changes = ["model.width=256", "prescription.base_width=64", "prescription.embedding_exponent=1"]
     config = load(Config, ROOT / LAPTOP, changes)
-    rates = {row.name: row.lr for row in build_plan(config).rows}
+    rates = {row.name: row.lr for row in EXPERIMENT.plan(config).rows}
     assert (
         rates["token_embedding.weight"]
         == rates["position_embedding.weight"]
@@ -128,7 +128,7 @@ def test_a_tied_decoder_has_one_table_less_and_the_same_products():
     totals = [EXPERIMENT.parameters(config)["total"] for config in (tied, untied)]
     assert totals[1] - totals[0] == 32_101 * 2048
     assert EXPERIMENT.flops(tied) == EXPERIMENT.flops(untied)
-    made = build_plan(tied)
+    made = EXPERIMENT.plan(tied)
     assert made["readout.weight"] is made["token_embedding.weight"]
     assert made.to_dict()["forward"][-1] == {
         "name": "logit_multiplier",
@@ -146,6 +146,6 @@ def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
     own = tmp_path / "own.model"
     train_tokenizer([f"line {n} of {n**3}, a short text" for n in range(300)], 70, own)
     rows, config = embedding(f"data.tokenizer={own}")
-    assert rows == 70 == build_plan(config)["readout.weight"].shape[0]
+    assert rows == 70 == EXPERIMENT.plan(config)["readout.weight"].shape[0]
     with pytest.raises(UserError, match="data.tokenizer: .*absent.model is not a usable"):
         embedding(f"data.tokenizer={tmp_path / 'absent.model'}")
