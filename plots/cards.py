@@ -2,13 +2,12 @@
 
 import base64
 import hashlib
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
@@ -44,11 +43,8 @@ def own_table(table: str, results: Path) -> Path | None:
     home = "vit_cifar5m" if described is None else described.parts[0]  # of `initial`, too
     bases = (results, results / home)
     folders = {results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))}
-    files = [
-        folder / file
-        for folder in folders
-        if re.fullmatch(rf"{sweep}(_.*)?", folder.name) and (folder / file).is_file()
-    ]
+    named = (one for one in folders if re.fullmatch(rf"{sweep}(_.*)?", one.name))
+    files = [one / file for one in named if (one / file).is_file()]
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -157,17 +153,11 @@ def _head(name: str, title: str, badge: str) -> str:
     return f"{above}<h3>{escape(plain)} {link}</h3>"
 
 
-def _picture(stem: str, item: object, title: str, caption: str) -> str:
+def _picture(stem: str, item: Any, title: str, caption: str) -> str:
     """A figure as a lossless WebP image inside the page."""
-    import matplotlib.pyplot as plt
-
-    file = io.BytesIO()
-    style.lay_out(item, DPI)
-    item.savefig(file, format="webp", dpi=DPI, pil_kwargs={"lossless": True})
     wide, high = (round(inches * SHOWN) for inches in item.get_size_inches())
-    plt.close(item)
-    shown = stem.replace("_", " ")
-    data = base64.b64encode(file.getvalue()).decode()
+    (image,) = style.files(item, stem, DPI, {"webp": {"pil_kwargs": {"lossless": True}}}).values()
+    shown, data = stem.replace("_", " "), base64.b64encode(image).decode()
     return (
         f'<label class="picture"><input type="checkbox" aria-label="Enlarge {escape(shown)}"><img '
         f'src="data:image/webp;base64,{data}" width="{wide}" height="{high}" '

@@ -10,7 +10,6 @@ your own results where --results has all tables it needs, from the shipped ones 
 
 import argparse
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from plots.cards import VERDICTS, Card, anchor, figure_card, inputs
 from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
-from plots.tables import ROOT, TableError
+from plots.tables import TableError, git
 from training.files import write_bytes, write_text
 
 # Of the words of claims, in their order.
@@ -82,7 +81,7 @@ def page(made: Sequence[Card]) -> str:
         "overview": rows,
         "chips": chips,
         "articles": parts,
-        "commit": escape(_commit()),
+        "commit": escape(git("rev-parse", "--short=10", "HEAD") or "outside of a repository"),
         "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
         "figures": str(len(made)),
     }
@@ -137,16 +136,6 @@ def picture():
     place = {"loc": "outside lower center", "ncols": 3, "columnspacing": 1, "handlelength": 1}
     figure.legend(fontsize=9, frameon=False, **place)
     return figure
-
-
-def _commit() -> str:
-    """The commit of this checkout, or that it is none."""
-    command = ["git", "rev-parse", "--short=10", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "outside of a repository"
-    return done.stdout.strip()
 
 
 def main(argv: Sequence[str]) -> None:

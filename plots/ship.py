@@ -11,15 +11,13 @@ import argparse
 import csv
 import gzip
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from plots.catalogue import PAPERS
-from plots.tables import DATA, ROOT, TableError, read
+from plots.tables import DATA, TableError, git, read
 from training.files import write_bytes, write_json
 
 LARGE = 1_500_000  # bytes
@@ -65,19 +63,10 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
     folder = table.resolve().parent
     origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
     data = _data(folder / names[0] / "config.yaml")
-    return {**origin, **data, **_date(str(first.get("commit"))), "environment": first}
-
-
-def _date(commit: str) -> dict[str, str]:
-    """When the commit was made that the runs are of, in UTC; nothing for one that git lacks."""
-    command = ["git", "show", "-s", "--date=format-local:%Y-%m-%dT%H:%M", "--format=%cd", commit]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "TZ": "UTC"}, capture_output=True, text=True
-        )
-    except OSError:
-        return {}
-    return {} if done.returncode else {"date": done.stdout.strip()}
+    # When the commit was made, in UTC; nothing for one that git lacks.
+    shown = ("--date=format-local:%Y-%m-%dT%H:%M", "--format=%cd", str(first.get("commit")))
+    date = git("show", "-s", *shown)
+    return {**origin, **data, **({"date": date} if date else {}), "environment": first}
 
 
 def _data(config: Path) -> dict[str, str]:

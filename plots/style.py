@@ -10,7 +10,7 @@ from typing import Any
 Drawn = Iterator[tuple]  # (file name, figure) each, and of some tables alone these places among all
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
-FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}  # and metadata
+FORMATS = {"png": {"metadata": {}}, "pdf": {"metadata": {"CreationDate": None}}}
 # Above all panels: a line of title and a line of caption; inches, and points of the caption.
 TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.18, 7.0
 # Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
@@ -201,15 +201,15 @@ def lay_out(figure, dpi: float) -> None:
     figure.set_layout_engine(None)
 
 
-def files(item, name: str) -> dict[str, bytes]:
-    """File name -> a figure as PNG and PDF; the same data, the same bytes."""
+def files(item, name: str, dpi: float = 0, formats: Mapping = FORMATS) -> dict[str, bytes]:
+    """File name -> a figure as PNG and PDF, or in other formats; the same data, the same bytes."""
     import matplotlib.pyplot as plt
 
-    contents = {}
-    lay_out(item, DPI)
-    for ending, metadata in FORMATS.items():
+    contents, dpi = {}, dpi or DPI
+    lay_out(item, dpi)
+    for ending, options in formats.items():
         file = io.BytesIO()
-        item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+        item.savefig(file, format=ending, dpi=dpi, **options)
         contents[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
     return contents

@@ -7,7 +7,9 @@ import difflib
 import functools
 import json
 import math
+import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,16 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     of, on = (" and ".join(dict.fromkeys(words)) for words in (sweeps, data))
     conditions = (f"only {condition}" for condition in _conditions)
     return [*filter(None, (of, *conditions, on)), *[*filter(None, counts)][:1]]
+
+
+def git(*words: str) -> str:
+    """What a command of git says of this checkout, times in UTC; nothing where it fails."""
+    utc = {**os.environ, "TZ": "UTC"}
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, env=utc, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def file_of(sweep: str) -> tuple[Path | None, str]:

@@ -56,11 +56,9 @@ def findings(table: pd.DataFrame) -> Report:
             by_width = rates.gains(*pair)
             if by_width:
                 width = max(by_width)
-                losses = [
-                    sweeps[width].loss
-                    for (family, other, _), sweeps in sweeps_of.items()
-                    if (family, other) == ("param_scaling", setting) and width in sweeps
-                ]
+                shown = ["param_scaling", setting]
+                there = ((key, line) for (*key, _), line in sweeps_of.items() if width in line)
+                losses = [line[width].loss for key, line in there if key == shown]
                 span = max(losses) - min(losses)
                 if span:
                     share = abs(by_width[width].value) / span

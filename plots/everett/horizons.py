@@ -76,7 +76,7 @@ def draw_rows(
     style.label_grid(axes, rules.values(), "learning rate", names)
 
 
-def entries(shown: list[str], labels: Mapping[str, str], ms: int) -> list[tuple[str, dict]]:
+def legend_entries(shown: list[str], labels: Mapping[str, str], ms: int) -> list[tuple[str, dict]]:
     """Legend entries of horizons, where there are two."""
     entries = [(labels[one], {"color": "0.3", "ms": ms, **LOOKS[one]}) for one in shown]
     return entries if len(shown) > 1 else []

@@ -150,7 +150,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.rate_entries(sweeps_of.items())]
-    handles += horizons.entries(shown, labels, 5)
+    handles += horizons.legend_entries(shown, labels, 5)
     for horizon in shown:
         if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
             words = f"slope that the paper prints, {horizon.replace('_', '-')}"

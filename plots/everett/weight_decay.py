@@ -95,7 +95,7 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
         axis.tick_params(labelleft=False)
     axes[-1, 0].autoscale(axis="y")  # over all panels; sharey takes the first one's range
     axes[-1, 0].set_ylabel(f"best rate's\n{style.LOSS_LABEL}")
-    entries = [*style.width_entries(colors), *horizons.entries(shown, labels, 4)]
+    entries = [*style.width_entries(colors), *horizons.legend_entries(shown, labels, 4)]
     entries.append(("without decay", {"color": "gray", "marker": "o", "ms": 4}))
     entries += style.rate_entries(with_decay.items())
     style.legend(figure, [*entries, *panels.lost_entries({**with_decay, **without})])
