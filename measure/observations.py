@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from measure import representations
 from measure.representations import Capture, Forward, capture, rms
 from training.errors import UserError
-from training.files import checksum, write_bytes
+from training.files import checksum, parse_json, write_bytes
 from training.log import Log, finite
 from training.settings import ObservedLoopConfig
 from training.task import LiveRun, Task, initialise
@@ -220,7 +219,7 @@ class ObservationLog(Log):
         """Drops what was written after the first `length` bytes, and the arrays of those steps."""
         super().cut(length)
         lines = self.path.read_text(encoding="utf-8").splitlines()
-        kept = [f"{FOLDER}/step_{json.loads(line)['step']}.safetensors" for line in lines]
+        kept = [f"{FOLDER}/step_{parse_json(line)['step']}.safetensors" for line in lines]
         folder = self.path.with_name(FOLDER)
         for path in folder.iterdir() if folder.is_dir() else ():
             if f"{FOLDER}/{path.name}" not in kept:

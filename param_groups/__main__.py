@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import textwrap
 import traceback
@@ -126,9 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         result = args.command(args)
         if isinstance(result, str):
             print(result)
-            return
-        value, rows, text = result
-        print(json.dumps(value, indent=1) if args.json else text(align(rows)))
+        else:
+            value, rows, text = result
+            print(json.dumps(value, indent=1) if args.json else text(align(rows)))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(141) from None
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

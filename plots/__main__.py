@@ -17,7 +17,6 @@ Findings are printed; those of shipped tables stand in plots/findings/PAPER/NAME
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ from pathlib import Path
 from plots import catalogue, style, tables
 from plots.catalogue import drawings, find, load, names, one_line, preset_of, shipped
 from plots.tables import TableError
+from training.errors import one_line_errors
+from training.files import write_bytes
 
 COMMANDS = ("ship", "report", "claims", "fill")
 
@@ -59,8 +60,7 @@ def make(
     if not (paths_of_user or out):
         files[catalogue.FINDINGS / f"{name}.txt"] = f"{text}\n".encode()
     for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write_bytes(path, content)
     return text, list(files)
 
 
@@ -108,27 +108,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command; a user's mistake is one line and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] and argv[0] in COMMANDS:
-        return importlib.import_module(f"plots.{argv[0]}").main(argv[1:])
+        importlib.import_module(f"plots.{argv[0]}").main(argv[1:])
+        return
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     if not (args.name or args.all or args.list or args.help):
         parser.error("give a figure's NAME, --all or --list")
     if args.name and (args.all or args.list):
         parser.error(f"{args.name!r} with --{'all' if args.all else 'list'}: give one of them")
-    try:
+    with one_line_errors(OSError):
         if args.help:
             print(load(find(args.name)).__doc__ if args.name else parser.format_help())
         elif args.list:
             _list()
         else:
             _draw(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise SystemExit(141) from None
-    except (TableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

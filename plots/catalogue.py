@@ -85,7 +85,9 @@ def one_line(paths_of_user: Sequence[Path]) -> Iterator[None]:
         tables.refuse_overlap(paths_of_user)
     except TableError:
         raise
-    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+    except (
+        *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError),
+    ) as error:
         if not paths_of_user:
             raise
         files, why = ", ".join(map(str, paths_of_user)), " ".join(str(error).split())

@@ -34,6 +34,8 @@ import yaml
 from plots import catalogue, tables
 from plots.findings import Estimate, Finding, kind
 from plots.statistics import slope
+from training.errors import one_line_errors
+from training.files import write_text
 
 PAPERS = ("Everett et al.", "Dinan et al.", "Bordelon et al.", "Stratos")
 CLAIMS, PAGE = (Path(__file__).with_name(f"claims.{end}") for end in ("yaml", "md"))
@@ -315,5 +317,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots claims", **look).parse_args(argv)
-    PAGE.write_text(page(), encoding="utf-8")
+    with one_line_errors():
+        write_text(PAGE, page())
     print(PAGE)

@@ -15,6 +15,8 @@ from plots import catalogue, tables
 from plots.claims import PAPERS, claims
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
+from training.errors import one_line_errors
+from training.files import write_text
 
 READMES = ("*.md", "*/README.md")
 MARKED = re.compile(
@@ -80,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes all files; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)
-    for path in files():
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-        print(path.relative_to(ROOT))
+    with one_line_errors():
+        for path in files():
+            write_text(path, filled(path.read_text(encoding="utf-8")))
+            print(path.relative_to(ROOT))

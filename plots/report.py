@@ -23,6 +23,8 @@ from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
 from plots.tables import ROOT, TableError
+from training.errors import one_line_errors
+from training.files import write_bytes, write_text
 
 # Of the words of claims, in their order.
 COLORS = (style.GREEN, style.SKY, style.ORANGE, style.PINK, style.VERMILION, "0.72", "0.9")
@@ -157,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of all claims")
     args = parser.parse_args(argv)
     results, output = args.results, args.output
-    try:
+    with one_line_errors(OSError):
         if output.is_dir():
             raise TableError(
                 f"{output} is a folder; give --output a file in it, such as report.html"
@@ -168,17 +170,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "that `python -m sweeps run` wrote to, or leave it out"
             )
         if args.picture:
-            args.picture.write_bytes(style.files(picture(), "report")["report.png"])
+            write_bytes(args.picture, style.files(picture(), "report")["report.png"])
             print(f"written: {args.picture}")
             return
-        output.parent.mkdir(parents=True, exist_ok=True)
         made = []
         for name in names():  # minutes
             made.append(figure_card(name, inputs(name, results)))
             print(f"drawn: {name}", file=sys.stderr, flush=True)
         text = page(made)
-        output.write_text(text, encoding="utf-8")
+        write_text(output, text)
         print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")
-    except (TableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None

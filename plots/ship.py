@@ -13,7 +13,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,8 @@ import yaml
 
 from plots.catalogue import PAPERS
 from plots.tables import DATA, ROOT, TableError, read
+from training.errors import one_line_errors
+from training.files import write_bytes, write_json
 
 LARGE = 1_500_000  # bytes
 # What the data that come with an experiment are, for captions.
@@ -50,7 +51,7 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
         try:
             summary = json.loads(path.read_text(encoding="utf-8"))
             environments[name] = dict(summary["environment"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
     first = environments[names[0]]
     # Beside a GPU the number of threads of its CPU changes no result.
@@ -94,10 +95,10 @@ def keep(written: bytes, path: Path) -> None:
     """Writes a table to `path`, or to `path`.gz if it is large; the other one is removed."""
     packed = path.with_name(path.name + ".gz")
     if len(written) < LARGE:
-        path.write_bytes(written)
+        write_bytes(path, written)
         packed.unlink(missing_ok=True)
     else:
-        packed.write_bytes(gzip.compress(written, mtime=0))  # the same table gives the same bytes
+        write_bytes(packed, gzip.compress(written, mtime=0))  # the same table gives the same bytes
         path.unlink(missing_ok=True)
 
 
@@ -109,20 +110,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         paper, _, name = args.name.partition("/")
         if paper not in PAPERS or not name or "/" in name:
             raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
-        origin = provenance(args.table, written := args.table.read_bytes())
+        try:
+            written = args.table.read_bytes()
+        except OSError as error:
+            how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
+            raise TableError(f"{args.table}: {error.strerror}; {how}") from None
+        origin = provenance(args.table, written)
         read(args.table, ())  # refuses rows that stand twice
-        folder = args.data / paper
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv, and a folder"
-        print(f"error: {error.filename}: {error.strerror}; {how}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except TableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    keep(written, folder / f"{name}.csv")
-    (folder / f"{name}.json").write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+        keep(written, args.data / paper / f"{name}.csv")
+        write_json(args.data / paper / f"{name}.json", origin)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from training.conditions import SIGNS, parse
+from training.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "plots" / "data"
@@ -62,7 +63,7 @@ SOURCES = {
 }
 
 
-class TableError(ValueError):
+class TableError(UserError):
     """A table that a figure cannot be drawn from."""
 
 

@@ -145,11 +145,11 @@ def _run(args: argparse.Namespace, path: Path) -> int:
         pool.check(args.engine, options)
         work = work_of(file, looks=True)
         more = [*file.sources.assumed, *work.listed()] if args.verbose else []
-        print("\n".join([_headline(work, args.workers or 1), *more]), flush=True)
         lacking = dict.fromkeys(file.missing_data(point.config for point in work.left))
+        most = max(map(work.needs, work.left), default=pool.Needs(), key=lambda one: one.gpus)
+        print("\n".join([_headline(work, args.workers or 1), *more]), flush=True)
         if args.engine == "local" or args.gpus is not None:
             count = len(pool.visible_gpus()) if args.gpus is None else args.gpus
-            most = max(map(work.needs, work.left), default=pool.Needs(), key=lambda one: one.gpus)
             if most.lacks(count):
                 lacking[
                     f"note: {path}: its largest run needs {most.gpus} GPUs, and there are {count}; "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.files import is_locked, open_plain
+from training.files import is_locked, open_plain, parse_json
 
 if TYPE_CHECKING:
     from sweeps.sweep import Work
@@ -105,7 +104,7 @@ def last_line(run_dir: Path) -> dict[str, Any]:
         with open_plain(run_dir / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().split(b"\n")[:-1]
-        line = json.loads(lines[-1])
+        line = parse_json(lines[-1])
         return line if isinstance(line, dict) else {}
     except (OSError, ValueError, IndexError):
         return {}

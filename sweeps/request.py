@@ -41,7 +41,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
-from training.files import read_text
+from training.files import parse_json, read_text
 from training.settings import RunConfig
 
 FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
@@ -100,9 +100,9 @@ def plain(value: Any) -> float | str:
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """The runs that a sweep has asked for so far; none if the manifest is missing or damaged."""
     try:
-        entries = json.loads(read_text(path))
+        entries = parse_json(read_text(path))
         return [{**entry, "run": entry["run"], "curve": entry["curve"]} for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return []
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sweeps.request import FRESH, plain, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
-from training.files import read_text, reading, write_json, write_text
+from training.files import parse_json, read_text, reading, write_json, write_text
 from training.runs import Summary
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with reading(path, f"; delete {path.parent} to run again"):
-        lines = [json.loads(line) for line in read_text(path).splitlines()]
+        lines = [parse_json(line) for line in read_text(path).splitlines()]
         return [{**line, "step": line["step"]} for line in lines]
 
 
@@ -184,7 +183,7 @@ def _alignment(run_dir: Path, summary: Summary) -> Iterator[Cells]:
     lines, path, plan = _lines(run_dir / "probes.jsonl"), run_dir / "plan.json", {}
     if lines:
         with reading(path, f"; delete {run_dir} to run again"):
-            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            rows = parse_json(read_text(path))["rows"]
             plan = {row["name"]: row for row in rows}
     for line in lines:
         for layer, measured in line["layers"].items():

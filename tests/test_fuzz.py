@@ -19,13 +19,20 @@ from torch import nn
 
 from nanolm_c4.config import Config
 from param_groups import Everett, Plan, Role, Rule, plan
+from param_groups.check.transfer_command import Runs
 from plots import catalogue, tables
 from sweeps.__main__ import main
+from sweeps.progress import last_line
+from sweeps.request import read_manifest
+from sweeps.tables import _lines
 from tests.run_folders import STATE, seal
 from tests.sweeps.test_search import BASE, EXPERIMENT, SEARCH
 from tests.sweeps.toys import ROOT, FakePool, drive, make_toy, work_of, write_file
+from training import runs
 from training.checkpoints import checkpoint
 from training.config import leaves, load
+from training.data.text import _read_files
+from training.data.token_cache import TokenCache
 from training.errors import Damaged, one_line_errors
 
 SECONDS = float(os.environ.get("FUZZ", 0))
@@ -248,6 +255,33 @@ def test_a_table(tmp_path, monkeypatch):
         assert not any(re.search(r"\bnan\b", str(line)) for line in found)
 
     return check
+
+
+NESTED = {  # files that are JSON, and their readers
+    "summary.json": lambda path: runs.summary(path.parent),
+    "plan.json": lambda path: runs.refuse_other(path.parent, None, None),
+    "metrics.jsonl": lambda path: [*_lines(path), last_line(path.parent)],
+    "meta.json": lambda path: TokenCache(path.parent),
+    "manifest.json": read_manifest,
+    "corpus.jsonl": lambda path: [*_read_files([path], "text")],
+    "runs.jsonl": lambda path: Runs(path.parent, {}),
+    "a_table.json": lambda path: tables.origin(path),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_json_of_endless_depth(name, tmp_path):
+    """No reader ends with a traceback, though json's error of it is no ValueError."""
+    for other in NESTED:
+        head = "{}\n" if other.endswith("jsonl") else ""
+        (tmp_path / other).write_text(head + "[" * 99_999 + "\n")
+    (tmp_path / "config.yaml").touch()
+
+    def read():
+        with catalogue.one_line([tmp_path] if name == "a_table.json" else []):
+            NESTED[name](tmp_path / name)
+
+    in_one_line(read, tables.TableError)
 
 
 SWEEP = "grid: {gamma.a: [1.0, 2.0]}\ncurves: {a: {}}\nmetrics: true\n"

@@ -22,7 +22,7 @@ STANDS_ON = {
     "sweeps": ("training", "param_groups.fits"),
     **dict.fromkeys(EXPERIMENTS, ("param_groups", "training", "measure")),
     "effective_theory": ("param_groups", "training", "measure"),
-    "plots": ("param_groups.fits", "training.conditions"),
+    "plots": ("param_groups.fits", *(f"training.{f}" for f in ("conditions", "errors", "files"))),
 }
 # Files at the edge of the repository, which may import all of these and nobody imports.
 EDGE = ("scripts", "benchmarks", "examples")

@@ -43,7 +43,7 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
 
 
@@ -69,6 +69,14 @@ def read_text(path: Path) -> str:
         return file.read()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What JSON says; ValueError for what is none, or is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def refuse_file(folder: Path) -> None:
     """RunError where a folder, or one that it would lie in, is a file."""
     for path in (folder, *folder.parents):
@@ -77,9 +85,15 @@ def refuse_file(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces a file atomically: a reader, or a crash, sees the old content or the new one."""
+    """Replaces a file atomically: a reader, or a crash, sees the old content or the new one.
+
+    What is in /dev, such as /dev/stdout, is no file to be replaced.
+    """
     temporary = _hidden(path)
     with writing(path):
+        if path.is_relative_to("/dev"):
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:

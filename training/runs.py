@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import Section, read_yaml, set_keys, to_yaml
 from training.errors import Damaged, RunError
-from training.files import checksum, locked, read_text, refuse_file, write_json, write_text
+from training.files import (
+    checksum,
+    locked,
+    parse_json,
+    read_text,
+    refuse_file,
+    write_json,
+    write_text,
+)
 from training.log import Log, changed
 from training.settings import RunConfig, default_epsilon
 
@@ -63,7 +71,7 @@ def summary(run_dir: Path) -> Summary | None:
     """What summary.json says, or None without one; RunError when the file is damaged."""
     path = run_dir / "summary.json"
     try:
-        value = json.loads(read_text(path))
+        value = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -138,7 +146,7 @@ def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     if not trained or not (run_dir / "config.yaml").is_file():
         return
     try:
-        planned = Plan.from_dict(json.loads(read_text(path)))
+        planned = Plan.from_dict(parse_json(read_text(path)))
     except FileNotFoundError:  # its checkpoints know the plan, too
         planned = None
     except (OSError, ValueError, PlanError) as error:

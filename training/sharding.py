@@ -55,7 +55,7 @@ def requested() -> Sharding | None:
         return None
     if world == 1:
         raise UserError("a single process has nothing to shard: launch several, or without FSDP")
-    true, false, settings = ("true", "false"), ("false",), {}
+    true, false, settings = ("true",), ("false",), {}
     for key, known in (
         ("fsdp_version", ("2",)),
         ("fsdp_offload_params", false),

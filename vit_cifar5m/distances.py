@@ -139,7 +139,7 @@ def read_runs(folder: Path) -> list[Run]:
     Raises UserError for a folder without runs, RunError for a damaged manifest and for a run that
     is not at its end, has not stored its logits, or is not comparable with the first of its limit.
     """
-    from training.files import reading
+    from training.files import parse_json, reading
 
     manifest = folder / "manifest.json"
     if not manifest.exists():
@@ -148,7 +148,7 @@ def read_runs(folder: Path) -> list[Run]:
             "`python -m sweeps run` leaves it"
         )
     with reading(manifest, "; run the sweep again to write it again"):
-        entries = {entry["run"]: entry for entry in json.loads(manifest.read_bytes())}.values()
+        entries = {entry["run"]: entry for entry in parse_json(manifest.read_bytes())}.values()
         found = [run for entry in entries if (run := _run(folder, **entry)) is not None]
     if not found:
         raise UserError(f"{folder}: no finished run in it; run the sweep first")

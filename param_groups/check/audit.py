@@ -56,6 +56,7 @@ from param_groups.check.measuring import Build, optimizer_of, pooled
 from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
 from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
+from param_groups.check.written import write
 from param_groups.roles import PlanError
 from param_groups.rows import align
 
@@ -294,14 +295,14 @@ def main(
     saved = {str(s): {n: asdict(r) for n, r in found.items()} for s, found in readings.items()}
     saved = json.loads(json.dumps(saved))
     if args.save:
-        args.save.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
+        write(args.save, json.dumps(saved, indent=1) + "\n")
     result = audit(readings, depth=bool(args.depths), rule=args.rule)
     if args.against:
         try:
             before = json.loads(args.against.read_text(encoding="utf-8"))
             if not _nested(before, 3):
                 raise ValueError("expected {size: {tensor: {number: value}}}, as --save writes it")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PlanError(f"--against {args.against}: no saved numbers ({error})") from None
         lines += changes(before, saved)
         print("\n".join([*lines, f"{len(lines)} changes against {args.against}"]))

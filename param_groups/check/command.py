@@ -22,7 +22,6 @@ where no verdict is bad but a rate depends on what was not judged.
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import importlib.util
 import inspect
@@ -31,7 +30,7 @@ import math
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +50,7 @@ from param_groups.check.measuring import (
     check_numbers,
     measure,
 )
+from param_groups.check.written import results_in, write, write_table
 from param_groups.model.trace import Trace, traced
 from param_groups.roles import Rule
 
@@ -192,9 +192,6 @@ def function_of(module: ModuleType, path: Path, signature: str, returns: str) ->
 def run(target: Target, args: argparse.Namespace) -> int:
     """Measures, writes the results, prints the verdicts; the exit code."""
     folder = (args.out or Path("coordinate_check") / target.name) / target.part
-    if folder.exists() and not folder.is_dir():  # before what takes long
-        raise CheckError(f"--out {folder}: a file is in the way; give a folder")
-    folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     progress = lambda line: print(line, file=sys.stderr)
 
@@ -202,7 +199,8 @@ def run(target: Target, args: argparse.Namespace) -> int:
         options: dict[str, Any] = {"steps": args.steps, "seeds": seeds, "device": device}
         return measure(target.build, args.widths, progress=progress, **options)
 
-    measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
+    with results_in(folder):
+        measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
     numbers = judging.judge(measurement.plans)
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
     rules = target.build.rules if isinstance(target.build, Ruled) else ()
@@ -226,11 +224,8 @@ def run(target: Target, args: argparse.Namespace) -> int:
         "slopes": [asdict(slope) for slope in powers],
     }
     table, picture = folder / "coordinate_check.csv", folder / "coordinate_check.png"
-    with open(table, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(Coordinate.__dataclass_fields__), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(point) for point in measurement.points)
-    (folder / "coordinate_check.json").write_text(as_json(result))
+    write_table(table, Coordinate.__dataclass_fields__, map(astuple, measurement.points))
+    write(folder / "coordinate_check.json", as_json(result))
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:
         print(f"{seeds} seeds per width: {args.seeds} left a verdict unclear")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from param_groups.check.measuring import INPUT, Coordinate, pooled
 from param_groups.check.slopes import BAD, UNCLEAR, worst
 from param_groups.check.theory import EXCEPTION, OK
 from param_groups.check.transfer import Answer
+from param_groups.check.written import write
 
 ACROSS = 5
 DRAWN = ("init", "change")
@@ -66,7 +68,7 @@ def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) ->
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
     origin = ", ".join(str(rule[key]) for key in keys if isinstance(rule.get(key), str))
     figure.suptitle(f"coordinate check of {result['name']}: {origin}", fontsize=9)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def _means(points: Sequence[Coordinate], name: str) -> dict[tuple[str, int], dict[int, float]]:
@@ -113,4 +115,10 @@ def draw_transfer(answer: Answer, path: Path) -> None:
         axes.tick_params(labelsize=7)
     rates.set_yscale("log", base=2)
     figure.suptitle(f"the best rate: {answer.verdict}", fontsize=10)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    write(path, content.getvalue())

@@ -18,7 +18,6 @@ transfer.csv, transfer.json and, with matplotlib, transfer.png. Exit code: 0 the
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import itertools
 import json
@@ -41,6 +40,7 @@ from param_groups.check import transfer
 from param_groups.check.command import TASK, as_json, load_function, with_rules
 from param_groups.check.measuring import Check, CheckError, optimizer_of
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
+from param_groups.check.written import results_in, write, write_table
 from param_groups.roles import PlanError, choose
 from param_groups.rows import align
 from param_groups.schedules import SHAPES, factor
@@ -77,8 +77,9 @@ def main(argv: Sequence[str]) -> None:
         "widths": sorted(args.widths)[:2],  # of the global rate, and of a trace
         **{key: getattr(args, key) for key in ("steps", "schedule", "warmup")},
     }
-    curves = Runs(out, settings)
-    _train_all(args, grid, curves)
+    with results_in(out):
+        curves = Runs(out, settings)
+        _train_all(args, grid, curves)
     answer = transfer.answer(grid, curves.losses, args.effect)
     collapse = _collapse(grid, answer, curves)
     places = _write(out, grid, settings, answer, collapse, curves)
@@ -141,13 +142,11 @@ class Runs:
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.curves: dict[Run, list[float]] = {}
-        self.path = folder / "runs.jsonl"
-        if folder.exists() and not folder.is_dir():
-            raise CheckError(f"--out {folder}: a file is in the way; give a folder")
+        self.path, self.head = folder / "runs.jsonl", json.dumps(settings)
         if self.path.exists():
             text = self.path.read_text(encoding="utf-8", errors="replace")  # judged line by line
             head, *lines = text.split("\n")
-            if head != json.dumps(settings):
+            if head != self.head:
                 raise CheckError(
                     f"{self.path}: its runs are of another file or of other settings, such as the "
                     "smallest widths; give another --out, or delete the folder"
@@ -158,21 +157,18 @@ class Runs:
                     width, octave, seed, curve = json.loads(line)
                     losses = zip(curve, range(POINTS + 1), strict=True)
                     self.curves[Run(width, octave, seed)] = [float(value) for value, _ in losses]
-                except (ValueError, TypeError):
+                except (ValueError, TypeError, RecursionError):
                     raise CheckError(
                         f"{self.path}, line {number}: expected a run, [width, log2 of the rate, "
                         "seed, losses]; delete the line, and the run is trained again"
                     ) from None
-            whole = "\n".join([head, *lines[:-1], ""])
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            whole = json.dumps(settings) + "\n"
-        self.path.write_text(whole, encoding="utf-8")
+            write(self.path, "\n".join([self.head, *lines[:-1], ""]))
 
     def keep(self, run: Run, curve: list[float]) -> None:
         """Writes a finished run down."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([*run, curve]) + "\n")
+        adds = self.path.exists()
+        head = "" if adds else f"{self.head}\n"
+        write(self.path, f"{head}{json.dumps([*run, curve])}\n", adds)
         self.curves[run] = curve
 
     @property
@@ -365,18 +361,19 @@ def _write(
     runs: Runs,
 ) -> list[str]:
     """The runs as a table, the answer as JSON, the picture; lines with their places."""
-    with open(out / "transfer.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("width", "lr", "seed", "chooses", "loss"))
-        for run, loss in sorted(runs.losses.items()):
-            writer.writerow((run.width, 2.0**run.octave, run.seed, run.seed in grid.seeds, loss))
+    header = ("width", "lr", "seed", "chooses", "loss")
+    rows = (
+        (run.width, 2.0**run.octave, run.seed, run.seed in grid.seeds, loss)
+        for run, loss in sorted(runs.losses.items())
+    )
+    write_table(out / "transfer.csv", header, rows)
     result = {
         "settings": settings,
         "torch": torch.__version__,
         "collapse": collapse,
         **asdict(answer),
     }
-    (out / "transfer.json").write_text(as_json(result), encoding="utf-8")
+    write(out / "transfer.json", as_json(result))
     places = [f"table: {out / 'transfer.csv'}"]
     try:
         from param_groups.check.figure import draw_transfer

@@ -7,6 +7,7 @@ The FILE runs in a process of its own. A verdict is what that has written down; 
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -60,14 +61,21 @@ def judge() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and _is_ours(error):
             code = int(error.code or 0)
+        elif isinstance(error, BrokenPipeError) and _is_ours(error):
+            code = 141  # `| head` has seen enough
         else:
             _tell(error, words)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+    if code == 141:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
     Path(place).write_text(str(code))
 
 
-def _is_ours(error: SystemExit) -> bool:
-    """Whether this package, or argparse for it, has asked for the end: nobody else called them."""
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package, or argparse for it, has raised this: nobody else called them."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = [str(frame.f_globals.get("__name__")) for frame in frames]
     return all(name == "argparse" or name.startswith("param_groups.") for name in names)

@@ -95,7 +95,8 @@ def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
 
 # What a model held before
 
-# Of every tensor of a model that was planned or drawn, (id, torch's count of writes) at that time.
+# Of every tensor of a model that was planned or drawn, (id, torch's count of writes) at that time;
+# the id is 0 on the meta device, where there is nothing to lose.
 _VERSIONS: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -104,7 +105,9 @@ _CONSTANT_WHEN_FRESH = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.NORM_BIAS}
 
 def note_versions(model: nn.Module) -> None:
     """Remembers when each tensor was last written to."""
-    _VERSIONS[model] = {name: (id(p), p._version) for name, p in model.named_parameters()}
+    _VERSIONS[model] = {
+        name: (0 if p.is_meta else id(p), p._version) for name, p in model.named_parameters()
+    }
 
 
 def check_fresh(module: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None:
@@ -128,9 +131,10 @@ def check_fresh(module: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None
                 f"{row.name!r} was written to since the plan was made or drawn, by load_state_dict "
                 f"or training, and its values would go{way_out}"
             )
-        # Memory that nothing was written to, as to_empty leaves it, holds anything.
-        written = row.role in _CONSTANT_WHEN_FRESH and parameter._version > 0
-        if written and parameter.numel() > 1 and constant(parameter) is None:
+        # Memory that nothing was written to, as to_empty leaves it, holds anything; so does a copy.
+        written = parameter._version > 0 or (identity and not is_sharded(parameter))
+        judged = row.role in _CONSTANT_WHEN_FRESH and written and parameter.numel() > 1
+        if judged and constant(parameter) is None:
             raise PlanError(
                 f"{row.name!r} ({row.role}) has other values than a fresh model's, which are one "
                 f"number: those of a checkpoint would go{way_out}"

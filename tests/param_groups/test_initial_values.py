@@ -1,5 +1,6 @@
 """What a plan does to tiny models: initial values, multipliers, and equivalent training."""
 
+import copy
 import math
 
 import pytest
@@ -192,6 +193,17 @@ def loaded_before(tmp_path):
     return model, rules
 
 
+def loaded_whole(tmp_path):
+    model, rules = loaded_before(tmp_path)
+    torch.save(model, tmp_path / "model.pt")
+    return torch.load(tmp_path / "model.pt", weights_only=False), rules
+
+
+def copied(tmp_path):
+    model, rules = loaded_before(tmp_path)
+    return copy.deepcopy(model), rules
+
+
 def loaded_after(model):
     model.load_state_dict({name: value + 1e-3 for name, value in model.state_dict().items()})
 
@@ -206,10 +218,12 @@ def stepped(model):
     [
         (pretrained, None, "the model was loaded from '.*', and its weights would go"),
         (loaded_before, None, r"'1.weight' \(norm_scale\) has other values than a fresh model's"),
+        (loaded_whole, None, r"'1.weight' \(norm_scale\) has other values than a fresh model's"),
+        (copied, None, r"'1.weight' \(norm_scale\) has other values than a fresh model's"),
         (normed, loaded_after, "'0.weight' was written to since the plan was made or drawn, by l"),
         (normed, stepped, "'0.weight' was written to since the plan was made or drawn, by load_s"),
     ],
-    ids=["from_pretrained", "load_state_dict", "load_state_dict after plan", "a step"],
+    ids=["from_pretrained", "load_state_dict", "load", "deepcopy", "load_state_dict later", "step"],
 )
 def test_a_checkpoint_is_not_drawn_over_in_silence(tmp_path, make, change, message):
     model, rules = make(tmp_path)

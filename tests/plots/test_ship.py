@@ -77,4 +77,5 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, capsys):
     table = sweep(tmp_path / "sweep", [{"commit": "abc"}])
     with pytest.raises(SystemExit, match="2"):
         main(["ship", str(table), "dinan/figure", "--data", str(table)])
-    assert f"error: {table}/dinan: Not a directory; give" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"error: {table}/dinan/figure.csv: cannot write: Not a directory" in error

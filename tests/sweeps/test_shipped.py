@@ -57,6 +57,33 @@ def test_names_of_a_sweeps_runs_stay(command, tmp_path, monkeypatch):
     assert [len(names), digest] == RECORDED[command]
 
 
+MINUTES = {"s": 1 / 60, "min": 1, "minutes": 1, "h": 60, "hours": 60, "d": 1440}
+
+
+def minutes(text):
+    parts = re.findall(rf"([\d.]+) ({'|'.join(MINUTES)})\b", text)
+    return sum(float(number) * MINUTES[unit] for number, unit in parts)
+
+
+def announced(command, capsys):
+    """Minutes that a dry run says."""
+    assert main(["run", *command, "--dry-run"]) in (None, 0)
+    return minutes(re.search(r"about (.*) on \d CPU cores?", capsys.readouterr().out)[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", tracked("*/sweeps/*.yaml"), ids=lambda path: path.stem)
+def test_the_time_in_a_files_head_is_the_dry_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    _, _, time, command, *_ = path.read_text(encoding="utf-8").splitlines()
+    if " of one core" not in time:
+        pytest.skip("GPU-hours, which `sweeps cost` says")
+    words = command.split("python -m sweeps run ")[1].split()
+    options = ["--workers", "1", "--results", str(tmp_path)]
+    said = announced([*words, *options], capsys)
+    assert minutes(time.split(" of one core")[0]) == pytest.approx(said, rel=0.06, abs=0.6)
+
+
 @pytest.mark.parametrize("file", [key for key in RECORDED if "/configs/" in key])
 def test_names_of_single_runs_stay(file):
     kind = importlib.import_module(f"{file.split('/')[0]}.config").Config

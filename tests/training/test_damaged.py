@@ -43,6 +43,10 @@ def empty(path):
     path.write_text("")
 
 
+def nest(path):  # deeper than Python's reader of JSON goes
+    path.write_text("[" * 99_999)
+
+
 def pipe(path):  # which nobody writes to, so that a reader would wait for ever
     path.unlink()
     os.mkfifo(path)
@@ -51,7 +55,7 @@ def pipe(path):  # which nobody writes to, so that a reader would wait for ever
 DAMAGES = [
     (file, damage)
     for file in (STATE, "meta.json", "checksums.json")
-    for damage in (truncate, flip, Path.unlink, empty, link, pipe)
+    for damage in (truncate, flip, Path.unlink, empty, nest, link, pipe)
 ]
 
 

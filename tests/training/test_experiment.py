@@ -52,13 +52,18 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     "words",
-    [("sweeps", "run", "nanolm_c4/sweeps/figure_12_adam.yaml", "--dry-run"), ("plots", "--list")],
+    [
+        "sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --dry-run".split(),
+        "plots --list".split(),
+        "param_groups exponents".split(),
+        "param_groups check examples/coordinate_check_mlp.py --seeds 1 --out OUT".split(),
+    ],
 )
-def test_who_has_seen_enough_ends_a_command_without_a_line(words):
+def test_who_has_seen_enough_ends_a_command_without_a_line(words, tmp_path):
     """As `| head` does; stdout's reader is gone before the command prints."""
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", *words]
+    command = [sys.executable, "-m", *(str(tmp_path) if word == "OUT" else word for word in words)]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, text=True)
     os.close(write)
     assert done.returncode == 141 and "error" not in done.stderr.lower()

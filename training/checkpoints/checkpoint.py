@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 
 from training import processes, sharding
 from training.errors import Damaged, UserError, reason
-from training.files import checksum, read_text, sync
+from training.files import checksum, parse_json, read_text, sync
 
 _META, _CHECKSUMS, _SUFFIX = "meta.json", "checksums.json", ".safetensors"
 _SHARD = "shard-{:05d}-model-00001-of-00001" + _SUFFIX  # torch's name of a process's file
@@ -187,11 +187,11 @@ def load(path: Path) -> Checkpoint:
     with _reading(path):
         for name in sorted(_sums(path).keys() - {_META}):
             file = safe_open(path / name, "pt")
-            offsets = json.loads(file.metadata()[_OFFSETS])
+            offsets = parse_json(file.metadata()[_OFFSETS])
             for key in file.keys():  # noqa: SIM118 - no mapping
                 first = (offsets[key]["saved_offsets"] or [0])[0]
                 parts.setdefault(key, []).append((first, file.get_slice(key)))
-        return Checkpoint(path, json.loads(read_text(path / _META)), parts)
+        return Checkpoint(path, parse_json(read_text(path / _META)), parts)
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def _sums(path: Path) -> dict[str, Any]:
     """What checksums.json says of each file; no name in it leads out of the folder."""
     if path.is_symlink():
         raise Damaged(f"{path}: a link, not a checkpoint")
-    sums = json.loads(read_text(path / _CHECKSUMS))
+    sums = parse_json(read_text(path / _CHECKSUMS))
     if _META not in sums or not all(map(_FILE.fullmatch, sums)):
         raise Damaged(f"{path / _CHECKSUMS}: does not list the files of a checkpoint")
     return sums

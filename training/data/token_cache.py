@@ -25,7 +25,7 @@ import numpy as np
 
 from training.config import Section, load
 from training.errors import UserError, one_line_errors, reason
-from training.files import discard, publish, scratch_folder, sha256, sync, write_json
+from training.files import discard, parse_json, publish, scratch_folder, sha256, sync, write_json
 
 META = "meta.json"
 REPORT_SECONDS = 10.0
@@ -117,7 +117,7 @@ def _describe(folder: Path, meta: dict[str, Any], packages: tuple[str, ...]) -> 
 def cache_problem(folder: Path) -> str | None:
     """Why a cache cannot be used, in a few words; None if it can."""
     try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        meta = parse_json((folder / META).read_bytes())
         sizes, sums, modified = (dict(meta[key]) for key in ("sizes", "sha256", "modified"))
     except (OSError, ValueError, KeyError, TypeError):
         return f"{META} is missing or unreadable"
@@ -147,7 +147,7 @@ class TokenCache:
         problem = cache_problem(self.folder)
         if problem:
             raise UserError(f"{self.folder}: {problem}; prepare the corpus again")
-        self.meta: dict[str, Any] = json.loads((self.folder / META).read_text("utf-8"))
+        self.meta: dict[str, Any] = parse_json((self.folder / META).read_bytes())
         self._opened: dict[str, Any] = {}
 
     @property

@@ -1,0 +1,64 @@
+"""What a command writes: a file is whole or as it was, and an error names it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from param_groups.check.measuring import CheckError
+
+
+@contextmanager
+def results_in(folder: Path) -> Iterator[None]:
+    """Makes a folder before what takes long; an error leaves none that is empty.
+
+    CheckError where it cannot be made.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    if folder.exists() and not folder.is_dir():
+        raise CheckError(f"--out {folder}: a file is in the way; give a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckError(f"--out {folder}: {error.strerror}; give another folder") from None
+    try:
+        yield
+    except BaseException:
+        for path in made:
+            with suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def write(path: Path, content: str | bytes, adds: bool = False) -> None:
+    """Replaces a file, or adds to its end; CheckError where that fails, as on a full disk.
+
+    What is in /dev, such as /dev/stdout, is no file to be replaced.
+    """
+    content = content if isinstance(content, bytes) else content.encode()
+    straight = adds or path.is_relative_to("/dev")
+    target = path if straight else path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(target, "ab" if adds else "wb") as file:
+            file.write(content)
+        if not straight:
+            os.replace(target, path)
+    except OSError as error:
+        if not straight:
+            target.unlink(missing_ok=True)
+        raise CheckError(
+            f"{path}: cannot write: {error.strerror}; mend that and give the same command again"
+        ) from None
+
+
+def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file; CheckError as `write`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    write(path, text.getvalue())
