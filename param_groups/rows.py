@@ -152,9 +152,10 @@ def check_saved(record: Any, of: str = "", **known: Iterable[str]) -> None:
                 raise PlanError(f"not a saved plan: {of}{error}") from None
 
 
-# Functions from a model to the factors that its modules hold. param_groups.stock adds its own when
-# the package is imported; add yours for a library that it does not know.
-READERS: list[Callable[[nn.Module], Iterable[Held]]] = []
+# Functions from a model, and the paths of its modules that make queries, to the factors that its
+# modules hold. param_groups.stock adds its own when the package is imported; add yours for a
+# library that it does not know.
+READERS: list[Callable[[nn.Module, Set[str]], Iterable[Held]]] = []
 
 
 def named_by(

@@ -81,48 +81,40 @@ def _draw(args: argparse.Namespace) -> None:
         print(f"{text}\nwritten: {', '.join(map(str, written))}", flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m plots",
-        description=__doc__,
-        add_help=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", nargs="?", help="figure, such as everett/learning_rates")
-    parser.add_argument("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")
-    parser.add_argument("--out", type=Path, help="folder to write to")
-    parser.add_argument(
-        "--where",
-        metavar="COLUMN<=VALUE",
-        action="append",
-        default=[],
-        help="draw these rows alone, such as model.width<=256; may be repeated",
-    )
-    parser.add_argument("--all", action="store_true", help="every figure of shipped tables")
-    parser.add_argument("--list", action="store_true", help="names of all figures")
-    parser.add_argument("-h", "--help", action="store_true", help="of the command or of a figure")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a user's mistake is one line and exit code 2."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] and argv[0] in COMMANDS:
-        importlib.import_module(f"plots.{argv[0]}").main(argv[1:])
-        return
-    parser = _parser()
+def _figures(argv: Sequence[str]) -> None:
+    """Draws, lists or explains figures."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots", add_help=False, **look)
+    add = parser.add_argument
+    add("name", nargs="?", help="figure, such as everett/learning_rates")
+    add("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")
+    add("--out", type=Path, help="folder to write to")
+    words = "draw these rows alone, such as model.width<=256; may be repeated"
+    add("--where", metavar="COLUMN<=VALUE", action="append", default=[], help=words)
+    add("--all", action="store_true", help="every figure of shipped tables")
+    add("--list", action="store_true", help="names of all figures")
+    add("-h", "--help", action="store_true", help="of the command or of a figure")
     args = parser.parse_intermixed_args(argv)
     if not (args.name or args.all or args.list or args.help):
         parser.error("give a figure's NAME, --all or --list")
     if args.name and (args.all or args.list):
         parser.error(f"{args.name!r} with --{'all' if args.all else 'list'}: give one of them")
+    if args.help:
+        print(load(find(args.name)).__doc__ if args.name else parser.format_help())
+    elif args.list:
+        _list()
+    else:
+        _draw(args)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a user's mistake is one line and exit code 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     with one_line_errors(OSError):
-        if args.help:
-            print(load(find(args.name)).__doc__ if args.name else parser.format_help())
-        elif args.list:
-            _list()
+        if argv and argv[0] in COMMANDS:
+            importlib.import_module(f"plots.{argv[0]}").main(argv[1:])
         else:
-            _draw(args)
+            _figures(argv)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 import base64
 import hashlib
-import io
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
@@ -29,13 +28,12 @@ VERDICTS = {
 }
 
 
-@dataclass
-class Inputs:
+class Inputs(NamedTuple):
     """The tables of one card of the page, and the commands that draw it."""
 
     paths: list[Path]
     own: bool
-    commands: list[str] = field(default_factory=list)
+    commands: Sequence[str] = ()
 
 
 def own_table(table: str, results: Path) -> Path | None:
@@ -45,11 +43,8 @@ def own_table(table: str, results: Path) -> Path | None:
     home = "vit_cifar5m" if described is None else described.parts[0]  # of `initial`, too
     bases = (results, results / home)
     folders = {results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))}
-    files = [
-        folder / file
-        for folder in folders
-        if re.fullmatch(rf"{sweep}(_.*)?", folder.name) and (folder / file).is_file()
-    ]
+    named = (one for one in folders if re.fullmatch(rf"{sweep}(_.*)?", one.name))
+    files = [one / file for one in named if (one / file).is_file()]
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -96,13 +91,12 @@ def provenance(path: Path) -> dict[str, str]:
     }
 
 
-@dataclass
-class Card:
-    """One article of the page."""
+class Card(NamedTuple):
+    """One article of the page, and its verdicts by kind."""
 
     name: str
     html: str
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Mapping[str, int] = {}
 
 
 def figure_card(name: str, source: Inputs) -> Card:
@@ -159,17 +153,11 @@ def _head(name: str, title: str, badge: str) -> str:
     return f"{above}<h3>{escape(plain)} {link}</h3>"
 
 
-def _picture(stem: str, item: object, title: str, caption: str) -> str:
+def _picture(stem: str, item: Any, title: str, caption: str) -> str:
     """A figure as a lossless WebP image inside the page."""
-    import matplotlib.pyplot as plt
-
-    file = io.BytesIO()
-    style.lay_out(item, DPI)
-    item.savefig(file, format="webp", dpi=DPI, pil_kwargs={"lossless": True})
     wide, high = (round(inches * SHOWN) for inches in item.get_size_inches())
-    plt.close(item)
-    shown = stem.replace("_", " ")
-    data = base64.b64encode(file.getvalue()).decode()
+    (image,) = style.files(item, stem, DPI, {"webp": {"pil_kwargs": {"lossless": True}}}).values()
+    shown, data = stem.replace("_", " "), base64.b64encode(image).decode()
     return (
         f'<label class="picture"><input type="checkbox" aria-label="Enlarge {escape(shown)}"><img '
         f'src="data:image/webp;base64,{data}" width="{wide}" height="{high}" '
@@ -182,11 +170,8 @@ def _formulas(words: str) -> str:
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
     for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
         words = words.replace(plain, set_)
-    return re.sub(
-        r"\^\(([^()]*)\)|\^(\d+)",
-        lambda match: f"<sup>{(match[1] or match[2]).replace('-', '−')}</sup>",
-        words,
-    )
+    words = re.sub(r"\^(?:\(([^()]*)\)|(\d+))", r"<sup>\1\2</sup>", words)
+    return re.sub("<sup>[^<]*</sup>", lambda match: match[0].replace("-", "−"), words)
 
 
 def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
@@ -237,11 +222,15 @@ def _findings(name: str, findings: Sequence[Finding], columns: Sequence[str]) ->
         f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
         for finding in findings
     )
-    heads = "".join(f'<th scope="col">{word}</th>' for word in (*columns[:3], "verdict"))
+    return _table(f"Findings of {name}", (*columns[:3], "verdict"), rows, ' class="findings"')
+
+
+def _table(label: str, heads: Iterable[str], rows: str, kind: str = "") -> str:
+    """Rows under their heads, which a reader may scroll."""
+    heads = "".join(f'<th scope="col">{word}</th>' for word in heads)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
-        f'<table class="findings"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
-        "</table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -258,14 +247,9 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
 
 def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
-    heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
     cells = (
         "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
         for row in rows
     )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return (
-        '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
-        f'tabindex="0" role="region" aria-label="Tables"><table><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></details>"
-    )
+    body = _table("Tables", rows[0], "".join(f"<tr>{row}</tr>" for row in cells))
+    return f'<details class="made"><summary>Tables, runs and commit</summary>{body}</details>'

@@ -13,25 +13,37 @@ from plots.findings import Printed
 from plots.naming import AnyOf
 from plots.tables import PRESETS, TableError
 
-PAPERS = ("everett", "dinan", "bordelon", "theory")
+# Folder -> whom its figures credit, unless one says so itself (PAPER), and their names.
+PAPERS = {
+    "everett": (
+        "Everett et al.",
+        "quickstart loss_vs_size alignment epsilon weight_decay adafactor learning_rates depth "
+        "length transfer table_4 table_4_constants",
+    ),
+    "dinan": (
+        "Dinan et al., Part II",
+        "vit_search vit_strategies rate_transfer position_rate bart_rates bart_strategies "
+        "ablations",
+    ),
+    "bordelon": (
+        "Bordelon et al.",
+        "rate_transfer head_dimension dynamics initial_heads heads depth kernels decoder",
+    ),
+    "theory": ("Dinan et al., Part I", "kernels error shares bigram"),
+}
 FINDINGS = Path(__file__).resolve().parent / "findings"  # of the shipped tables, as printed
 
 
 def names() -> list[str]:
     """The figures that have shipped tables, by paper: NAME of preset laptop, NAME_desktop,
     NAME_closer, NAME_longer and NAME_wide of others."""
-    return [
-        name
-        for figure in figures()
-        for name in (figure, *(figure + preset for preset in PRESETS))
-        if shipped(name)
-    ]
+    every = (figure + preset for figure in figures() for preset in ("", *PRESETS))
+    return list(filter(shipped, every))
 
 
 def figures() -> list[str]:
     """All figures, by paper."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in PAPERS}
-    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    return [f"{paper}/{one}" for paper, (_, listed) in PAPERS.items() for one in listed.split()]
 
 
 def shipped(name: str) -> list[Path]:
@@ -59,7 +71,8 @@ def find(word: str) -> str:
 
 
 def load(name: str) -> ModuleType:
-    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
+    """The module of a figure: TABLES, read(paths) -> data, findings(data) -> Report, and
+    draw(data) -> Drawn."""
     name = name.removesuffix(preset_of(name))
     return importlib.import_module("plots." + name.replace("/", "."))
 
@@ -73,7 +86,7 @@ def preset_of(name: str) -> str:
 def of_shipped(name: str) -> Sequence[Printed]:
     """What a figure says of its shipped tables; () where it has none."""
     module, paths = load(name), shipped(name)
-    return module.findings(module.read(paths)) if paths else ()
+    return list(module.findings(module.read(paths))) if paths else ()
 
 
 @contextlib.contextmanager
@@ -100,16 +113,13 @@ def drawings(name: str, data: object, paths: Sequence[Path]) -> list[tuple[str, 
     """(file name, figure) of what a figure's data, read from `paths`, show. Lines
     above a figure's panels say its paper and what its tables rest on. Of other presets those
     that they do not change (ONCE) are left out."""
-    module, folder = load(name), name.rpartition("/")[0]
-    package = importlib.import_module(f"plots.{folder}") if folder else None
-    paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    preset, once = preset_of(name), getattr(module, "ONCE", ())
-    made, facts = [], functools.cache(tables.facts)
+    module, preset, made = load(name), preset_of(name), []
+    paper = getattr(module, "PAPER", PAPERS[name.partition("/")[0]][0])
+    once, facts = getattr(module, "ONCE", ()), functools.cache(tables.facts)
     for stem, item, *indices in module.draw(data):
         if preset and stem in once:
             continue
-        if paper:
-            own = [paths[index] for index in indices[0]] if indices else paths
-            style.credit(item, paper, stem, facts(tuple(own)))
+        own = [paths[index] for index in indices[0]] if indices else paths
+        style.credit(item, paper, stem, facts(tuple(own)))
         made.append((stem.removesuffix(preset) + preset, item))
     return made

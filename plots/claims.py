@@ -34,7 +34,6 @@ import yaml
 from plots import catalogue, tables
 from plots.findings import Estimate, Finding, kind
 from plots.statistics import slope
-from training.errors import one_line_errors
 from training.files import write_text
 
 PAPERS = ("Everett et al.", "Dinan et al.", "Bordelon et al.", "Stratos")
@@ -313,10 +312,9 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes the page; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots claims", **look).parse_args(argv)
-    with one_line_errors():
-        write_text(PAGE, page())
+    write_text(PAGE, page())
     print(PAGE)

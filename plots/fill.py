@@ -15,7 +15,6 @@ from plots import catalogue, tables
 from plots.claims import PAPERS, claims
 from plots.findings import Finding
 from plots.tables import ROOT, TableError
-from training.errors import one_line_errors
 from training.files import write_text
 
 READMES = ("*.md", "*/README.md")
@@ -78,11 +77,10 @@ def files() -> list[Path]:
     return [path for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     """Writes all files; there are no options."""
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
     argparse.ArgumentParser(prog="python -m plots fill", **look).parse_args(argv)
-    with one_line_errors():
-        for path in files():
-            write_text(path, filled(path.read_text(encoding="utf-8")))
-            print(path.relative_to(ROOT))
+    for path in files():
+        write_text(path, filled(path.read_text(encoding="utf-8")))
+        print(path.relative_to(ROOT))

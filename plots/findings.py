@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -46,6 +46,7 @@ def kind(verdict: str) -> str:
 
 
 Printed = Finding | str  # of what a figure prints: a finding, or what findings rest on
+Report = Iterator[Printed]
 HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 
@@ -166,6 +167,19 @@ class Estimate:
         unknown = "" if math.isfinite(self.error) else "undecided: error unknown"
         return self.undecided or unknown or ("agrees" if agrees else "disagrees")
 
+    def judged(
+        self, name: str, claim: str | None, published: str, digits: int = 3, text: str = ""
+    ) -> Finding:
+        """Beside `published`, the words by which the paper claims that this is above 0 (`gains`),
+        below (`loses`) or 0 (`equal`), or nothing (None); `text` stands for its own."""
+        verdicts = {
+            None: lambda: "",
+            "gains": self.claimed_gain,
+            "loses": (-self).claimed_gain,
+            "equal": self.claimed_equal,
+        }
+        return Finding(name, text or self.text(digits), published, verdicts[claim](), self)
+
     def distance(self, published: float) -> str:
         """How far this lies from the published number, in its own standard errors."""
         if not math.isfinite(self.value):
@@ -181,12 +195,7 @@ class Estimate:
         return f"off by {off:+.2f}, {abs(off) / error:.1f} SE"
 
     def finding(
-        self,
-        name: str,
-        published: float,
-        beside: str | None = None,
-        digits: int = 3,
-        sign: str = "+",
+        self, name: str, published: float, beside: str | None = None, digits=3, sign="+"
     ) -> Finding:
         """Beside a published number; `beside` is its text, -1/2 as the papers write it if None."""
         beside = exact_text(published) if beside is None else beside

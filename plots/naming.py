@@ -14,11 +14,7 @@ from plots.tables import TableError
 
 
 class AnyOf(tuple[str, ...]):
-    """The tables of a figure that draws what there are of them, and not all or nothing."""
-
-    def __new__(cls, *tables: str) -> "AnyOf":
-        """Names PAPER/NAME below plots/data, one an argument."""
-        return super().__new__(cls, tables)
+    """The tables, PAPER/NAME below plots/data, of a figure that draws what there are of them."""
 
 
 def told_apart(paths: Sequence[Path], kind: Callable[[Path], str]) -> dict[str, tuple[int, Path]]:
@@ -61,11 +57,9 @@ def looks(names: Sequence[str], known: Mapping[str, Look] = RULES) -> dict[str, 
     markers that no known one has."""
     left = [color for color in PALETTE if color not in {look["color"] for look in known.values()}]
     others = [name for name in names if name not in known]
+    colors, markers = len(left), len(SHAPES)
     unknown = {
-        name: {
-            "color": left[place % len(left)],
-            "marker": SHAPES[(len(known) + place) % len(SHAPES)],
-        }
+        name: {"color": left[place % colors], "marker": SHAPES[(len(known) + place) % markers]}
         for place, name in enumerate(others)
     }
     return {name: known.get(name) or unknown[name] for name in names}

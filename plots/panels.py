@@ -47,28 +47,25 @@ def loss_limits(axes, sweeps: Sequence[Sweeps]) -> None:
             axis.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def draw_optima(axis, sweeps: Sweeps, fit: Exponent, shift: float = 1.0, **look) -> None:
+def draw_optima(
+    axis, sweeps: Sweeps, fit: Exponent, shift=1.0, marker="*", ls="-", label=None, **look
+) -> None:
     """Optimal rate against width, `shift` times to the right, with bars of its standard error, and
     the power law. Hollow are points whose error is unknown where others' are known, and those
     that the fit leaves out, because the best rate is the first or last tried."""
-    marker = look.pop("marker", "*")
-    line = look.pop("ls", "-")
-    label = look.pop("label", None)
-    errors = octaves(sweeps)
     if not sweeps:
         return
-    some = any(map(math.isfinite, errors.values()))
+    errors = {width: error for width, error in octaves(sweeps).items() if math.isfinite(error)}
     for width, sweep in sweeps.items():
-        best, known = sweep.best, math.isfinite(errors.get(width, math.nan))
-        error = errors[width] if known else 0.0
+        best, error = sweep.best, errors.get(width, 0.0)
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
-        hollow = best.at_edge or (some and not known)
+        hollow = best.at_edge or (errors and width not in errors)
         shape = {"fmt": marker, "ms": 6, "mfc": "white" if hollow else look["color"]}
         axis.errorbar(width * shift, best.value, yerr=bars, capsize=2, lw=1, **shape, **look)
     if math.isfinite(fit.value):
         widths = sorted(set(sweeps) - set(fit.edge))
-        axis.plot(widths, [fit(width) for width in widths], ls=line, lw=1.2, **look)
-    axis.plot([], [], ls=line, lw=1.2, marker=marker, ms=5, label=label, **look)
+        axis.plot(widths, [fit(width) for width in widths], ls=ls, lw=1.2, **look)
+    axis.plot([], [], ls=ls, lw=1.2, marker=marker, ms=5, label=label, **look)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
 
@@ -100,7 +97,7 @@ class Line(NamedTuple):
 
 
 def transfer(
-    lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str, small: bool = False
+    title: str, lines: Sequence[Line], symbol: str, size: str, rate: str, loss: str, small=False
 ):
     """A panel of loss against rate for every line, and one of the optima against the size; more
     than four, or a `small` figure's, are in two rows, with the legend in the last place. `size`,
@@ -108,7 +105,7 @@ def transfer(
     count = len(lines) + 1
     down = 1 + (count > 4 or small)
     across = math.ceil(count / down)
-    figure, axes = style.subplots(down, across, (2.45, 2.1) if small else (3.5, 3.0))
+    figure, axes = style.subplots(title, down, across, (2.45, 2.1) if small else (3.5, 3.0))
     *shown, last = axes.flat[:count]
     sizes = sorted({n for line in lines for n in line.sweeps})
     colors = style.width_colors(sizes)
@@ -149,13 +146,13 @@ def draw_best(axis, sweeps: Sweeps, **look) -> None:
     axis.set_xscale("log")
 
 
-def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
-    """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
-    1M at decades, or in between where there are too few of them; a panel without any says so."""
+def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps | None, dict]]]) -> None:
+    """Best loss against size, in every panel a line per (sweeps, look) that has some, with ticks
+    such as 200k or 1M at decades, or in between where they are too few; one without any says so."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     for axis, drawn in zip(axes, panels, strict=True):
-        drawn = list(drawn)
+        drawn = [(sweeps, look) for sweeps, look in drawn if sweeps]
         for sweeps, look in drawn:
             draw_best(axis, sweeps, **look)
         if drawn:

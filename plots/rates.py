@@ -106,9 +106,7 @@ Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweep
 
 
 def rate_sweeps(
-    rows: pd.DataFrame,
-    noise: float | Mapping[int, float] = math.nan,
-    window: float | None = fits.WINDOW,
+    rows: pd.DataFrame, noise: float | Mapping = math.nan, window: float | None = fits.WINDOW
 ) -> dict[int, RateSweep]:
     """Width -> sweep, of one line, with one noise or that of each width; widths where every rate
     has a run that diverged are left out. The parabola of the optimum reaches `window` octaves, or
@@ -152,13 +150,11 @@ def chosen_by_others(runs: BySeed) -> dict[int, float]:
     shared = {rate: of for rate, of in sorted(runs.items()) if len(of) == len(seeds)}
     if len(seeds) < PAIRED or len(shared) < 2:
         return {}
-    return {
-        seed: min(
-            shared,
-            key=lambda rate: fmean(loss for one, loss in shared[rate].items() if one != seed),
-        )
-        for seed in seeds
-    }
+
+    def without(seed: int, rate: float) -> float:
+        return fmean(loss for one, loss in shared[rate].items() if one != seed)
+
+    return {seed: min(shared, key=lambda rate: without(seed, rate)) for seed in seeds}
 
 
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
@@ -443,12 +439,7 @@ def gains(before: Sweeps, after: Sweeps) -> dict[int, Estimate]:
 
 
 def compared(
-    name: str,
-    before: Sweeps,
-    after: Sweeps,
-    claim: str | None,
-    published: str | None = None,
-    symbol: str = "D",
+    name: str, before: Sweeps, after: Sweeps, claim: str | None, published="", symbol="D"
 ) -> Finding:
     """Loss before minus after at the largest common width as a finding: the paper says that there
     is a gain (`gains`), a loss (`loses`), neither (`equal`), or nothing (None), in the words
@@ -458,18 +449,12 @@ def compared(
         verdict = "not measured" if claim else ""
         return Finding(name, "not measured", published or claim or "no claim", verdict, UNKNOWN)
     (width, change), small = max(by_width.items()), min(by_width)
-    change = replace(change, by_size=by_width)
-    verdicts = {
-        None: "",
-        "gains": change.claimed_gain(),
-        "loses": (-change).claimed_gain(),
-        "equal": change.claimed_equal(),
-    }
-    verdict, text = verdicts[claim], change.text()
-    if lost := before[width].lost + after[width].lost:
-        verdict = "undecided: a run diverges" if claim else ""
-        text = f"{difference(before[width], after[width]).text()}, {lost} diverged"
     at = f" at {symbol} = {width}"
     if small != width and math.isfinite(by_width[small].value):
         at += f" ({by_width[small].value:+.3f} at {small})"
-    return Finding(name, text + at, published or claim or "no claim", verdict, change)
+    change, text = replace(change, by_size=by_width), change.text()
+    lost = before[width].lost + after[width].lost
+    if lost:
+        text = f"{difference(before[width], after[width]).text()}, {lost} diverged"
+    finding = change.judged(name, claim, published or claim or "no claim", text=text + at)
+    return replace(finding, verdict="undecided: a run diverges") if lost and claim else finding

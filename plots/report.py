@@ -10,7 +10,6 @@ your own results where --results has all tables it needs, from the shipped ones 
 
 import argparse
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -22,8 +21,7 @@ from plots.cards import VERDICTS, Card, anchor, figure_card, inputs
 from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
-from plots.tables import ROOT, TableError
-from training.errors import one_line_errors
+from plots.tables import TableError, git
 from training.files import write_bytes, write_text
 
 # Of the words of claims, in their order.
@@ -83,7 +81,7 @@ def page(made: Sequence[Card]) -> str:
         "overview": rows,
         "chips": chips,
         "articles": parts,
-        "commit": escape(_commit()),
+        "commit": escape(git("rev-parse", "--short=10", "HEAD") or "outside of a repository"),
         "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
         "figures": str(len(made)),
     }
@@ -100,7 +98,7 @@ def _answer(paper: str) -> str:
 
 def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
     """A paper's row: figures, findings by verdict, and these as a bar."""
-    total = sum((card.counts for card in listed), Counter())
+    total = sum((Counter(card.counts) for card in listed), Counter())
     bar = "".join(
         f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
         for key, (_, words) in VERDICTS.items()
@@ -116,7 +114,7 @@ def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
 
 def picture():
     """How many claims of each paper have which word, as bars."""
-    figure, axes = style.subplots(1, 1, (4.9, 2.9))
+    figure, axes = style.subplots("", 1, 1, (4.9, 2.9))
     axis = axes[0][0]
     papers = [*OF_THE_PAPERS, "ours"]
     of = [one.paper if one.paper in OF_THE_PAPERS else "ours" for one in claims()]
@@ -140,43 +138,30 @@ def picture():
     return figure
 
 
-def _commit() -> str:
-    """The commit of this checkout, or that it is none."""
-    command = ["git", "rev-parse", "--short=10", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "outside of a repository"
-    return done.stdout.strip()
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a user's mistake is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots report", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main(argv: Sequence[str]) -> None:
+    """The command; TableError for a mistake."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots report", **look)
     parser.add_argument("--results", type=Path, metavar="DIR", help="your own results")
     parser.add_argument("--output", type=Path, metavar="FILE", default=Path("report.html"))
     parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of all claims")
     args = parser.parse_args(argv)
     results, output = args.results, args.output
-    with one_line_errors(OSError):
-        if output.is_dir():
-            raise TableError(
-                f"{output} is a folder; give --output a file in it, such as report.html"
-            )
-        if results and not any(any(results.glob(f"{d}*.csv")) for d in ("", "*/", "*/*/")):
-            raise TableError(
-                f"{results}: no table of a sweep in it; give --results the folder "
-                "that `python -m sweeps run` wrote to, or leave it out"
-            )
-        if args.picture:
-            write_bytes(args.picture, style.files(picture(), "report")["report.png"])
-            print(f"written: {args.picture}")
-            return
-        made = []
-        for name in names():  # minutes
-            made.append(figure_card(name, inputs(name, results)))
-            print(f"drawn: {name}", file=sys.stderr, flush=True)
-        text = page(made)
-        write_text(output, text)
-        print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")
+    if output.is_dir():
+        raise TableError(f"{output} is a folder; give --output a file in it, such as report.html")
+    if results and not any(any(results.glob(f"{d}*.csv")) for d in ("", "*/", "*/*/")):
+        raise TableError(
+            f"{results}: no table of a sweep in it; give --results the folder "
+            "that `python -m sweeps run` wrote to, or leave it out"
+        )
+    if args.picture:
+        write_bytes(args.picture, style.files(picture(), "report")["report.png"])
+        print(f"written: {args.picture}")
+        return
+    made = []
+    for name in names():  # minutes
+        made.append(figure_card(name, inputs(name, results)))
+        print(f"drawn: {name}", file=sys.stderr, flush=True)
+    text = page(made)
+    write_text(output, text)
+    print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")

@@ -11,16 +11,13 @@ import argparse
 import csv
 import gzip
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from plots.catalogue import PAPERS
-from plots.tables import DATA, ROOT, TableError, read
-from training.errors import one_line_errors
+from plots.tables import DATA, TableError, git, read
 from training.files import write_bytes, write_json
 
 LARGE = 1_500_000  # bytes
@@ -66,19 +63,10 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
     folder = table.resolve().parent
     origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
     data = _data(folder / names[0] / "config.yaml")
-    return {**origin, **data, **_date(str(first.get("commit"))), "environment": first}
-
-
-def _date(commit: str) -> dict[str, str]:
-    """When the commit was made that the runs are of, in UTC; nothing for one that git lacks."""
-    command = ["git", "show", "-s", "--date=format-local:%Y-%m-%dT%H:%M", "--format=%cd", commit]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "TZ": "UTC"}, capture_output=True, text=True
-        )
-    except OSError:
-        return {}
-    return {} if done.returncode else {"date": done.stdout.strip()}
+    # When the commit was made, in UTC; nothing for one that git lacks.
+    shown = ("--date=format-local:%Y-%m-%dT%H:%M", "--format=%cd", str(first.get("commit")))
+    date = git("show", "-s", *shown)
+    return {**origin, **data, **({"date": date} if date else {}), "environment": first}
 
 
 def _data(config: Path) -> dict[str, str]:
@@ -102,24 +90,23 @@ def keep(written: bytes, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a table that cannot be shipped is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots ship", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def main(argv: Sequence[str]) -> None:
+    """The command; TableError for a table that cannot be shipped."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "description": __doc__}
+    parser = argparse.ArgumentParser(prog="python -m plots ship", **look)
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
-    with one_line_errors():
-        paper, _, name = args.name.partition("/")
-        if paper not in PAPERS or not name or "/" in name:
-            raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
-        try:
-            written = args.table.read_bytes()
-        except OSError as error:
-            how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
-            raise TableError(f"{args.table}: {error.strerror}; {how}") from None
-        origin = provenance(args.table, written)
-        read(args.table, ())  # refuses rows that stand twice
-        keep(written, args.data / paper / f"{name}.csv")
-        write_json(args.data / paper / f"{name}.json", origin)
+    paper, _, name = args.name.partition("/")
+    if paper not in PAPERS or not name or "/" in name:
+        raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
+    try:
+        written = args.table.read_bytes()
+    except OSError as error:
+        how = "give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"
+        raise TableError(f"{args.table}: {error.strerror}; {how}") from None
+    origin = provenance(args.table, written)
+    read(args.table, ())  # refuses rows that stand twice
+    keep(written, args.data / paper / f"{name}.csv")
+    write_json(args.data / paper / f"{name}.json", origin)

@@ -3,13 +3,14 @@
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+Drawn = Iterator[tuple]  # (file name, figure) each, and of some tables alone these places among all
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
-FORMATS: dict[str, dict[str, Any]] = {"png": {}, "pdf": {"CreationDate": None}}  # and metadata
+FORMATS = {"png": {"metadata": {}}, "pdf": {"metadata": {"CreationDate": None}}}
 # Above all panels: a line of title and a line of caption; inches, and points of the caption.
 TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.18, 7.0
 # Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
@@ -33,21 +34,15 @@ LOSS_LABEL = "eval loss (nats/token)"
 VALIDATION_LABEL = "validation loss (nats/token)"
 # Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
 # can tell them apart, and markers for the rest.
-STRATEGIES = {
-    "standard": "standard",
-    "neural_tangent": "neural-tangent",
-    "hybrid": "hybrid",
-    "maximal_update": "maximal-update",
+STRATEGY_LOOKS = {
+    "standard": {"color": BLACK, "marker": "o"},
+    "neural_tangent": {"color": BLUE, "marker": "s"},
+    "hybrid": {"color": PINK, "marker": "D"},
+    "maximal_update": {"color": VERMILION, "marker": "^"},
 }
-STRATEGY_COLORS = {
-    "standard": BLACK,
-    "neural_tangent": BLUE,
-    "hybrid": PINK,
-    "maximal_update": VERMILION,
-}
+STRATEGIES = {name: name.replace("_", "-") for name in STRATEGY_LOOKS}
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
-STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
 
 
 def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]:
@@ -65,7 +60,7 @@ def shades(color: str, n: int) -> list[tuple[float, float, float]]:
     return [tuple(part + (1 - part) * white for part in to_rgb(color)) for white in whites]
 
 
-def subplots(down: int, across: int, panel: tuple[float, float], **options):
+def subplots(title: str, down: int, across: int, panel: tuple[float, float], **options):
     """(figure, grid of axes) with panels of `panel` inches, in the house's style."""
     import matplotlib
 
@@ -74,10 +69,10 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
     import seaborn as sns
 
     sns.set_theme(style="whitegrid", context="paper")
-    size = (panel[0] * across, panel[1] * down)
-    return plt.subplots(
-        down, across, figsize=size, squeeze=False, constrained_layout=True, **options
-    )
+    options |= {"figsize": (panel[0] * across, panel[1] * down), "squeeze": False}
+    figure, axes = plt.subplots(down, across, constrained_layout=True, **options)
+    figure.suptitle(title)
+    return figure, axes
 
 
 def legend(figure, entries: Sequence[tuple[str, Any]], axis=None, **options) -> None:
@@ -166,19 +161,14 @@ def rate_entries(lines: Iterable[Any]) -> list[tuple[str, dict]]:
     """Legend entries of the marks in panels of loss against rate and of optima, as far as there
     are some: of Lines, or (label, sweeps) and more each."""
     sweeps = [sweep for line in lines for sweep in line[1].values()]
-    gray = {"color": "gray"}
+    gray, doubt = {"color": "gray"}, any(s.best.at_edge or not s.best.inside for s in sweeps)
     entries = [
         ("best rate run", gray | STAR, True),
         ("vertex of a parabola ± standard error", gray | VERTEX, True),
         ("a run diverged", gray | LOST, any(sweep.unstable for sweep in sweeps)),
-        ("best rate first or last tried, or its error unknown", HOLLOW, any(map(_open, sweeps))),
+        ("best rate first or last tried, or its error unknown", HOLLOW, doubt),
     ]
     return [(label, look) for label, look, there in entries if there]
-
-
-def _open(sweep: Any) -> bool:
-    """Whether an optimum lies at an edge, or has no parabola around it."""
-    return sweep.best.at_edge or not sweep.best.inside
 
 
 def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:
@@ -186,13 +176,12 @@ def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[
     return [(f"{symbol} = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
 
 
-def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:
+def credit(figure, paper: str, name: str, facts: Sequence[str]) -> None:
     """Says above all panels which figure of which paper this is, by its file name, and in one
-    smaller line below that what it rests on. Returns the text."""
+    smaller line below that what it rests on."""
     number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
-    source = f"{paper}, Figure {number[1]}" if paper and number else paper
-    title = ": ".join(filter(None, (source, figure.get_suptitle())))
-    text = "; ".join(facts)
+    title = f"{paper}, Figure {number[1]}" if number else paper
+    title, text = f"{title}: {figure.get_suptitle()}", "; ".join(facts)
     width, height = figure.get_size_inches()
     strip = TITLE_HEIGHT + CAPTION_HEIGHT * bool(text)
     total = height + strip  # room that panels do not lose
@@ -203,7 +192,6 @@ def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> s
     place = {"va": "top", "ha": "center", "color": "0.35", "fontsize": size}
     figure.text(0.5, 1 - TITLE_HEIGHT / total, text, **place).set_in_layout(False)
     figure.get_layout_engine().set(rect=(0, 0, 1, height / total))
-    return f"{title}\n{text}"
 
 
 def lay_out(figure, dpi: float) -> None:
@@ -213,15 +201,15 @@ def lay_out(figure, dpi: float) -> None:
     figure.set_layout_engine(None)
 
 
-def files(item, name: str) -> dict[str, bytes]:
-    """File name -> a figure as PNG and PDF; the same data, the same bytes."""
+def files(item, name: str, dpi: float = 0, formats: Mapping = FORMATS) -> dict[str, bytes]:
+    """File name -> a figure as PNG and PDF, or in other formats; the same data, the same bytes."""
     import matplotlib.pyplot as plt
 
-    contents = {}
-    lay_out(item, DPI)
-    for ending, metadata in FORMATS.items():
+    contents, dpi = {}, dpi or DPI
+    lay_out(item, dpi)
+    for ending, options in formats.items():
         file = io.BytesIO()
-        item.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+        item.savefig(file, format=ending, dpi=dpi, **options)
         contents[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
     return contents

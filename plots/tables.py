@@ -7,7 +7,9 @@ import difflib
 import functools
 import json
 import math
+import os
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pandas as pd
 from training.conditions import SIGNS, parse
 from training.errors import UserError
 
+Paths = Sequence[Path]
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "plots" / "data"
 CURVE, SEED, STATUS = "curve", "seed", "status"
@@ -138,11 +141,7 @@ def expect(paths: Sequence[Path], *sources: str) -> None:
 
 
 def read(
-    path: Path,
-    columns: Sequence[str],
-    source: str = "results.csv",
-    maker: str = "the sweep",
-    numbers: Sequence[str] = (),
+    path: Path, columns: Sequence[str], source="results.csv", maker="the sweep", numbers=()
 ) -> pd.DataFrame:
     """A table with `columns`, those of numbers as floats; TableError if it cannot be read, lacks
     one, is empty, has a row twice, or has a word, infinity or nothing for a number. `source` and
@@ -267,12 +266,19 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     sweeps = [_named(one["sweep"]) for one in origins if "sweep" in one]
     data = [str(one["data"]) for one in origins if "data" in one]
     counts = [_replicas(path) for path in paths if counted]
-    return [
-        *(fact for fact in (" and ".join(dict.fromkeys(sweeps)),) if fact),
-        *(f"only {condition}" for condition in _conditions),
-        *(fact for fact in (" and ".join(dict.fromkeys(data)),) if fact),
-        *[count for count in counts if count][:1],
-    ]
+    of, on = (" and ".join(dict.fromkeys(words)) for words in (sweeps, data))
+    conditions = (f"only {condition}" for condition in _conditions)
+    return [*filter(None, (of, *conditions, on)), *[*filter(None, counts)][:1]]
+
+
+def git(*words: str) -> str:
+    """What a command of git says of this checkout, times in UTC; nothing where it fails."""
+    utc = {**os.environ, "TZ": "UTC"}
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, env=utc, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def file_of(sweep: str) -> tuple[Path | None, str]:
@@ -296,21 +302,21 @@ def _replicas(path: Path) -> str:
     table = read(path, ())
     for word in ("seeds", "networks"):
         if word in table:
-            return f"{_span(table[word])} {word}"
+            return f"{span(table[word])} {word}"
     column = SEED if SEED in table else "network"
     if column not in table:
         return ""
     judges, rows = table[is_fresh(table)], table[~is_fresh(table)]
     keys = [key for key in rows if (key == CURVE or "." in key) and rows[key].notna().all()]
     per_point = rows.groupby(keys)[column].nunique() if keys else rows[[column]].nunique()
-    text = f"{_span(per_point)} {column}{'s' * bool(per_point.max() > 1)} per point"
+    text = f"{span(per_point)} {column}{'s' * bool(per_point.max() > 1)} per point"
     if not judges.empty:
         fresh = judges.groupby(keys)[column].nunique()
-        text += f", {_span(fresh)} fresh {'ones' if fresh.max() > 1 else 'one'} at the best rate"
+        text += f", {span(fresh)} fresh {'ones' if fresh.max() > 1 else 'one'} at the best rate"
     return text
 
 
-def _span(counts: pd.Series) -> str:
+def span(counts: pd.Series) -> str:
     """The range of counts: 3, or 2 to 5."""
     low, high = int(counts.min()), int(counts.max())
     return f"{low}" if low == high else f"{low} to {high}"

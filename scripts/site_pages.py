@@ -26,6 +26,9 @@ param_groups = importlib.import_module("param_groups")
 # Pictures of other hosts, and pages of workflows, which are no files of the repository.
 BADGE = re.compile(r"^(\[!\[|!\[[^]]*\]\(https:).*\n", re.M)
 
+# A command in a table is not cut inside a word: the table scrolls.
+CSS = ".md-typeset td code { word-break: normal; overflow-wrap: normal; }\n"
+
 
 def tracked(*patterns: str) -> list[str]:
     command = ["git", "ls-files", *patterns]
@@ -93,6 +96,7 @@ def prepare(folder: Path, url: str) -> None:
         file = folder.parent / module
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(examples((ROOT / module).read_text(encoding="utf-8")), encoding="utf-8")
+    (folder / "site.css").write_text(CSS, encoding="utf-8")
     (folder / "api.md").write_text(api(), encoding="utf-8")
     (folder / "figures.md").write_text(gallery(pictures), encoding="utf-8")
 

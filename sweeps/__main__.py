@@ -79,19 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
         # What argparse leaves over are changes: `main` takes them wherever they stand.
-        add(
-            "file",
-            nargs="+" if many else 1,
-            metavar="FILE" if many else "FILE [key=value ...]",
-            help=f"YAML file{many}, and key=value: changes to the config of every run",
-        )
-        add(
-            "--where",
-            action="append",
-            default=[],
-            metavar="CONDITION",
-            help="only runs whose config has this, such as 'model.width<=256'; may be repeated",
-        )
+        words = f"YAML file{many}, and key=value: changes to the config of every run"
+        shown = "FILE" if many else "FILE [key=value ...]"
+        add("file", nargs="+" if many else 1, metavar=shown, help=words)
+        words = "only runs whose config has this, such as 'model.width<=256'; may be repeated"
+        add("--where", action="append", default=[], metavar="CONDITION", help=words)
         add("--preset", help="another size of the sweep that its file holds")
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
@@ -109,14 +101,11 @@ def _parser() -> argparse.ArgumentParser:
             add("--engine", choices=sorted(pool.ENGINES), default="local", help="default: local")
             add("--workers", type=int, help="runs at a time (default: one per GPU, without GPUs 1)")
             add("--threads", type=int, help="threads per run (default: an equal share of cores)")
-            add(
-                "--launch",
-                type=shlex.split,
-                default=[],
-                metavar="COMMAND",
-                help="start each run by this command, such as 'accelerate launch --config_file "
-                "FILE'; with {processes} in it only those runs that need several",
+            words = (
+                "start each run by this command, such as 'accelerate launch --config_file FILE'; "
+                "with {processes} in it only those runs that need several"
             )
+            add("--launch", type=shlex.split, default=[], metavar="COMMAND", help=words)
             add("--address", help="ray: a cluster's address (default: Ray on this machine)")
     return parser
 

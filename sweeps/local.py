@@ -90,7 +90,6 @@ class LocalPool(Pool):
         self.seats = -(-self.workers // len(gpus)) if gpus else 0
         self.free = dict.fromkeys(gpus, self.seats)
         self.changed = threading.Condition(self.lock)
-        self.held: list[_Held] = []
         self.dead_starts, self.several = 0, False
         self.of_thread, self.starting = threading.local(), threading.Lock()
         # Processes end with the thread that started them. They inherit which signals it blocks,
@@ -111,10 +110,6 @@ class LocalPool(Pool):
     @property
     def slots(self) -> int:
         return self.workers
-
-    @property
-    def futures(self) -> list[Future[Summary]]:
-        return [run.future for run in self.held]
 
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; UserError where this machine could not hold the run."""

@@ -67,8 +67,7 @@ class RayPool(Pool):
                 )
         import ray  # seconds
 
-        self.ray, self.held = ray, list[_Held]()
-        errors = ray.exceptions
+        self.ray, errors = ray, ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.
         self.lost = (
             errors.WorkerCrashedError,
@@ -115,10 +114,6 @@ class RayPool(Pool):
             taken = sum(run.share.get(name, 0) * run.nodes for run in held)
             full = full or ((name == "CPU" or name in total) and taken >= total.get(name, 0))
         return max(1, len(held) + (not full))
-
-    @property
-    def futures(self) -> list[Future[Summary]]:
-        return [run.future for run in self.held]
 
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
         """The run's summary to come; it waits while no node has room for it."""

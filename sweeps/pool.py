@@ -130,6 +130,7 @@ class Pool(ABC):
     def __init__(self, options: PoolOptions) -> None:
         stop_seconds()  # a mistake in it shows before the first run
         self.options = options
+        self.held: list[Any] = []  # the runs in its hands, each with its future
         self.lock = threading.RLock()
         self.stops = 0
         self.deadline: threading.Timer | None = None
@@ -138,11 +139,6 @@ class Pool(ABC):
     @abstractmethod
     def slots(self) -> int:
         """How many jobs are worth having in flight now, those that are included."""
-
-    @property
-    @abstractmethod
-    def futures(self) -> list[Future[Summary]]:
-        """Of the runs in the pool's hands."""
 
     @abstractmethod
     def submit(self, job: Job, needs: Needs) -> Future[Summary]:
@@ -173,7 +169,7 @@ class Pool(ABC):
     def shutdown(self, wait: bool = True) -> None:
         """Ends what the pool has started here; with `wait`, only after its runs have ended."""
         with self.lock:
-            futures = list(self.futures)
+            futures = [run.future for run in self.held]
         if wait:
             wait_for(futures)
         if self.deadline is not None:

@@ -136,12 +136,8 @@ class Work(ABC):
 
     def outcome(self, point: Point) -> str:
         """A run with its result, as a line for people."""
-        words = [
-            f"{key.rpartition('.')[2]}={value:.4g}"
-            if isinstance(value, float)
-            else f"{key.rpartition('.')[2]}={value}"
-            for key, value in point.values
-        ]
+        short = ((k, f"{v:.4g}" if isinstance(v, float) else v) for k, v in point.values)
+        words = (f"{key.rpartition('.')[2]}={value}" for key, value in short)
         run = " ".join([point.curve, *words, f"seed={point.seed}"])
         summary = self.results.get(point.key)
         if summary is None:

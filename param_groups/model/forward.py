@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import NoneType
 from typing import NamedTuple
 
@@ -67,8 +67,11 @@ def forward_pass(
         )
     logits_at = tied[0].size if tied else None  # in a model of several widths
     applied, wanted, rule = applied or {}, prescription.forward(logits_at), prescription.form
-    held = [factor for reader in READERS for factor in reader(model)]  # what modules hold
-    held += _traced(tensors, {name for one in held for name in one.queries})
+    attends = _attentions(tensors)
+    held = [one for reader in READERS for one in reader(model, attends)]  # what modules hold
+    traced = [*_traced(tensors, {name for one in held for name in one.queries})]
+    measured = {one.path for one in traced if one.factor == "attention_scale"}
+    held = [one for one in held if not _sizeless(one) or not _inside(one.path, measured)] + traced
     factors: dict[tuple[str, int | None], Factor] = {}
     for _, name, size in applied_factors(model):
         value = wanted.factors(size).get(choose("forward factor", name, FACTORS), 1.0)
@@ -97,6 +100,30 @@ def forward_pass(
                 f"with applied={{{name!r}: {value:g}}}"
             )
     return Settled(tuple(factors.values()), _starts(tensors, held, wanted, applied))
+
+
+def _attentions(tensors: Sequence[Tensor]) -> set[str]:
+    """Paths of the modules that make queries, whatever their class is called: around each the
+    smallest module that holds another matrix."""
+    matrices = [tensor.name for tensor in tensors if len(tensor.shape) > 1]
+    found = set()
+    for tensor in tensors:
+        if Role.QUERY in tensor.role.parts:
+            path = tensor.name.rpartition(".")[0]
+            while path and len(_inside(path, matrices)) < 2:
+                path = path.rpartition(".")[0]
+            found.add(path)
+    return found
+
+
+def _inside(path: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that a module holds."""
+    return [name for name in names if not path or name.startswith(path + ".")]
+
+
+def _sizeless(one: Held) -> bool:
+    """An attention's number without the head dimension that it is compared for."""
+    return one.factor == "attention_scale" and one.head_dim is None and one.value is not None
 
 
 def _traced(tensors: Sequence[Tensor], carriers: Set[str]) -> Iterator[Held]:
@@ -136,6 +163,12 @@ def _of_module(
     attention = one.factor == "attention_scale"
     if one.factor in applied and not one.grows:
         value, source = applied[one.factor], "applied says"
+    elif attention and _sizeless(one) and size is None and not one.queries:
+        raise PlanError(
+            f"{one.path!r} ({one.kind}) has {one.name} {one.value:g} on query-key products, and "
+            "its head dimension is not known: give plan(..., head_dim=), for which "
+            f"{rule} has its own"
+        )
     elif attention and (size is None or one.queries):
         return None
     else:

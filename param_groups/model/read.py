@@ -127,11 +127,11 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
     """Why a plan cannot give this tensor values and a learning rate; None if it can."""
     if isinstance(parameter, UninitializedParameter):
         return "has no shape yet (a lazy layer); run one batch through the model first"
-    if ".parametrizations." in name:
-        layer = name.partition(".parametrizations.")[0]
+    layer, hidden, _ = f".{name}".partition(".parametrizations.")
+    if hidden:
         return (
-            f"stands behind a parametrisation: what {layer!r} multiplies by has other sizes and "
-            "other rates; plan the model before the parametrisation is registered, or after "
+            f"stands behind a parametrisation: what {layer[1:]!r} multiplies by has other sizes "
+            "and other rates; plan the model before the parametrisation is registered, or after "
             "torch.nn.utils.parametrize.remove_parametrizations"
         )
     if parameter.numel() == 0:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 from param_groups.rows import Held
@@ -32,12 +32,14 @@ _LORA = (
 _MEANT = {"residual": "residual_multiplier", "logit": "logit_multiplier"}
 
 
-def held(model: nn.Module) -> Iterator[Held]:
-    """The factors that a model's modules and its config hold."""
+def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
+    """The factors that a model's modules and its config hold; modules at the paths of `attends`
+    make queries."""
     from param_groups.layers import Scaled
 
     for path, module in model.named_modules():
-        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled):
+        named = "attention" in type(module).__name__.lower()
+        if (named or path in attends) and not isinstance(module, Scaled):
             yield from _of_attention(path, module)
         if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
             for name, value in scales.items():  # peft's, by adapter

@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,11 +170,11 @@ def _timm(model: Any) -> Twins:
     import timm
     import torch
 
-    known: dict[str, Any] = {}
+    signature: dict[str, inspect.Parameter] = {}
     for kind in type(model).__mro__:
         if "__init__" in vars(kind):
-            own = inspect.signature(vars(kind)["__init__"]).parameters
-            known = {name: one.default for name, one in own.items()} | known
+            signature = {**inspect.signature(vars(kind)["__init__"]).parameters} | signature
+    known: dict[str, Any] = {key: one.default for key, one in signature.items()}
     cfg = getattr(model, "pretrained_cfg", None)  # of what timm.create_model made
     name = cfg.get("architecture") if isinstance(cfg, Mapping) else None
     make = functools.partial(timm.create_model, name) if name else type(model)
@@ -193,10 +194,18 @@ def _timm(model: Any) -> Twins:
 
     lacks = missing()
     for key, default in known.items():  # those that add tensors which the model has
-        values: dict[Any, Any] = {True: False, False: True, None: 1.0}  # 0 is False, and True 1
-        other = values.get(default) if isinstance(default, (bool, int, type(None))) else None
-        if lacks and other is not None and missing(**{key: other}) < lacks:
-            options[key], lacks = other, missing(**{key: other})
+        values: dict[Any, Any] = {
+            True: [False],
+            False: [True],
+            None: [1.0],
+        }  # 0 is False, and True 1
+        if isinstance(default, str):  # a Literal
+            others = [*typing.get_args(signature[key].annotation)]
+        else:
+            others = values.get(default, []) if isinstance(default, (int, type(None))) else []
+        for other in others:
+            if lacks and (left := missing(**{key: other})) < lacks:
+                options[key], lacks = other, left
     side = 32 if "img_size" not in known else _sizes(known, 64, 2)["img_size"]
     look = lambda twin: twin(torch.randn(2, 3, side, side))
     return Twins(build, look, (name, tuple(sorted(options.items()))))

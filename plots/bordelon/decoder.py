@@ -10,8 +10,8 @@ Findings compare final evaluation losses of runs of equal seeds, which see the s
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from plots.bordelon import observed, scans
 from plots.bordelon.observed import LABELS, STATES, SeedPairs
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import ALPHA, EVAL_LOSS, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
@@ -45,7 +45,7 @@ class Data(NamedTuple):
     cut: Sequence[str] = ()
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The tables of one sweep; TableError without a finished run."""
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
     table = tables.read(paths[0], [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
@@ -91,26 +91,22 @@ def findings(data: Data) -> list[Printed]:
                 continue
             gain = mean(differences(losses[min(losses)], losses[max(losses)]))
             name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
-            verdict = "" if by == LAYERS else gain.claimed_gain()
-            result.append(Finding(name, gain.text(4), GROWTH[by], verdict, gain))
+            result.append(gain.judged(name, None if by == LAYERS else "gains", GROWTH[by], 4))
             start = min(losses)
             grown[by] = {size / start: differences(losses[start], losses[size]) for size in losses}
-        factors = grown.get(HEADS, {}).keys() & grown.get(LAYERS, {}).keys()
-        if (factor := max(factors, default=1)) > 1:
-            # Ours: the paper compares them neither by a number nor at equal cost.
-            gain = mean(differences(grown[HEADS][factor], grown[LAYERS][factor]))
-            name = f"{place}gain of {factor:g} times H minus that of L"
-            result.append(Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain(), gain))
-        factors = grown.get(HEADS, {}).keys() & grown.get(HEAD_DIM, {}).keys()
-        if (factor := max(factors, default=1)) > 1:
-            gain = mean(differences(grown[HEAD_DIM][factor], grown[HEADS][factor]))
-            name = f"{place}gain of {factor:g} times N minus that of H"
-            claim = ("about 0", gain.claimed_equal()) if alpha == 1 else ("", "")
-            result.append(Finding(name, gain.text(4), *claim, gain))
+        # Ours: the paper compares H and L neither by a number nor at equal cost.
+        equal = ("equal", "about 0") if alpha == 1 else (None, "")
+        both = ((HEADS, LAYERS, ("gains", "above 0 (ours)")), (HEAD_DIM, HEADS, equal))
+        for one, other, claim in both:
+            factors = grown.get(one, {}).keys() & grown.get(other, {}).keys()
+            if (factor := max(factors, default=1)) > 1:
+                gain = mean(differences(grown[one][factor], grown[other][factor]))
+                name = f"{place}gain of {factor:g} times {SYMBOLS[one]} minus that of "
+                result.append(gain.judged(name + SYMBOLS[other], *claim, 4))
     return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
 
 
-def _of_alpha(data: Data) -> Iterator[Finding]:
+def _of_alpha(data: Data) -> Report:
     """What alpha_A = 1/2 gains, at equal size and so at equal FLOPs as well, beside the paper's two
     claims of it; after N, whether growing N gains more at 1/2, as heads differ (section 3.2)."""
     start = scans.base(data.results)
@@ -123,31 +119,30 @@ def _of_alpha(data: Data) -> Iterator[Finding]:
                     continue
                 place = "base"
             gain = mean(differences(one[size], half[size]))
-            verdict = gain.claimed_gain()
-            claim = (ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict)) if by != LAYERS else ("", "")
-            name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
-            yield Finding(name, gain.text(4), *claim, gain)
+            claim = ("gains", ALPHA_CLAIMS) if by != LAYERS else (None, "")
+            finding = gain.judged(f"loss at alpha_A = 1 minus that at 1/2, {place}", *claim, 4)
+            verdict = ALPHA_SIDES.get(finding.verdict, finding.verdict)
+            yield replace(finding, verdict=verdict)
         if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
             grown = (
                 differences(losses[min(losses)], losses[max(losses)]) for losses in (half, one)
             )
             gain = mean(differences(*grown))
             name = "gain of growing N at alpha_A = 1/2 minus that at 1"
-            yield Finding(name, gain.text(4), "above 0", gain.claimed_gain(), gain)
+            yield gain.judged(name, "gains", "above 0", 4)
 
 
-def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
+def _of_kernels(kernels: pd.DataFrame) -> Report:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    text: list[Printed] = [*observed.basis(kernels)]
+    yield from observed.basis(kernels)
     for kind, by in itertools.product(KINDS, SIZES):
         for alpha in scans.alphas(kernels):
             own = observed.pairs(kernels, kind, by, alpha)
-            text.append(observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: "))
-        text += _across(kernels, kind, by)
-    return text
+            yield observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: ")
+        yield from _across(kernels, kind, by)
 
 
-def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
+def _across(kernels: pd.DataFrame, kind: str, by: str) -> Report:
     """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
     much it exceeds that of different seeds at one alpha_A."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
@@ -168,13 +163,11 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     by_size = {size: observed.over_seeds(values) for size, values in excess.items()}
     # The size at which they are least alike.
     worst = max(by_size.values(), key=lambda gap: abs(gap.value), default=None)
-    return [
-        Finding(name, observed.by_size(across) or "not measured", "about 1"),
-        Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst),
-    ]
+    yield Finding(name, observed.by_size(across) or "not measured", "about 1")
+    yield Finding(f"{name}, minus within one", observed.by_size(excess), "about 0", "", worst)
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 7 and 12."""
     trained = data.metrics[np.isfinite(data.metrics[scans.TRAIN_LOSS])]
     own = scans.alphas(data.results)
@@ -197,8 +190,8 @@ def _steps(rows: pd.DataFrame, own: list[float]):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
     alpha_A = 1/2 gains on equal seeds, which is too little to be seen across panels."""
     both = own == [1.0, 0.5]
-    figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle("(a) training loss")
+    title = "(a) training loss"
+    figure, axes = style.subplots(title, len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
     for row, by in zip(axes, SIZES, strict=True):
         lines = [scans.curves(scans.scan(rows, by, alpha), by) for alpha in own]
         for axis, alpha, line in zip(row[: len(own)], own, lines, strict=True):
@@ -219,9 +212,9 @@ def _flops(rows: pd.DataFrame, own: list[float]):
     """Figure 12: training losses against FLOPs, a panel per scan; of both alpha_A the difference,
     which is a hundredth of what the losses fall by."""
     both = own == [1.0, 0.5]
-    figure, axes = style.subplots(1, len(SIZES), (3.6, 2.9), sharey=True)
     words = r"loss at $\alpha_A$ = 1 minus that at 1/2" if both else "training loss"
-    figure.suptitle(f"{words}, against compute")
+    title = f"{words}, against compute"
+    figure, axes = style.subplots(title, 1, len(SIZES), (3.6, 2.9), sharey=True)
     for axis, by in zip(axes[0], SIZES, strict=True):
         scan = scans.scan(rows, by, own[0])
         per_step = (scan[FLOPS] / scan[STEP]).groupby(scan[by]).mean().to_dict()

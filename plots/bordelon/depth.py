@@ -12,8 +12,7 @@ compare final losses at the best eta_0 of every depth.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,7 +21,7 @@ from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FLOPS_PER_PARAMETER
 from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, EVAL_LOSS, LAYERS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import complete, differences, exponent, mean
 from plots.tables import PARAMETERS, RATE, RUN, SEED, STATUS, STEP, TableError
 
@@ -51,7 +50,7 @@ class Data(NamedTuple):
     tried: pd.DataFrame
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The three tables of one sweep, runs that did not finish left out; TableError without one."""
     observations, results, metrics = tables.read_each(paths, COLUMNS)
     evaluated = metrics.dropna(subset=[EVAL_LOSS]).sort_values(STEP)
@@ -77,33 +76,33 @@ def read(paths: Sequence[Path]) -> Data:
     return Data(movement, losses.assign(**{FLOPS: cost * losses[STEP]}), tried)
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """5a by alpha_L and weight, then 5b by depth."""
     movement, losses, tried = data
     shown = ", ".join(
-        f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
+        f"{rate:g} ({scans.alpha_name(alpha, 'L')})"
         for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
     )
-    seeds = scans.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
-    result: list[Printed] = [
+    seeds = tables.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
+    yield (
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
-        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed",
-        HEADER,
-    ]
+        f"after {losses[STEP].max():.0f}; ± of powers: from leaving out a seed"
+    )
+    yield HEADER
     for alpha, rows in movement.groupby(ALPHA_L):
         depths = sorted(rows[LAYERS].unique())
         for column, label in (MOVED | INDUCED).items():
-            name = f"5a: L in the movement of {label.strip('$')}, alpha_L = "
-            name += scans.alpha_text(alpha)
-            result.append(exponent(rows, SEED, LAYERS, column).finding(name, alpha - 1))
+            name = f"5a: L in the movement of {label.strip('$')}, {scans.alpha_name(alpha, 'L')}"
+            yield exponent(rows, SEED, LAYERS, column).finding(name, alpha - 1)
             if len(depths) > 2:  # the power is one of large L
                 name = name.replace("L in", f"L = {depths[-2]:.0f} to {depths[-1]:.0f} in")
                 deep = exponent(rows[rows[LAYERS].isin(depths[-2:])], SEED, LAYERS, column)
-                result.append(deep.finding(name, alpha - 1))
-    return [*result, *_of_losses(losses), *_of_rates(tried)]
+                yield deep.finding(name, alpha - 1)
+    yield from _of_losses(losses)
+    yield from _of_rates(tried)
 
 
-def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
+def _of_losses(losses: pd.DataFrame) -> Report:
     """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
 
     The caption claims it at large L. No verdict while a curve's mean ends above chance."""
@@ -111,10 +110,10 @@ def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
     means = last.groupby([ALPHA_L, LAYERS])[EVAL_LOSS].mean()
     for alpha, own in means.groupby(level=ALPHA_L):
         values = ", ".join(f"{depth:.0f}: {loss:.3f}" for (_, depth), loss in own.items())
-        name = f"5b: final loss by L, alpha_L = {scans.alpha_text(alpha)} (nats)"
+        name = f"5b: final loss by L, {scans.alpha_name(alpha, 'L')} (nats)"
         yield Finding(name, values)
     lost = [
-        f"alpha_L = {scans.alpha_text(alpha)}, L = {depth:.0f}"
+        f"{scans.alpha_name(alpha, 'L')}, L = {depth:.0f}"
         for (alpha, depth), loss in means.items()
         if not loss < CHANCE
     ]
@@ -125,41 +124,36 @@ def _of_losses(losses: pd.DataFrame) -> Iterator[Finding]:
             continue
         gain = mean(differences(both[0.5].dropna().to_dict(), both[1.0].dropna().to_dict()))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
-        verdict = gain.claimed_gain()
-        if lost:
-            verdict = f"no verdict: above chance, ln 10 = 2.303, {'; '.join(lost)}"
-        claim = ("above 0", verdict) if depth == depths[-1] and len(depths) > 1 else ("", "")
-        yield Finding(name, gain.text(), *claim, gain)
+        claim = ("gains", "above 0") if depth == depths[-1] and len(depths) > 1 else (None, "")
+        finding, why = gain.judged(name, *claim), f"above chance, ln 10 = 2.303, {'; '.join(lost)}"
+        yield replace(finding, verdict=f"no verdict: {why}") if lost and claim[0] else finding
 
 
-def _of_rates(tried: pd.DataFrame) -> list[Printed]:
+def _of_rates(tried: pd.DataFrame) -> Report:
     """The same gain by seed with both alpha_L at their best eta_0 of every depth, where several
     were run; an eta_0 is judged by seeds that did not choose it."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or tried[ALPHA_L].nunique() < 2:
-        return []
+        return
     whole = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
     tried = pd.concat(whole)  # the seeds that have every eta_0 of a depth
     tried = tried.assign(**{tables.LOSS: tried[LAST], tables.WIDTH: tried[LAYERS]})
     by_alpha = {alpha: rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)}
-    result: list[Printed] = []
     for alpha, sweeps in by_alpha.items():
         values = ", ".join(
             f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
             for depth, sweep in sweeps.items()
         )
-        result.append(Finding(f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}", values))
+        yield Finding(f"5b: best eta_0 by L, {scans.alpha_name(alpha, 'L')}", values)
     gains = rates.gains(by_alpha[0.5], by_alpha[1.0])
     for depth, gain in gains.items():
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
-        claim = ("above 0", gain.claimed_gain()) if depth == max(gains) else ("", "")
-        result.append(Finding(name, gain.text(), *claim, gain))
-    return result
+        claim = ("gains", "above 0") if depth == max(gains) else (None, "")
+        yield gain.judged(name, *claim)
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 5a and b."""
-    figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("depth; dotted: powers of the paper")
+    figure, axes = style.subplots("depth; dotted: powers of the paper", 1, 2, (4.6, 3.4))
     _draw_movement(axes[0][0], data.movement)
     _draw_losses(axes[0][1], data.losses)
     yield "figure_5_depth", figure
@@ -170,7 +164,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         for (column, label), marker in zip(MOVED.items(), "os", strict=True):
             look = {"marker": marker, "ms": 4, "ls": STYLES.get(alpha, "-")}
-            name = rf"{label}, $\alpha_L$ = {scans.alpha_text(alpha)}"
+            name = f"{label}, {scans.alpha_title(alpha, 'L')}"
             scans.mean_line(axis, rows, LAYERS, column, color, name, **look)
         middle = rows.groupby(LAYERS)[list(MOVED)].mean().mean(axis=1)
         power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
@@ -192,7 +186,7 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
         axis.fill_between(means.index, means - errors, means + errors, **band)
     entries = [(f"$L = {depth:.0f}$", {"color": color}) for depth, color in colors.items()]
     for alpha in sorted(losses[ALPHA_L].unique()):
-        label = rf"$\alpha_L$ = {scans.alpha_text(alpha)}"
+        label = scans.alpha_title(alpha, "L")
         entries.append((label, {"ls": STYLES.get(alpha, "-"), "color": "gray"}))
     axis.axhline(CHANCE, **scans.CHANCE_LOOK)
     entries.append(("chance, ln 10", scans.CHANCE_LOOK))

@@ -7,22 +7,20 @@ equal seeds, which vanishes as dynamics become alike. The findings: what doublin
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, HEAD_DIM, TRAIN_LOSS, Losses
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import jackknife, mean
 from plots.tables import SEED
 
 TABLES = ("bordelon/figure_11_metrics",)
 
 
-def read(paths: Sequence[Path]) -> Losses:
+def read(paths: tables.Paths) -> Losses:
     """The training losses of runs that grow N."""
     tables.expect(paths, "metrics.csv")
     return scans.read_losses(paths[0], HEAD_DIM)
@@ -35,13 +33,13 @@ def by_alpha(rows: pd.DataFrame) -> dict[float, pd.DataFrame]:
     return {alpha: rows[rows[ALPHA] == alpha] for alpha in scans.alphas(rows)}
 
 
-def findings(losses: Losses) -> list[Printed]:
+def findings(losses: Losses) -> Report:
     """What each doubling changes, compared with the first one."""
-    result: list[Printed] = [
+    yield (
         f"{TRAIN_LOSS}, mean over all logged steps; runs of one seed see the same samples; ± "
-        "standard error over seeds (n)",
-        HEADER,
-    ]
+        "standard error over seeds (n)"
+    )
+    yield HEADER
     for alpha, rows in by_alpha(losses.rows).items():
         gaps = pd.DataFrame()  # a row per seed, a column per doubling
         for (low, one), (high, other) in itertools.pairwise(scans.curves(rows, HEAD_DIM).items()):
@@ -50,13 +48,13 @@ def findings(losses: Losses) -> list[Printed]:
             gaps = pd.concat([gaps, gap.rename(name)], axis=1)
             text = mean(gap.to_dict()).text(4)
             if gaps.shape[1] == 1:
-                result.append(Finding(name, text))
+                yield Finding(name, text)
                 continue
             both = gaps[[gaps.columns[0], name]].dropna().rename_axis(SEED).reset_index()
             less = jackknife(both, SEED, _less)
             # The paper speaks of similar dynamics; that they come closer is ours.
-            result.append(Finding(name, text, "shrinks (ours)", less.claimed_gain(), less))
-    return [*result, *scans.cut_lines(losses.cut)]
+            yield less.judged(name, "gains", "shrinks (ours)", text=text)
+    yield from scans.cut_lines(losses.cut)
 
 
 def _less(part: pd.DataFrame) -> float:
@@ -65,11 +63,11 @@ def _less(part: pd.DataFrame) -> float:
     return abs(first) - abs(last)
 
 
-def draw(losses: Losses) -> Iterator[tuple]:
+def draw(losses: Losses) -> style.Drawn:
     """A panel per alpha_A, a line per N."""
     rows_of = by_alpha(losses.rows)
-    figure, axes = style.subplots(2, len(rows_of), (4.0, 2.6), sharex=True, sharey="row")
-    figure.suptitle("training loss, and its distance to that of the largest N")
+    title = "training loss, and its distance to that of the largest N"
+    figure, axes = style.subplots(title, 2, len(rows_of), (4.0, 2.6), sharex=True, sharey="row")
     for (upper, lower), (alpha, rows) in zip(axes.T, rows_of.items(), strict=True):
         lines = scans.curves(rows, HEAD_DIM)
         scans.draw_lines(upper, lines, HEAD_DIM, "linear")

@@ -12,7 +12,7 @@ powers of 2b before training and of 13's upper row.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,16 +23,12 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.statistics import Power, exponent
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP
 
-TABLES = AnyOf(
-    "bordelon/figure_11_observations",
-    "bordelon/figure_13_observations",
-    "bordelon/figure_6d_observations",
-)
+TABLES = AnyOf(f"bordelon/figure_{number}_observations" for number in ("11", "13", "6d"))
 BLOCK, ALL = "block", "all"
 VARIANCE, CHANGE, GAMMA = "head_variance", "attention_change", "prescription.gamma0"
 FUNCTION, LEARNT = "function_change", 0.5  # RMS change of outputs; of runs at chance it is 0.1
@@ -45,7 +41,7 @@ COLUMNS = (CURVE, RUN, ALPHA, HEAD_DIM, SEED, STEP, BLOCK)
 Data = Mapping[str, tuple[int, pd.DataFrame]]  # figure -> index of its table, rows
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The rows of each figure for all blocks together; 13's table has optimisers, 6d's gamma_0."""
 
     def figure_of(path: Path) -> str:
@@ -102,18 +98,15 @@ def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction 
     return (exact(alpha) - 1 if INDUCED[column] == "k" else Fraction(0)) - first
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """The powers of the figures whose tables there are."""
-    text: list[Printed] = [
-        "powers of N in means over seeds (n), ± their jackknife over seeds",
-        HEADER,
-    ]
+    yield "powers of N in means over seeds (n), ± their jackknife over seeds"
+    yield HEADER
     for figure, (_, rows) in data.items():
-        text += _of_movement(rows) if figure == MOVED else _of_variance(rows, figure)
-    return text
+        yield from _of_movement(rows) if figure == MOVED else _of_variance(rows, figure)
 
 
-def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
+def _of_variance(rows: pd.DataFrame, figure: str) -> Report:
     """Slope of the variance over heads against 1 - 2 alpha_A, before and after training; in rich
     training that of the change of A, too."""
     rich = "rich training, " * (figure == RICH)
@@ -136,7 +129,7 @@ def _of_variance(rows: pd.DataFrame, figure: str) -> Iterator[Finding]:
                 yield power_of_n(learnt, CHANGE).finding(f"{name}, of seeds that learn", 0.0)
 
 
-def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
+def _of_movement(rows: pd.DataFrame) -> Report:
     """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     for cause, columns in CAUSES.items():
         for optimizer, alpha, step, cell in cells(rows):
@@ -153,7 +146,7 @@ def _of_movement(rows: pd.DataFrame) -> Iterator[Finding]:
                 yield measured.finding(name, float(theory), f"{theory}{derived}")
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 2b, 13 and 6d, as far as there are tables."""
     for figure, (index, rows) in data.items():
         if figure == MOVED:
@@ -166,7 +159,8 @@ def draw(data: Data) -> Iterator[tuple]:
 def _figure_2b(rows: pd.DataFrame, figure: str):
     """A line per alpha_A, hollow before training, with the power that the paper's caption gives to
     alpha_A = 1 after it; in rich training the change of A beside it."""
-    drawn, axes = style.subplots(1, 1 + (figure == RICH), (4.6, 3.6))
+    title = "variance over heads" + ", rich training (ours)" * (figure == RICH)
+    drawn, axes = style.subplots(title, 1, 1 + (figure == RICH), (4.6, 3.6))
     for alpha in scans.alphas(rows):
         for when, state in ends(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
@@ -181,7 +175,6 @@ def _figure_2b(rows: pd.DataFrame, figure: str):
     for axis, label in zip(axes[0], ("variance of A over heads", "RMS change of A"), strict=False):
         _finish(axis, rows)
         axis.set_ylabel(label)
-    drawn.suptitle("variance over heads" + ", rich training (ours)" * (figure == RICH))
     look = {"fontsize": 7, "ncols": 2, "handlelength": 1.6, "columnspacing": 0.8}
     drawn.legend(loc="outside lower center", frameon=False, **look)
     return drawn
@@ -220,8 +213,8 @@ def _figure_13(rows: pd.DataFrame):
     """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below. Each
     panel's legend has the powers of N, next to those of theory where there are some."""
     optimizers = list(dict.fromkeys(optimizer for optimizer, *_ in cells(rows)))
-    figure, axes = style.subplots(2, 2 * len(optimizers), (3.1, 2.9), sharex=True)
-    figure.suptitle("movement of keys and attention logits; below panels: powers of N [theory]")
+    title = "movement of keys and attention logits; below panels: powers of N [theory]"
+    figure, axes = style.subplots(title, 2, 2 * len(optimizers), (3.1, 2.9), sharex=True)
     for row, (cause, columns) in zip(axes, CAUSES.items(), strict=True):
         places = [(optimizer, column) for optimizer in optimizers for column in columns]
         for axis, (optimizer, column) in zip(row, places, strict=True):

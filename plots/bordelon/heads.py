@@ -9,8 +9,6 @@ standard deviations, as in the paper.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +17,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
 from plots.bordelon.scans import CHANCE, EVAL_LOSS, HEADS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.statistics import complete, exponent, jackknife
 from plots.tables import SEED, STEP, TableError
 
@@ -33,7 +31,7 @@ COLUMNS = {
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Distances, and evaluations; TableError without one."""
     distances, metrics = tables.read_each(paths, COLUMNS)
     metrics = metrics[np.isfinite(metrics[EVAL_LOSS])]
@@ -45,11 +43,11 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """Fig. 4a, then 4b."""
     distances, metrics = both
-    seeds = distances.groupby(HEADS)[SEED].nunique()
+    seeds = tables.span(distances.groupby(HEADS)[SEED].nunique())
     return [
         f"4a: eval loss after {metrics[STEP].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours)",
-        f"4b: {scans.span(seeds)} seeds; exponents without the widest models, which are the "
+        f"4b: {seeds} seeds; exponents without the widest models, which are the "
         "ensemble all are compared with",
         HEADER,
         *_of_losses(metrics),
@@ -57,7 +55,7 @@ def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     ]
 
 
-def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
+def _of_losses(metrics: pd.DataFrame) -> Report:
     """4a: whether the final loss falls with H, and its spread over seeds. Runs at chance agree, as
     they all do nothing, so that there is a verdict on the spread only of sizes that have learnt."""
     last = metrics[metrics[STEP] == metrics[STEP].max()]
@@ -76,8 +74,8 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
     yield Finding("4a: final loss by H (nats)", by_size(means))
     gain = jackknife(complete(last[last[HEADS].isin((low, high))], SEED, HEADS), SEED, fall)
     name = f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)"
-    yield Finding(name, gain.text(), "above 0", gain.claimed_gain(), gain)
-    spread = f"{by_size(groups.std())} (n = {scans.span(groups.count())})"
+    yield gain.judged(name, "gains", "above 0")
+    spread = f"{by_size(groups.std())} (n = {tables.span(groups.count())})"
     yield Finding("4a: standard deviation over seeds by H (nats)", spread)
     whole = exponent(last, SEED, HEADS, EVAL_LOSS, "std")
     yield Finding("4a: H in that deviation, all H", whole.text(), "below 0")
@@ -87,7 +85,7 @@ def _of_losses(metrics: pd.DataFrame) -> Iterator[Finding]:
         yield Finding(name, "not measured", "below 0", "no verdict: at chance")
         return
     gain = exponent(last[last[HEADS].isin(learnt)], SEED, HEADS, EVAL_LOSS, "std")
-    yield Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), gain)
+    yield gain.judged(name, "loses", "below 0")
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -96,7 +94,7 @@ def shown_steps(distances: pd.DataFrame) -> list[int]:
     return sorted({step for step in FIGURE_4B_STEPS if step in steps} | {steps[-1]})
 
 
-def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
+def _of_distances(distances: pd.DataFrame) -> Report:
     """4b: the power of H at every step, and whether it weakens in training: whether the last one
     is closer to zero than the earliest."""
     steps = shown_steps(distances)
@@ -119,15 +117,13 @@ def _of_distances(distances: pd.DataFrame) -> Iterator[Finding]:
 
     ends = distances[distances[STEP].isin((first, last))]
     change = jackknife(complete(ends, SEED, HEADS, STEP), SEED, gain)
-    name = f"4b: exponent at step {last} minus step {first}"
-    yield Finding(name, change.text(), "above 0", change.claimed_gain(), change)
+    yield change.judged(f"4b: exponent at step {last} minus step {first}", "gains", "above 0")
 
 
-def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
+def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
     """Figure 4."""
     distances, metrics = both
-    figure, ((left, right),) = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("training with many heads")
+    figure, ((left, right),) = style.subplots("training with many heads", 1, 2, (4.6, 3.4))
     for heads, color in style.width_colors(sorted(metrics[HEADS].unique())).items():
         groups = metrics[metrics[HEADS] == heads].groupby(STEP)[EVAL_LOSS]
         means, sd = groups.mean(), groups.std().fillna(0)

@@ -8,8 +8,7 @@ jackknife leaves out. Densities pool all networks; dotted lines are powers of th
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import SQUARE_ERROR
 from plots.bordelon.scans import ALPHA_LOOKS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import exponent, exponent_in
 
 TABLES = ("bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density")
@@ -31,7 +30,7 @@ COLUMNS = {
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
-def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
+def read(paths: tables.Paths) -> list[pd.DataFrame]:
     """The tables as numbers, in the order of COLUMNS; `error` is the square error over the mean
     square of the limit's kernel."""
     kernels, attention, bins = tables.read_each(paths, COLUMNS, ["layer"])
@@ -61,35 +60,31 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
     return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
-def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
+def findings(all_tables: Sequence[pd.DataFrame]) -> Report:
     """Fig. 3a, the power of H in the error of kernels, then 3b and c."""
     kernels, attention, _ = all_tables
-    result: list[Printed] = [
-        f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}",
-        HEADER,
-    ]
+    yield f"3a: {kernels[NETWORK].nunique()} networks each; 3b, c: {attention[NETWORK].nunique()}"
+    yield HEADER
     for layer in sorted(kernels["layer"].unique()):
         power = exponent(kernels[kernels["layer"] == layer], NETWORK, H, "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
-        result.append(power.finding(name, SQUARE_ERROR))
+        yield power.finding(name, SQUARE_ERROR)
     power = exponent(kernels, NETWORK, H, "error")
-    result.append(power.finding("3a: the same, all layers", SQUARE_ERROR))
+    yield power.finding("3a: the same, all layers", SQUARE_ERROR)
     for alpha, rows in attention.groupby(ALPHA):
         place = scans.alpha_name(alpha)
         power = exponent(rows, NETWORK, N, "second_moment")
-        result.append(power.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
+        yield power.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha)
         power = exponent_in(rows, NETWORK, kurtoses)
-        result.append(power.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
+        yield power.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0)
         values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
-        result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
-    return result
+        yield Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)")
 
 
-def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple]:
+def draw(all_tables: Sequence[pd.DataFrame]) -> style.Drawn:
     """Figure 3, with the variance and kurtosis that its text speaks of."""
     kernels, attention, bins = all_tables
-    figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention")
+    figure, axes = style.subplots("initial kernels and attention", 2, 2, (4.3, 3.2))
     _draw_kernels(axes[0][0], kernels)
     _draw_moments(axes[0][1], attention)
     alpha = bins[ALPHA].min()
@@ -97,7 +92,7 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple]:
     sizes = sorted(shown[N].unique())
     for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1]), strict=True):
         _draw_density(axis, shown[shown[N] == size], size, alpha)
-        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
+        title = f"({label}) $N = {size:.0f}$, {scans.alpha_title(alpha)}"
         axis.set_title(title, fontsize=9)
     yield "figure_3_initial_heads", figure
 
@@ -121,7 +116,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
     for alpha, rows in attention.groupby(ALPHA):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
-        label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
+        label = f"variance, {scans.alpha_title(alpha)}"
         scans.mean_line(axis, rows, N, "second_moment", color, label)
         sizes = np.array(sorted(rows[N].unique()))
         axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)

@@ -11,8 +11,7 @@ kernel's scale falls with L, and how the spread of A over heads changes with N.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from plots.bordelon import observed, scans
 from plots.bordelon.observed import BLOCK, HEAD, LABELS, STATES, VALUE, Pairs
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import EVAL_LOSS, HEAD_DIM, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS, Losses
-from plots.findings import HEADER, Finding, Printed, exact_text
+from plots.findings import HEADER, Finding, Report, exact_text
 from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
@@ -41,7 +40,7 @@ class Data(NamedTuple):
     train: Losses
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The three tables of one sweep."""
     tables.expect(paths, "observed_kernels.csv", "observed_attention.csv", "metrics.csv")
     own = [BLOCK, observed.TOKEN, observed.ATTENDED, HEAD, VALUE]
@@ -71,28 +70,26 @@ def spread(values: np.ndarray) -> float:
     return float(values.var(axis=-1, ddof=1).mean()) if values.shape[-1] > 1 else math.nan
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Alignment of sizes, scale over depth, and the spread over heads against N."""
     kernels, attention = data.kernels, data.attention
     alpha = scans.alphas(kernels)[0]
     start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in scans.base(kernels).items())
-    result = [
-        f"base {start}; kernels of the residual stream after the last block",
-        *observed.basis(kernels),
-        HEADER,
-    ]
+    yield f"base {start}; kernels of the residual stream after the last block"
+    yield from observed.basis(kernels)
+    yield HEADER
     for by in SIZES:
         for kind in KINDS:
             pairs = observed.pairs(kernels, kind, by, alpha)
-            result += [observed.aligned(pairs, kind, by, state) for state in (0, 1)]
+            yield from (observed.aligned(pairs, kind, by, state) for state in (0, 1))
     for kind in KINDS:
-        result += _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
+        yield from _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
     for own in scans.alphas(attention):
-        result += _spreads(entries(attention, HEAD_DIM, own), own)
-    return [*result, *scans.cut_lines(data.train.cut)]
+        yield from _spreads(entries(attention, HEAD_DIM, own), own)
+    yield from scans.cut_lines(data.train.cut)
 
 
-def _scales(pairs: Pairs, kind: str) -> list[Finding]:
+def _scales(pairs: Pairs, kind: str) -> Report:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
     the exponent with which it does."""
     places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in pairs.items()]
@@ -102,10 +99,11 @@ def _scales(pairs: Pairs, kind: str) -> list[Finding]:
     }
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
-        return [Finding(name, "not measured", "falls")]
+        yield Finding(name, "not measured", "falls")
+        return
     text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
     fall = mean(differences(values[min(values)], values[max(values)]))
-    result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
+    yield fall.judged(name, "gains", "falls", text=f"{text} (n = {fall.groups})")
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
     def of_depth(part: pd.DataFrame) -> float:
@@ -117,11 +115,12 @@ def _scales(pairs: Pairs, kind: str) -> list[Finding]:
     try:
         fitted = jackknife(complete(rows, SEED, LAYERS), SEED, of_depth)
     except (ValueError, RuntimeError) as error:
-        return [*result, Finding(name, f"not measured: {error}", f"-1 {DERIVED}")]
-    return [*result, fitted.finding(name, -1.0, f"-1 {DERIVED}")]
+        yield Finding(name, f"not measured: {error}", f"-1 {DERIVED}")
+    else:
+        yield fitted.finding(name, -1.0, f"-1 {DERIVED}")
 
 
-def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
+def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> Report:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
     place = scans.alpha_name(alpha)
     variance, text = 1 - 2 * alpha, exact_text(1 - 2 * alpha)
@@ -133,16 +132,14 @@ def _spreads(values: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list
         ("final variance of A over heads", lambda a: spread(a[1]), variance, final),
         ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), 0.0, "0"),
     )
-    laws = []
     for name, value, published, beside in measured:
         places = [(size, seed, value(a)) for (size, seed), a in values.items()]
         rows = pd.DataFrame(places, columns=[HEAD_DIM, SEED, VALUE])
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
-        laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
-    return laws
+        yield power.finding(f"{place}: {name}, exponent of N", published, beside)
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figures 6 and 8 to 10."""
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)"), [2]
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL), [2]
@@ -162,8 +159,8 @@ def _attention(attention: pd.DataFrame):
     from scipy.stats import gaussian_kde
 
     own = scans.alphas(attention)
-    figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharey="row")
-    figure.suptitle("(d) attention logits of heads; sd: standard deviation")
+    title = "(d) attention logits of heads; sd: standard deviation"
+    figure, axes = style.subplots(title, len(own), 2, (3.8, 2.6), sharey="row")
     for row, alpha in zip(axes, own, strict=True):
         # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
         # the places of a block are sorted, and the last but one is (last, middle) of its token.
@@ -192,9 +189,8 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan. Before
     the first evaluation, Figure 8 shows what 6a cannot."""
     alpha = scans.alphas(rows)[0]
-    figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
-    name = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
-    figure.suptitle(name)
+    title = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
+    figure, axes = style.subplots(title, 1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
     for axis, by in zip(axes[0], SIZES, strict=True):
         own = scans.curves(scans.scan(rows, by, alpha), by, loss)
         scans.draw_lines(axis, own, by, binned=loss == TRAIN_LOSS)

@@ -122,9 +122,7 @@ def aligned(kernels: Pairs, kind: str, by: str, state: int, place: str = "") -> 
         return Finding(name, "not measured", "rises")
     first, last = values[min(values)], values[max(values)]
     gain = over_seeds({pair: last[pair] - first[pair] for pair in first.keys() & last.keys()})
-    return Finding(
-        name, f"{by_size(values)} (n = {gain.groups})", "rises", gain.claimed_gain(), gain
-    )
+    return gain.judged(name, "gains", "rises", text=f"{by_size(values)} (n = {gain.groups})")
 
 
 def by_size(values: Mapping[int, SeedPairs]) -> str:
@@ -160,8 +158,7 @@ def draw_strips(grid: Sequence[Strip], unit: str, title: str):
     """Rows of kernels, all in one scale: each is divided by the mean of its diagonal, as sizes
     change the scale so much that undivided ones would show the largest alone."""
     across = max(len(row.panels) for row in grid)
-    figure, axes = style.subplots(len(grid), across, (1.6, 1.95))
-    figure.suptitle(title)
+    figure, axes = style.subplots(title, len(grid), across, (1.6, 1.95))
     parts = [[kernel / (scale(kernel) or 1) for _, kernel in row.panels] for row in grid]
     top = max(float(np.nanmax(np.abs(part))) for row in parts for part in row)
     for axis in axes.flat:

@@ -74,12 +74,6 @@ def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFram
     return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
 
 
-def span(counts: pd.Series) -> str:
-    """The range of some counts: 3, or 2 to 3."""
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
 def curves(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, pd.DataFrame]:
     """Losses by size, at the steps that all seeds of a size have."""
     return {
@@ -98,14 +92,14 @@ def alpha_text(alpha: float) -> str:
     return "1/2" if alpha == 0.5 else f"{alpha:g}"
 
 
-def alpha_title(alpha: float) -> str:
-    """alpha_A as figures write it."""
-    return rf"$\alpha_A$ = {alpha_text(alpha)}"
+def alpha_title(alpha: float, of: str = "A") -> str:
+    """alpha_A, or alpha_L, as figures write it."""
+    return rf"$\alpha_{of}$ = {alpha_text(alpha)}"
 
 
-def alpha_name(alpha: float) -> str:
-    """alpha_A as findings write it."""
-    return f"alpha_A = {alpha_text(alpha)}"
+def alpha_name(alpha: float, of: str = "A") -> str:
+    """alpha_A, or alpha_L, as findings write it."""
+    return f"alpha_{of} = {alpha_text(alpha)}"
 
 
 def size_axis(axis, sizes: pd.Series, label: str) -> None:
@@ -142,12 +136,7 @@ def label_decades(axis, along: str = "y") -> None:
 
 
 def draw_lines(
-    axis,
-    curves: Curves,
-    by: str,
-    scale: str = "log",
-    binned: bool = True,
-    factors: Mapping[int, float] | None = None,
+    axis, curves: Curves, by: str, scale="log", binned=True, factors: Mapping | None = None
 ) -> None:
     """Fills a panel: loss against steps, or `factors` times these by size, a line per size with its
     band; evaluations, which are few and not noisy, keep their places (`binned` False)."""

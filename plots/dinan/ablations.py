@@ -8,13 +8,12 @@ losses. What is exchanged is judged by seed, each strategy at its best rate. The
 and the relative rates at once, and has no number to compare.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
 from plots.tables import CURVE, RATE, RESULTS, WIDTH, TableError
@@ -41,10 +40,13 @@ EXCHANGES = (
     ("relative rates, with both", "standard_both", "neural_tangent"),
     ("all three", "standard", "neural_tangent"),
 )
-SHAPES = dict(zip(LABELS, "os^Dos^", strict=True))
+LOOKS = {
+    curve: {"color": color, "marker": marker, "ms": 4}
+    for curve, color, marker in zip(LABELS, style.PALETTE, "os^Dos^", strict=False)
+}
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs, of one width."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     rows = tables.only(table, paths[0], CURVE, LABELS)
@@ -60,25 +62,22 @@ def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
     return {curve: sweep for curve, sweeps in lines.items() for sweep in sweeps.values()}
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """The best rate and lowest loss of every curve, then what each exchange gains."""
     sweeps_of = fits(rows)
     lines = {(curve,): {sweep.width: sweep} for curve, sweep in sweeps_of.items()}
-    result: list[Printed] = [
-        "gains are differences by seed of the final loss, each at its best rate",
-        *rates.basis(rows, lines, [CURVE], "n"),
-        HEADER,
-    ]
+    yield "gains are differences by seed of the final loss, each at its best rate"
+    yield from rates.basis(rows, lines, [CURVE], "n")
+    yield HEADER
     for curve, sweep in sweeps_of.items():
         lowest = f"{mean(sweep.ended).text(sign='')} at lr = {sweep.best.grid_value:g}"
-        result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest))
+        yield Finding(f"{LABELS[curve]}: lowest loss (nats)", lowest)
     for what, before, after in EXCHANGES:
         if {before, after} <= sweeps_of.keys():
             gain = mean(differences(sweeps_of[before].ended, sweeps_of[after].ended))
             verdict = gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
             name = f"gain of {what} (nats)"
-            result.append(Finding(name, gain.text(), "no number", verdict, gain))
-    return result
+            yield Finding(name, gain.text(), "no number", verdict, gain)
 
 
 def formula(label: str) -> str:
@@ -89,27 +88,24 @@ def formula(label: str) -> str:
     return label
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
     lines = fits(rows)
-    figure, axes = style.subplots(1, 3, (3.4, 3.1))
-    figure.suptitle("word embeddings and logits, exchanged one at a time")
+    title = "word embeddings and logits, exchanged one at a time"
+    figure, axes = style.subplots(title, 1, 3, (3.4, 3.1))
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in lines.values()])
-    colors = dict(zip(LABELS, style.PALETTE, strict=False))
     for axis, strategy in zip(losses, (STANDARD, SCALED), strict=True):
         for curve in (curve for curve in lines if curve.startswith(strategy)):
-            stable, at = lines[curve].stable, lines[curve].best
-            look = {"color": colors[curve], "marker": SHAPES[curve], "ms": 4}
+            stable, at, look = lines[curve].stable, lines[curve].best, LOOKS[curve]
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
-            axis.plot(at.grid_value, at.loss, color=colors[curve], **style.STAR)
+            axis.plot(at.grid_value, at.loss, color=look["color"], **style.STAR)
             value = mean(lines[curve].ended)
             best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
         axis.set_xscale("log", base=2)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
     losses[0].set_ylabel(style.VALIDATION_LABEL)
-    looks = {curve: {"color": colors[curve], "marker": SHAPES[curve], "ms": 4} for curve in lines}
-    style.legend(figure, [(formula(LABELS[curve]), look) for curve, look in looks.items()])
+    style.legend(figure, [(formula(LABELS[curve]), LOOKS[curve]) for curve in lines])
     best.invert_yaxis()
     best.set(title="best rate of each", xlabel=style.VALIDATION_LABEL)
     yield "bart_ablations", figure

@@ -8,7 +8,7 @@ figure has the lowest loss against the mapped rate, and the optimal one against 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +18,8 @@ import pandas as pd
 from plots import panels, rates, style
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, MODELS, RATE_EXPONENTS
-from plots.dinan.searches import (
-    LR,
-    SKIPPED,
-    STRATEGIES,
-    Losses,
-    Searched,
-    exactly,
-    judging_runs,
-    of,
-)
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.dinan.searches import STRATEGIES, Losses, Searched
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
 from plots.tables import RATE, RUN, SEED, STEP, WIDTH
@@ -68,30 +59,31 @@ def degradation(sweep: RateSweep | None, vertex: bool = False) -> Estimate:
     return mean(differences(losses_at(sweep, rate / LOWERED), sweep.ended))
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Optima and what surrounds them at every width, then what connects the widths."""
     sweeps_of = searches.fits(searched)
-    result: list[Printed] = [
+    yield (
         "a run's loss is the lowest of its evaluations; mapped: lr for standard, n^(-3/2) lr for "
-        "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it",
-        rates.noise_line(searched.rows, "n"),
-        HEADER,
-    ]
+        "neural-tangent; lr*: the best of the grid, or the lowest point of the parabola around it"
+    )
+    yield rates.noise_line(searched.rows, "n")
+    yield HEADER
     for width in widths(searched):
         for strategy in STRATEGIES:
             name = f"{style.STRATEGIES[strategy]}, n = {width}: "
-            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
+            rows, sweep = searches.of(searched, strategy, width), sweeps_of[strategy].get(width)
             if sweep:
-                result += _optimum(searched, strategy, sweep, name)
+                yield from _optimum(searched, strategy, sweep, name)
             elif len(rows):
-                result.append(Finding(f"{name}lr*", "every run diverged"))
+                yield Finding(f"{name}lr*", "every run diverged")
             if len(rows):
-                result.append(_skipped(searched, rows, name))
-        result += _between([sweeps_of[s].get(width) for s in STRATEGIES], width)
-    return [*result, *_exponents(sweeps_of), *searched.failed]
+                yield _skipped(searched, rows, name)
+        yield from _between([sweeps_of[s].get(width) for s in STRATEGIES], width)
+    yield from _exponents(sweeps_of)
+    yield from searched.failed
 
 
-def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> list[Finding]:
+def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> Report:
     """The best rate of the grid, the lowest point of the parabola around it in mapped units, the
     loss there, and what a lower rate costs."""
     best, n = sweep.best, len(sweep.chosen_from)
@@ -114,51 +106,45 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
     loss = average(list(sweep.ended.values()))
     bits = Estimate(loss.value / math.log(2), loss.error / math.log(2))
     lowest = f"{loss.text(4, '')} nats, {bits.text(4, '')} bits (n = {len(sweep.ended)})"
-    lower = Finding(
-        f"{name}loss at lr* / {LOWERED} minus lowest (nats)", degradation(sweep).text(4)
-    )
-    return [
-        Finding(f"{name}lr* of the grid", grid, *beside[0]),
-        Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1]),
-        Finding(f"{name}lowest loss", lowest),
-        lower,
-        *_parts(judging_runs(searched, strategy, sweep), name),
-    ]
+    yield Finding(f"{name}lr* of the grid", grid, *beside[0])
+    yield Finding(f"{name}lr* by a parabola, mapped", parabola, *beside[1])
+    yield Finding(f"{name}lowest loss", lowest)
+    lower = f"{name}loss at lr* / {LOWERED} minus lowest (nats)"
+    yield Finding(lower, degradation(sweep).text(4))
+    yield from _parts(searches.judging_runs(searched, strategy, sweep), name)
 
 
-def _parts(runs: pd.DataFrame, name: str) -> list[Finding]:
+def _parts(runs: pd.DataFrame, name: str) -> Report:
     """How much of the final loss is infilling of what masks hide, and how much copying of what
     stands in the input, in nats per target of its kind; of tables that say so."""
     infilling, share = searches.INFILLING
-    if infilling not in runs or not len(runs):
-        return []
-    filled = (runs[infilling] / runs[share]).to_dict()
-    copied = ((runs[searches.FINAL] - runs[infilling]) / (1 - runs[share])).to_dict()
-    part = f"{runs[share].mean():.0%} of targets"
-    values = {"infilling": (filled, part), "copying": (copied, "the others")}
-    return [
-        Finding(f"{name}final loss of {what} (nats)", f"{mean(of_).text(3, '')}, {words}")
-        for what, (of_, words) in values.items()
-    ]
+    if infilling in runs and len(runs):
+        filled = (runs[infilling] / runs[share]).to_dict()
+        copied = ((runs[searches.FINAL] - runs[infilling]) / (1 - runs[share])).to_dict()
+        text = f"{mean(filled).text(3, '')}, {runs[share].mean():.0%} of targets"
+        yield Finding(f"{name}final loss of infilling (nats)", text)
+        text = f"{mean(copied).text(3, '')}, the others"
+        yield Finding(f"{name}final loss of copying (nats)", text)
 
 
 def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
     """Steps that were skipped because the gradient overflowed, by falling rate."""
     name += "overflowing steps per run, by lr"
     logs = {run: searched.log(run) for run in rows[RUN]}
-    counts = {run: log[SKIPPED].max() for run, log in logs.items() if SKIPPED in log}
+    counts = {
+        run: log[searches.SKIPPED].max() for run, log in logs.items() if searches.SKIPPED in log
+    }
     if not counts:
         return Finding(name, "not recorded", "at the higher lr")
-    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(LR)["skipped"].mean()[::-1]
+    means = rows.assign(skipped=rows[RUN].map(counts)).groupby(searches.LR)["skipped"].mean()[::-1]
     hit = [f"{rate:.3g}: {value:.3g}" for rate, value in means.items() if value > 0]
     verdict = "" if hit else "none here"
     return Finding(name, ", ".join(hit) or "none", "at the higher lr", verdict)
 
 
-def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
+def _between(both: list[RateSweep | None], width: int) -> Report:
     """How far apart the two strategies' optima lie once they are mapped, and whether lowering the
     rate costs the standard strategy more."""
-    result = []
     if None not in both:
         standard, scaled = (Estimate(math.log2(one.best.value), one.best.error) for one in both)
         gap = scaled - standard
@@ -168,55 +154,49 @@ def _between(both: list[RateSweep | None], width: int) -> list[Finding]:
         if any(one.best.at_edge for one in both):
             verdict, gap = "undecided: at an edge", replace(gap, error=math.nan)
         name = f"n = {width}: mapped lr*, neural-tangent / standard (octaves)"
-        result.append(Finding(name, gap.text(2), "0", verdict, gap))
+        yield Finding(name, gap.text(2), "0", verdict, gap)
     for vertex, whose in ((False, ""), (True, "the parabola's ")):
         more = degradation(both[0], vertex) - degradation(both[1], vertex)
         name = f"n = {width}: cost of {whose}lr* / {LOWERED}, standard - neural-tangent"
-        result.append(Finding(name, more.text(4), "above 0", more.claimed_gain(), more))
-    return result
+        yield more.judged(name, "gains", "above 0", 4)
 
 
-def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> list[Finding]:
+def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> Report:
     """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
     what lambda leaves to tune and should not know the width."""
-    power, result = RATE_EXPONENTS["neural_tangent"], []
+    power = RATE_EXPONENTS["neural_tangent"]
     for strategy in STRATEGIES:
         fit = exponent(sweeps_of[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        claim = (f"{power} (lambda)", fit.distance(float(power)), fit)
-        result.append(Finding(name, fit.text(), *claim))
+        yield fit.finding(name, float(power), f"{power} (lambda)", 2)
     own = replace(fit, value=fit.value - float(power), by_size={})
-    name = "neural-tangent: exponent of the width in lr* itself"
-    return [*result, Finding(name, own.text(), "0", own.distance(0.0), own)]
+    yield own.finding("neural-tangent: exponent of the width in lr* itself", 0.0, digits=2)
 
 
-def draw(searched: Searched) -> Iterator[tuple]:
+def draw(searched: Searched) -> style.Drawn:
     """Figure 3, and its optima."""
     sweeps_of = searches.fits(searched)
     yield "figure_3_bart_rates", _curves(searched, sweeps_of)
     lines = []
     for strategy in STRATEGIES:
-        color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
         label = style.STRATEGIES[strategy] + (r", lr $n^{-3/2}$" if strategy != "standard" else "")
         power = float(RATE_EXPONENTS["neural_tangent"])
-        look = {"color": color, "marker": marker}
-        lines.append(panels.Line(label, sweeps_of[strategy], look, power))
+        lines.append(panels.Line(label, sweeps_of[strategy], style.STRATEGY_LOOKS[strategy], power))
     loss = f"minimum {style.VALIDATION_LABEL}"
-    figure = panels.transfer(lines, "n", "width n", "lr, mapped", loss)
-    figure.suptitle("optima")
+    figure = panels.transfer("optima", lines, "n", "width n", "lr, mapped", loss)
     yield "figure_3_bart_optima", figure
 
 
 def _curves(searched: Searched, sweeps_of: Mapping[str, rates.Sweeps]):
     """Figure 3: a row of panels per width."""
-    figure, axes = style.subplots(len(widths(searched)), 2, (6.0, 3.0), sharey="row")
-    figure.suptitle("searches for the learning rate: best black, lower blue, higher red")
+    title = "searches for the learning rate: best black, lower blue, higher red"
+    figure, axes = style.subplots(title, len(widths(searched)), 2, (6.0, 3.0), sharey="row")
     for row, width in zip(axes, widths(searched), strict=True):
         drawn: list[Losses] = []
         for axis, strategy in zip(row, STRATEGIES, strict=True):
             name = searches.model_name(searched.rows, width)
             axis.set_title(f"{style.STRATEGIES[strategy]}, {name}")
-            rows, sweep = of(searched, strategy, width), sweeps_of[strategy].get(width)
+            rows, sweep = searches.of(searched, strategy, width), sweeps_of[strategy].get(width)
             drawn += _draw_search(axis, searched, rows, sweep)
             axis.tick_params(labelleft=True)
             axis.set_ylabel(style.VALIDATION_LABEL)
@@ -263,13 +243,13 @@ def _draw_search(
         if lost.empty:
             text = searches.loss_text(list(own[searches.LOSS]))
             drawn.append((steps, values))
-        mapped = "" if own[LR].iloc[0] == rate else f" ({exactly(rate)})"
-        label = f"{exactly(own[LR].iloc[0])}{mapped} [{text}]" + " *" * best
+        mapped = "" if own[searches.LR].iloc[0] == rate else f" ({searches.exactly(rate)})"
+        label = f"{searches.exactly(own[searches.LR].iloc[0])}{mapped} [{text}]" + " *" * best
         look = {"color": colors[rate], "lw": 2.2 if best else 1.0, "zorder": 3 if best else 2}
         handles += axis.plot(steps, values, label=label, **look)
         if len(lost) and len(steps):
             axis.plot(steps[-1], values[-1], color=colors[rate], **style.LOST)
-    mapped = r" ($n^{-3/2}$ lr)" if (rows[LR] != rows[RATE]).any() else ""
+    mapped = r" ($n^{-3/2}$ lr)" if (rows[searches.LR] != rows[RATE]).any() else ""
     title = f"lr{mapped} [minimum loss, nats]"
     place = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.03), "borderaxespad": 0}
     size = {"fontsize": 6.5, "title_fontsize": 6.5, "alignment": "left", "frameon": False}

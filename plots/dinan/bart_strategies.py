@@ -18,15 +18,13 @@ import numpy as np
 from plots import style
 from plots.dinan import searches
 from plots.dinan.searches import LR, STRATEGIES, Losses, Searched
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.naming import AnyOf
 from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
 from plots.tables import CURVE, DECAY, LOSS, RUN, SEED, WIDTH
 
-TABLES = AnyOf(
-    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics"
-)
+TABLES = AnyOf(f"dinan/figure_{name}" for name in ("3_4", "3_4_metrics", "5", "5_metrics"))
 LAYERS = "model.layers"
 
 
@@ -92,29 +90,29 @@ def optima(sweep: Searched) -> Models:
     return models
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Losses at the optima and their difference, then the early stage of the larger model."""
-    result: list[Printed] = [
+    yield (
         "a run's loss is the lowest of its evaluations, of three seeds or more each at the rate "
         "that the others choose; ± standard errors over n seeds, of differences by seed where both "
-        "have the same three or more, else added in squares",
-        HEADER,
-    ]
+        "have the same three or more, else added in squares"
+    )
+    yield HEADER
     by_width: dict[float, Estimate] = {}
     for width, best_of in data.models.items():
         name = data.named[0, width]
-        result += _losses(best_of, name)
+        yield from _losses(best_of, name)
         by_width[width] = gap = _gap({s: best.lowest for s, best in best_of.items()})
-        known = replace(gap, by_size=dict(by_width))
-        claim = ("below 0, marginally", (-gap).claimed_gain(), known)
-        result.append(Finding(f"{name}: standard - neural-tangent (nats)", gap.text(4), *claim))
+        gap, words = replace(gap, by_size=dict(by_width)), "below 0, marginally"
+        what = f"{name}: standard - neural-tangent (nats)"
+        yield gap.judged(what, "loses", words, 4)
     for width, best_of in data.larger.items():
-        result += _losses(best_of, data.named[1, width])
-        result += _early(best_of, data.named[1, width], end(best_of), claimed=True)
+        yield from _losses(best_of, data.named[1, width])
+        yield from _early(best_of, data.named[1, width], end(best_of), claimed=True)
     if data.larger:
         width, best_of = max(data.models.items())
-        result += _early(best_of, data.named[0, width], end(data.larger[max(data.larger)]))
-    return [*result, *data.failed]
+        yield from _early(best_of, data.named[0, width], end(data.larger[max(data.larger)]))
+    yield from data.failed
 
 
 def _early(best_of: Optima, name: str, last: float, claimed: bool = False) -> list[Finding]:
@@ -125,16 +123,14 @@ def _early(best_of: Optima, name: str, last: float, claimed: bool = False) -> li
     return [Finding(early, gap.text(4), *claim), *_speed(best_of, name, last)]
 
 
-def _losses(best_of: Optima, model: str) -> list[Finding]:
+def _losses(best_of: Optima, model: str) -> Report:
     """The mean of the lowest losses of both strategies."""
-    result = []
     for strategy, best in best_of.items():
         loss = average(list(best.lowest.values()))
         text = f"{loss.text(4, '')} (n = {len(best.lowest)}), {loss.value / math.log(2):.4f} bits, "
         text += f"at {searches.pair(best.rate, best.decay)}"
         name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
-        result.append(Finding(name, text))
-    return result
+        yield Finding(name, text)
 
 
 def _gap(losses: Mapping[str, Mapping[int, float]]) -> Estimate:
@@ -181,12 +177,12 @@ def _speed(best_of: Optima, model: str, last: float) -> list[Finding]:
     return [Finding(f"{model}: updates to standard's loss then, relative", text)]
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 4, and Figure 5 where there is a larger model."""
     across = min(3, len(data.models))
     down = -(-len(data.models) // across)
-    figure, axes = style.subplots(down, across, (min(4.9, 12 / across), 3.5), sharey=True)
-    figure.suptitle("strategies at their optima")
+    title = "strategies at their optima"
+    figure, axes = style.subplots(title, down, across, (min(4.9, 12 / across), 3.5), sharey=True)
     for axis in axes.flat[len(data.models) :]:
         axis.axis("off")
     every = [best for best_of in data.models.values() for best in best_of.values()]
@@ -199,8 +195,8 @@ def draw(data: Data) -> Iterator[tuple]:
     yield "figure_4_bart_strategies", figure, [0, 1]
     if data.larger:
         (width, best_of), (smaller, own) = max(data.larger.items()), max(data.models.items())
-        figure, axes = style.subplots(1, 1, (5.6, 3.8))
-        figure.suptitle("the larger model and the smaller one (dashed)")
+        title = "the larger model and the smaller one (dashed)"
+        figure, axes = style.subplots(title, 1, 1, (5.6, 3.8))
         entries, last = [], end(best_of)
         for optima_, key, look in ((best_of, (1, width), {}), (own, (0, smaller), {"ls": "--"})):
             for strategy, best in optima_.items():
@@ -217,7 +213,7 @@ def _drawn(
     axis, strategy: str, best: Best, model: str, last: float = math.inf, **look
 ) -> tuple[str, dict]:
     """Draws a line per seed, paler with the seed, the first on top; the legend's entry."""
-    color = style.STRATEGY_COLORS[strategy]
+    color = style.STRATEGY_LOOKS[strategy]["color"]
     colors = style.shades(color, len(best.lines))
     for line, shade in reversed(list(zip(best.lines.values(), colors, strict=True))):
         axis.plot(*line, color=shade, lw=1.3, **look)
@@ -229,13 +225,7 @@ def _drawn(
 
 
 def _finish(
-    axis,
-    every: Sequence[Best],
-    last: float,
-    entries: Sequence[tuple[str, dict]],
-    title: str,
-    first: float = 0.1,
-    room: float = 0.25,
+    axis, every: Sequence[Best], last: float, entries: list, title: str, first=0.1, room=0.25
 ) -> None:
     """Limits, by the losses from a share `first` of the way on, and the legend with its `room`."""
     lines = [line for best in every for line in best.lines.values()]

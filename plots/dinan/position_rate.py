@@ -9,14 +9,13 @@ neural-tangent with its positional embedding at the blocks' rate. Right: the low
 images, each seen once; all runs have one decay per step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
 from plots import naming, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.rates import Sweeps
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
@@ -39,7 +38,7 @@ CLAIMS = (
 )
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     return tables.only(table, paths[0], CURVE, LABELS)
@@ -50,28 +49,27 @@ def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     return rates.curve_sweeps(rows, naming.present(LABELS, rows[CURVE]))
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """The lowest loss of every curve, then the differences that say what gains."""
     sweeps_of = fits(rows)
     lines = {(LABELS[name],): sweeps for name, sweeps in sweeps_of.items()}
     named = rows.assign(**{CURVE: rows[CURVE].map(LABELS)})
-    result: list[Printed] = [*rates.basis(named, lines, [CURVE], "n"), HEADER]
+    yield from rates.basis(named, lines, [CURVE], "n")
+    yield HEADER
     for name, sweeps in sweeps_of.items():
         for width, sweep in sweeps.items():
             lowest = f"{sweep.lowest.text(sign='')} at {rates.optimum_text(sweep)}"
-            result.append(Finding(f"n = {width}: lowest loss of {LABELS[name]} (nats)", lowest))
+            yield Finding(f"n = {width}: lowest loss of {LABELS[name]} (nats)", lowest)
     for one, other, kind, words in CLAIMS:
         if one in sweeps_of and other in sweeps_of:
             name = f"{LABELS[one]} - {LABELS[other]} (nats)"
-            result.append(rates.compared(name, sweeps_of[one], sweeps_of[other], kind, words, "n"))
-    return result
+            yield rates.compared(name, sweeps_of[one], sweeps_of[other], kind, words, "n")
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """Loss against rate, and the lowest losses beside each other, at the largest width."""
     lines, width = fits(rows), int(rows[WIDTH].max())
-    figure, axes = style.subplots(1, 2, (3.9, 3.2))
-    figure.suptitle(f"which tensor's rate gains, n = {width}")
+    figure, axes = style.subplots(f"which tensor's rate gains, n = {width}", 1, 2, (3.9, 3.2))
     losses, lowest = axes[0]
     for place, (name, sweeps) in enumerate(lines.items()):
         if width not in sweeps:

@@ -9,22 +9,21 @@ strategies' relative rates. Drawn images, each seen once; all runs have one deca
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
-from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.tables import CURVE, RATE, RESULTS, WIDTH
 
 TABLES = ("dinan/rate_transfer",)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     return tables.only(table, paths[0], CURVE, style.STRATEGIES)
@@ -35,40 +34,38 @@ def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
     return rates.curve_sweeps(rows, naming.present(style.STRATEGIES, rows[CURVE]))
 
 
-def findings(rows: pd.DataFrame) -> list[Printed]:
+def findings(rows: pd.DataFrame) -> Report:
     """Per strategy: the best rates, their power of the width and what transfer costs; then the
     lowest losses beside each other."""
     lines = fits(rows)
-    result: list[Printed] = [
+    yield (
         "derived: relative rates of (1.108)-(1.116) and footnote 26 leave no power of the width to "
-        "lr*; without them it is that of the blocks' matrices, (1.110)-(1.115)",
-        *rates.basis(rows, {(name,): sweeps for name, sweeps in lines.items()}, [CURVE], "n"),
+        "lr*; without them it is that of the blocks' matrices, (1.110)-(1.115)"
+    )
+    yield from rates.basis(rows, {(name,): sweeps for name, sweeps in lines.items()}, [CURVE], "n")
+    yield (
         "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
-        "decay of its own; here weight decay was not searched for and is the same per step in all",
-        HEADER,
-    ]
+        "decay of its own; here weight decay was not searched for and is the same per step in all"
+    )
+    yield HEADER
     for strategy, sweeps in lines.items():
         name, power = style.STRATEGIES[strategy], TRANSFER_EXPONENTS[strategy]
-        fit = exponent(sweeps)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         lowest = ", ".join(f"{n}: {sweep.lowest.compact()}" for n, sweep in sweeps.items())
-        claim = (f"{exact_text(float(power))} derived", fit.distance(float(power)), fit)
+        law = f"{name}: exponent of the width in lr*"
         cost = f"{name}: cost of the smallest n's lr* at the largest"
-        result += [
-            Finding(f"{name}: lr* by width", best or "every run diverged"),
-            Finding(f"{name}: exponent of the width in lr*", fit.text(), *claim),
-            Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
-            Finding(cost, rates.transfer_text(sweeps)),
-        ]
+        yield Finding(f"{name}: lr* by width", best or "every run diverged")
+        yield exponent(sweeps).finding(law, float(power), f"{power} derived", 2)
+        yield Finding(f"{name}: lowest loss by width", lowest or "every run diverged")
+        yield Finding(cost, rates.transfer_text(sweeps))
     one, other = (lines.get(strategy, {}) for strategy in ("standard", "neural_tangent"))
-    result += [_blocks(n, one[n], other[n]) for n in sorted(one.keys() & other.keys())]
+    yield from (_blocks(n, one[n], other[n]) for n in sorted(one.keys() & other.keys()))
     for better, worse in VIT_CLAIMS:
         pair = lines.get(better, {}), lines.get(worse, {})
         if width := max(rates.gains(*pair), default=0):
             label = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}"
             name = f"n = {width}: {label} (nats)"
-            result.append(rates.compared(name, *pair, "loses", "below 0", symbol="n"))
-    return result
+            yield rates.compared(name, *pair, "loses", "below 0", symbol="n")
 
 
 def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
@@ -80,17 +77,16 @@ def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
     name = f"n = {width}: blocks' lr*, neural-tangent / standard (octaves)"
     if standard.best.at_edge or scaled.best.at_edge:
         gap = replace(gap, error=math.nan)
-    return Finding(name, gap.text(2), "0", gap.claimed_equal(), gap)
+    return gap.judged(name, "equal", "0", 2)
 
 
-def draw(rows: pd.DataFrame) -> Iterator[tuple]:
+def draw(rows: pd.DataFrame) -> style.Drawn:
     """A panel of rates per strategy, and one of the optima."""
-    lines = []
-    for strategy, sweeps in fits(rows).items():
-        color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
-        look, power = {"color": color, "marker": marker}, float(TRANSFER_EXPONENTS[strategy])
-        lines.append(panels.Line(style.STRATEGIES[strategy], sweeps, look, power))
+    looks = style.STRATEGY_LOOKS
+    lines = [
+        panels.Line(style.STRATEGIES[one], sweeps, looks[one], float(TRANSFER_EXPONENTS[one]))
+        for one, sweeps in fits(rows).items()
+    ]
     loss = "evaluation loss (nats/image)"
-    figure = panels.transfer(lines, "n", "width n", "learning rate", loss)
-    figure.suptitle("learning-rate transfer")
+    figure = panels.transfer("learning-rate transfer", lines, "n", "width n", "learning rate", loss)
     yield "rate_transfer", figure

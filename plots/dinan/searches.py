@@ -8,7 +8,6 @@ Figures 3 to 5).
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ class Searched(NamedTuple):
         return self.logs.get(run, next(iter(self.logs.values()))[:0])
 
 
-def _read(paths: Sequence[Path], own: Sequence[str], logged: Sequence[str], curves: Iterable[str]):
+def _read(paths: tables.Paths, own: Sequence[str], logged: Sequence[str], curves: Iterable[str]):
     columns = [*tables.RESULTS, RUN, RATE, DECAY, *own]
     sources = {"results.csv": columns, "metrics.csv": [CURVE, SEED, RUN, STEP, *logged]}
     results, metrics = tables.read_each(paths, sources, [SKIPPED, *INFILLING])
@@ -56,7 +55,7 @@ def _read(paths: Sequence[Path], own: Sequence[str], logged: Sequence[str], curv
     return Searched(rows, dict(iter(ordered.groupby(RUN))), failed)
 
 
-def by_accuracy(paths: Sequence[Path]) -> Searched:
+def by_accuracy(paths: tables.Paths) -> Searched:
     """Searches of ViTs."""
     return _read(paths, [BEST_TOP1], [EPOCH, TRAIN_LOSS, LR_FACTOR, TOP1], style.STRATEGIES)
 
@@ -120,7 +119,7 @@ def enlarge_end(axis, share: float = 0.4) -> None:
     part.tick_params(labelsize=6, pad=1)
 
 
-def by_loss(paths: Sequence[Path]) -> Searched:
+def by_loss(paths: tables.Paths) -> Searched:
     """Searches of BART models, with lowest losses and mapped rates in the columns that fits read:
     neural-tangent's (lr, wd) at width n stand for standard's (n^(-3/2) lr, n^(3/2) wd) (2E)."""
     own = [WIDTH, tables.PARAMETERS, BEST_LOSS]

@@ -9,7 +9,6 @@ best accuracy of every point and marks the six neighbours that confirm the optim
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from plots import style
 from plots.dinan import searches, spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
 from plots.dinan.searches import BEST_TOP1, Searched, exactly, pair, shown
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.tables import CURVE, DECAY, RATE, RUN, STATUS, WIDTH
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
@@ -68,14 +67,14 @@ def confirmed(points: pd.DataFrame) -> tuple[str, str]:
     return f"{run} of {len(NEIGHBOURS)} run, {len(better) or 'none'} better", word
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Optimum, confirmation, spikes and divergence of every strategy."""
-    text: list[Printed] = [
+    yield (
         "one run per point, its first seed; best top-1 over training; equal accuracies are "
-        "decided by the final loss",
-        spikes.NOTE,
-        HEADER,
-    ]
+        "decided by the final loss"
+    )
+    yield spikes.NOTE
+    yield HEADER
     for strategy, points in strategies(searched).items():
         label, there = style.STRATEGIES[strategy], VIT_OPTIMA.get(strategy)
         best = points[points["chosen"]].iloc[0]
@@ -86,26 +85,24 @@ def findings(searched: Searched) -> list[Printed]:
             product = f"{there[0] * there[1]:.3g}"
         measured = f"{pair(best[RATE], best[DECAY])} [{100 * best[BEST_TOP1]:.2f}] of {len(points)}"
         around, word = confirmed(points)
-        text += [
-            Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]", f"{measured} points", *beside),
-            Finding(f"{label}: neighbours of the optimum", around, "all lower", word),
-            Finding(f"{label}: lr* wd*", f"{best[RATE] * best[DECAY]:.3g}", product),
-        ]
+        yield Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]", f"{measured} points", *beside)
+        yield Finding(f"{label}: neighbours of the optimum", around, "all lower", word)
+        yield Finding(f"{label}: lr* wd*", f"{best[RATE] * best[DECAY]:.3g}", product)
         if WIDTH in points and points[WIDTH].nunique() == 1:
             power, width = float(BULK_EXPONENTS[strategy]), int(best[WIDTH])
             theirs = f"{there[0] * VIT_WIDTH**power:.3g}" if there else ""
             measured = f"{best[RATE] * width**power:.3g} at n = {width}"
-            text.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
+            yield Finding(f"{label}: rate of the blocks' matrices", measured, theirs)
         counts = [list(map(len, spikes.of_run(searched.log(run)))) for run in points[RUN]]
         for kind, own in zip(("accuracy", "training loss"), zip(*counts, strict=True), strict=True):
             measured = f"{sum(own)} in {sum(map(bool, own))} of {len(own)} runs"
-            text.append(Finding(f"{label}: spikes in {kind}", measured))
+            yield Finding(f"{label}: spikes in {kind}", measured)
         lost = (points[STATUS] == "diverged").sum()
-        text.append(Finding(f"{label}: diverged", f"{lost} of {len(points)} runs"))
-    return [*text, *searched.failed]
+        yield Finding(f"{label}: diverged", f"{lost} of {len(points)} runs")
+    yield from searched.failed
 
 
-def draw(searched: Searched) -> Iterator[tuple]:
+def draw(searched: Searched) -> style.Drawn:
     """Figure 1, and the map of its optima."""
     points_of = strategies(searched)
     yield "figure_1_vit_search", _curves(searched, points_of)
@@ -115,8 +112,8 @@ def draw(searched: Searched) -> Iterator[tuple]:
 def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
     """Figure 1: accuracy against epoch for all points; colours tell learning rates apart, dashes
     weight decays; the optimum's line is thick, and a cross ends a run that diverged."""
-    figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
-    figure.suptitle("searches for learning rate and weight decay; colours: lr, dashes: wd")
+    title = "searches for learning rate and weight decay; colours: lr, dashes: wd"
+    figure, axes = style.subplots(title, 2, 2, (5.6, 3.3), sharex=True, sharey=True)
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.set_title(label)
         if strategy not in points_of:
@@ -141,13 +138,8 @@ def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.03), "borderaxespad": 0}
         size = {"fontsize": 7, "title_fontsize": 7, "labelspacing": 0.3, "handlelength": 3.2}
         shape = {"ncols": math.ceil(len(handles) / 22), "frameon": False, "alignment": "left"}
-        axis.legend(
-            handles=[handles[run] for run in points[RUN]],
-            title="(lr, wd) [best top-1, %]",
-            **place,
-            **size,
-            **shape,
-        )
+        shape |= {"handles": [handles[run] for run in points[RUN]], **place, **size}
+        axis.legend(title="(lr, wd) [best top-1, %]", **shape)
     style.label_grid(axes, x="epoch", y=["top-1 validation accuracy (%)"] * 2)
     return figure
 
@@ -157,8 +149,8 @@ def _map(points_of: dict[str, pd.DataFrame]):
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
-    figure, axes = style.subplots(2, 2, (4.6, 3.4))
-    figure.suptitle("the optima and their neighbours, best top-1 (%)")
+    title = "the optima and their neighbours, best top-1 (%)"
+    figure, axes = style.subplots(title, 2, 2, (4.6, 3.4))
     top = max(100 * points["top"].max() for points in points_of.values())
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.grid(False)

@@ -8,7 +8,6 @@ optimum; and mid-training spikes per run.
 """
 
 import math
-from collections.abc import Iterator
 
 import pandas as pd
 
@@ -16,12 +15,13 @@ from plots import style
 from plots.dinan import searches, spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
 from plots.dinan.searches import BEST_TOP1, Searched, pair, percents, shown
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.statistics import average
-from plots.style import STRATEGIES, STRATEGY_COLORS, STRATEGY_MARKERS
+from plots.style import STRATEGIES, STRATEGY_LOOKS
 from plots.tables import CURVE, DECAY, RATE, RUN, SEED, STATUS
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
+TITLE = "strategies at their optima"
 read = searches.by_accuracy
 # Kind of spikes and the runs they are counted in -> marks.
 SPIKES = {
@@ -59,16 +59,16 @@ def spike_counts(searched: Searched, best: pd.DataFrame) -> dict[tuple[str, str]
     }
 
 
-def findings(searched: Searched) -> list[Printed]:
+def findings(searched: Searched) -> Report:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
     runs_of = optima(searched)
-    text: list[Printed] = [
+    yield (
         "± is the standard error over n runs, without that of a finite validation set; errors "
         "of differences add in squares; best top-1: without the seed that chose the optimum, where "
-        "there are others",
-        spikes.NOTE,
-        HEADER,
-    ]
+        "there are others"
+    )
+    yield spikes.NOTE
+    yield HEADER
     means = {}
     for strategy, runs in runs_of.items():
         label, values = STRATEGIES[strategy], percents(judging(runs))
@@ -77,18 +77,18 @@ def findings(searched: Searched) -> list[Printed]:
         n = f"(n = {len(values)}{f', {lost} diverged' if lost else ''})"
         place = pair(runs[RATE].iloc[0], runs[DECAY].iloc[0])
         measured = f"{means[strategy].text(2, '')} {n} at {place}"
-        text.append(Finding(f"{label}: best top-1 (%)", measured, "in a figure only"))
+        yield Finding(f"{label}: best top-1 (%)", measured, "in a figure only")
         chose = runs[runs["chose"] & (runs[STATUS] != "diverged")]
         if len(chose) and not runs["chose"].all() and values:
             best = 100 * chose[BEST_TOP1].iloc[0]
             error = means[strategy].error * math.sqrt(len(values) + 1)  # of a run beside a mean
             gap = Estimate(best - means[strategy].value, error)
             name = f"{label}: best top-1 of the seed that chose the optimum (%)"
-            text.append(Finding(name, f"{best:.2f}, {gap.text(2)} to the others' mean"))
+            yield Finding(name, f"{best:.2f}, {gap.text(2)} to the others' mean")
     for better, worse in VIT_CLAIMS:
         gain = means.get(better, UNKNOWN) - means.get(worse, UNKNOWN)
         name = f"{STRATEGIES[better]} - {STRATEGIES[worse]}: best top-1 (points)"
-        text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
+        yield Finding(name, gain.text(2), "higher", _verdict(gain), gain)
     spiked = {strategy: spike_counts(searched, runs) for strategy, runs in runs_of.items()}
     for kind, where in SPIKES:
         counts = {strategy: of[kind, where] for strategy, of in spiked.items()}
@@ -96,16 +96,16 @@ def findings(searched: Searched) -> list[Printed]:
             name = f"{STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
             measured = f"{average(own).text(2, '')} (n = {len(own)})"
             if strategy == "standard" or "standard" not in counts:
-                text.append(Finding(name, measured))
+                yield Finding(name, measured)
                 continue
             start = counts["standard"]
             fewer = average(start) - average(own)
             verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
             measured += f", {fewer.text(2)} fewer than standard's"
-            text.append(Finding(name, measured, "fewer", verdict, fewer))
+            yield Finding(name, measured, "fewer", verdict, fewer)
     if {"standard", "neural_tangent"} <= runs_of.keys():
-        text.append(_product(runs_of))
-    return [*text, *searched.failed]
+        yield _product(runs_of)
+    yield from searched.failed
 
 
 def _verdict(gain: Estimate) -> str:
@@ -129,16 +129,16 @@ def _product(runs_of: dict[str, pd.DataFrame]) -> Finding:
     return Finding(name, measured, f"both {theirs:.3g}", verdict)
 
 
-def draw(searched: Searched) -> Iterator[tuple]:
+def draw(searched: Searched) -> style.Drawn:
     """Figure 2: curves on the left, accuracies and spikes on the right."""
     runs_of = optima(searched)
-    figure, axes = style.subplots(2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]})
+    figure, axes = style.subplots(TITLE, 2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]})
     for axis in axes[:, 0]:
         axis.remove()
     left = figure.add_subplot(axes[0, 0].get_gridspec()[:, 0])
     entries = []
     for strategy, runs in runs_of.items():
-        look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy], "ms": 4}
+        look = {**STRATEGY_LOOKS[strategy], "ms": 4}
         lines = [searches.accuracy(searched, run) for run in runs[RUN]]
         for line in lines:
             left.plot(line.index, line, color=look["color"], lw=0.6, alpha=0.45)
@@ -155,15 +155,13 @@ def draw(searched: Searched) -> Iterator[tuple]:
         axis.set_xticks(range(len(ticks)), labels=ticks, fontsize=7)
         axis.set_xlim(-0.6, len(ticks) - 0.4)
         axis.grid(False, axis="x")
-    figure.suptitle("strategies at their optima")
     style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
-    alone, axes = style.subplots(1, 1, (4.6, 3.3))
+    alone, axes = style.subplots(TITLE, 1, 1, (4.6, 3.3))
     _draw_accuracies(axes[0][0], runs_of)
     axes[0][0].set_xticks(range(len(ticks)), labels=STRATEGIES.values(), fontsize=10)
     axes[0][0].tick_params(axis="y", labelsize=10)
     axes[0][0].set_ylabel("best top-1 (%), a point per seed", fontsize=10)
-    alone.suptitle("strategies at their optima")
     yield "figure_2_vit_best", alone
 
 
@@ -172,8 +170,7 @@ def _draw_accuracies(axis, runs_of: dict[str, pd.DataFrame]) -> None:
     for place, strategy in enumerate(STRATEGIES):
         values = percents(judging(runs_of[strategy])) if strategy in runs_of else []
         if values:
-            look = {"color": STRATEGY_COLORS[strategy], "marker": STRATEGY_MARKERS[strategy]}
-            mean = average(values)
+            look, mean = STRATEGY_LOOKS[strategy], average(values)
             beside = [place - 0.3 + 0.3 * index / len(values) for index in range(len(values))]
             axis.plot(beside, values, ms=4, ls="", alpha=0.5, mew=0, **look)
             axis.errorbar(place + 0.15, mean.value, mean.bar, ms=5, capsize=3, **look)
@@ -182,12 +179,12 @@ def _draw_accuracies(axis, runs_of: dict[str, pd.DataFrame]) -> None:
 
 def _draw_spikes(axis, searched: Searched, runs_of: dict[str, pd.DataFrame]) -> None:
     """Mean spikes per run: both kinds, of all runs and of those at the optimum."""
-    for place, (strategy, color) in enumerate(STRATEGY_COLORS.items()):
+    for place, (strategy, of_strategy) in enumerate(STRATEGY_LOOKS.items()):
         counts = spike_counts(searched, runs_of[strategy]) if strategy in runs_of else {}
         for index, (of, own) in enumerate(counts.items()):
             mean, beside = average(own), place + 0.17 * (index - 1.5)
-            look = {"capsize": 2, "lw": 1, **SPIKES[of]}
-            axis.errorbar(beside, mean.value, mean.bar, color=color, **look)
+            look = {"color": of_strategy["color"], "capsize": 2, "lw": 1, **SPIKES[of]}
+            axis.errorbar(beside, mean.value, mean.bar, **look)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0) - 0.02 * high, 1.45 * max(high, 1))  # room for the legend
     axis.set_ylabel("spikes per run")

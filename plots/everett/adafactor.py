@@ -5,14 +5,12 @@
 Loss of the best rate against size: one global learning rate; full alignment with tuned constants.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, Report
 from plots.tables import CURVE, PARAMETERIZATION
 
 TABLES = ("everett/figure_10_adafactor",)
@@ -27,7 +25,7 @@ LOOKS: dict[str, dict[str, object]] = {
 COLUMNS = (*tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, tables.WIDTH, tables.RATE)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table of Figure 10."""
     (table,) = tables.read_each(paths, {"results.csv": COLUMNS})
     return table.dropna(subset=[CURVE, PARAMETERIZATION])
@@ -43,14 +41,12 @@ def lines(table: pd.DataFrame) -> rates.Lines:
     }
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """What Adafactor loses against Adam + parameter scaling, as a share of how far apart the
     parameterisations are, as the paper calls it minor; and whether that grows with size."""
     sweeps_of, rules = lines(table), naming.present(style.LABELS, table[PARAMETERIZATION])
-    text: list[Printed] = [
-        "difference in nats ± its error from seeds, at the largest width",
-        HEADER,
-    ]
+    yield "difference in nats ± its error from seeds, at the largest width"
+    yield HEADER
     growth: list[Printed] = []
     for setting, words in SETTINGS.items():
         for rule, label in rules.items():
@@ -60,11 +56,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             by_width = rates.gains(*pair)
             if by_width:
                 width = max(by_width)
-                losses = [
-                    sweeps[width].loss
-                    for (family, other, _), sweeps in sweeps_of.items()
-                    if (family, other) == ("param_scaling", setting) and width in sweeps
-                ]
+                shown = ["param_scaling", setting]
+                there = ((key, line) for (*key, _), line in sweeps_of.items() if width in line)
+                losses = [line[width].loss for key, line in there if key == shown]
                 span = max(losses) - min(losses)
                 if span:
                     share = abs(by_width[width].value) / span
@@ -74,25 +68,25 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 more = replace(by_width[width] - by_width[min(by_width)], by_size={})
                 name = f"{label}, {words}: the difference at D = {width} minus at D = "
                 name += f"{min(by_width)} (nats)"
-                claim = ("same scaling", more.claimed_equal(), more)
-                growth.append(Finding(name, more.text(), *claim))
-            text.append(finding)
-    text += growth
+                growth.append(more.judged(name, "equal", "same scaling"))
+            yield finding
+    yield from growth
     for (family, curve, rule), sweeps in sweeps_of.items():
         if family == OWN:
             width, best = max(sweeps.items())
             measured = f"{best.lowest.text(sign='')} at D = {width}"
-            text.append(Finding(f"{curve}: {rules[rule]}, lowest loss", measured, "no claim"))
-    return [*text, *rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])]
+            yield Finding(f"{curve}: {rules[rule]}, lowest loss", measured, "no claim")
+    yield from rates.basis(table, sweeps_of, [CURVE, PARAMETERIZATION])
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Figure 10: a panel per setting."""
     sweeps_of = lines(table)
     settings = naming.present(SETTINGS, [setting for _, setting, _ in sweeps_of]) or {"": ""}
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     looks = naming.looks(list(rules))
-    figure, axes = style.subplots(1, len(settings), (4.0, 3.0), sharey=True)
+    title = "Adafactor and Adam + parameter scaling, loss against size"
+    figure, axes = style.subplots(title, 1, len(settings), (4.0, 3.0), sharey=True)
     drawn = (
         [
             (sweeps, {**looks[rule], **LOOKS[family]})
@@ -105,5 +99,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*naming.rule_entries(rules), *entries, *panels.lost_entries(sweeps_of)])
-    figure.suptitle("Adafactor and Adam + parameter scaling, loss against size")
     yield "figure_10_adafactor", figure

@@ -10,22 +10,15 @@ at another width. Where widths are compared, A is that of the measured f at the 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from plots import naming, style, tables
-from plots.everett.published import (
-    ALIGNMENT_START,
-    ALIGNMENT_WIDTH,
-    MLP_PEAK,
-    READOUT_PEAK,
-    SGD_ALIGNMENT,
-)
-from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
+from plots.everett import published
+from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Report
 from plots.statistics import average, mean
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
@@ -55,7 +48,7 @@ NONE = ("½: no alignment", HALF)
 COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT, FAN_IN)
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The probes of Figures 1 and 5 to 7 with columns `kind` and the ratio at the paper's width;
     what is not finite is left out."""
     (table,) = tables.read_each(paths, {"probes.csv": COLUMNS})
@@ -63,7 +56,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     if table.empty:
         raise TableError(f"{paths[0]}: no finite {ALIGNMENT} in it")
     log_f = (table[ALIGNMENT] - 1) * np.log(table[FAN_IN])
-    at_paper = 1 + log_f / np.log(table[FAN_IN] * ALIGNMENT_WIDTH / table[WIDTH])
+    at_paper = 1 + log_f / np.log(table[FAN_IN] * published.ALIGNMENT_WIDTH / table[WIDTH])
     kinds = table[LAYER].astype(str).str.rpartition(".")[2]
     table = table.assign(**{KIND: kinds, AT_PAPER: at_paper})
     words = (CURVE, PARAMETERIZATION, LAYER, KIND)
@@ -100,13 +93,13 @@ def peaks(rows: pd.DataFrame) -> Estimate:
     return replace(by_width[max(by_width)], by_size=by_width) if by_width else UNKNOWN
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Start and peaks of readout and MLP layers at the largest width; peaks against width."""
-    result: list[Printed] = [
-        f"log alignment ratio, that of the measured factor f at D = {ALIGNMENT_WIDTH} but for "
-        "[as measured]; ± is one standard error over seeds",
-        HEADER,
-    ]
+    yield (
+        "log alignment ratio, that of the measured factor f at D = "
+        f"{published.ALIGNMENT_WIDTH} but for [as measured]; ± is one standard error over seeds"
+    )
+    yield HEADER
     for curve in naming.present(FIGURES, table[CURVE]):
         for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, line = f"{curve}, {label}: ", (curve, rule)
@@ -115,19 +108,19 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             layers = dict(iter(rows.groupby(KIND)))
             peak_of = {kind: peaks(layers[kind]) for kind in KINDS if kind in layers}
             if peak_of:
-                result.append(_start(largest(rows), name))
+                yield _start(largest(rows), name)
             if "readout" in peak_of:
-                what, ends = f"{name}peak of the readout", READOUT_PEAK.get(rule)
-                result.append(_peak(layers["readout"], peak_of["readout"], line, ends, what))
+                what, ends = f"{name}peak of the readout", published.READOUT_PEAK.get(rule)
+                yield _peak(layers["readout"], peak_of["readout"], line, ends, what)
             if peak_of.keys() & MLP:
                 what, own = f"{name}highest peak of MLP layers", rows[rows[KIND].isin(MLP)]
-                below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-                result.append(_peak(own, peaks(own), line, below, what))
+                below = (-math.inf, published.MLP_PEAK) if rule in published.READOUT_PEAK else None
+                yield _peak(own, peaks(own), line, below, what)
             if "readout" in peak_of:
-                claimed = curve in FIGURES and rule in READOUT_PEAK
-                result += _change(peak_of["readout"].by_size, claimed, name)
-                result += [_highest(peak_of, name)] if curve != "sgd" else []
-    return result
+                claimed = curve in FIGURES and rule in published.READOUT_PEAK
+                yield from _change(peak_of["readout"].by_size, claimed, name)
+                if curve != "sgd":
+                    yield _highest(peak_of, name)
 
 
 def _start(rows: pd.DataFrame, name: str) -> Finding:
@@ -139,8 +132,9 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
         f"{layers.mean():.3f} ({layers.min():.3f} to {layers.max():.3f}) at step "
         f"{first[STEP].iloc[0]:.0f}, D = {rows[WIDTH].iloc[0]:.0f}"
     )
-    verdict = f"off by {layers.mean() - ALIGNMENT_START:+.3f}"
-    return Finding(name + "first value, all layers", measured, f"{ALIGNMENT_START}", verdict, start)
+    there = published.ALIGNMENT_START
+    words = f"{there}", f"off by {layers.mean() - there:+.3f}"
+    return Finding(name + "first value, all layers", measured, *words, start)
 
 
 def _peak(
@@ -152,11 +146,11 @@ def _peak(
     text = f"{highest.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
     if curve not in ("adam", "adafactor") or ends is None:
-        words = SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
+        words = published.SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
         return Finding(name, text, words, "no number to compare", highest)
     low, high = ends
-    published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    return Finding(name, text, published, _inside(highest, low, high), highest)
+    there = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
+    return Finding(name, text, there, _inside(highest, low, high), highest)
 
 
 def _inside(number: Estimate, low: float, high: float) -> str:
@@ -184,10 +178,8 @@ def _change(by_width: Mapping[float, Estimate], claimed: bool, name: str) -> lis
 
 def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
     """The readout's peak minus the highest of the other kinds of layers."""
-    top, rest = (
-        peak_of["readout"],
-        {kind: one for kind, one in peak_of.items() if kind != "readout"},
-    )
+    rest = dict(peak_of)
+    top = rest.pop("readout")
     name += "readout's peak minus the highest of other layers"
     if not rest:
         return Finding(name, "not measured", "above 0")
@@ -198,11 +190,10 @@ def _highest(peak_of: Mapping[str, Estimate], name: str) -> Finding:
             gaps[width] = top.by_size[width] - max(others, key=lambda one: one.value)
     gap = replace(gaps[max(gaps)], by_size=gaps)
     highest = max(rest, key=lambda kind: rest[kind].value)
-    measured = f"{gap.text()}, next {KINDS[highest]}"
-    return Finding(name, measured, "above 0", gap.claimed_gain(), gap)
+    return gap.judged(name, "gains", "above 0", text=f"{gap.text()}, next {KINDS[highest]}")
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Figure 1, of Adam, then a figure per optimiser."""
     curves = naming.present(FIGURES, table[CURVE])
     if "adam" in curves:
@@ -218,7 +209,9 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
 
     kinds = naming.present(KINDS, table[KIND])
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
-    figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
+    title = f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio"
+    shape = len(kinds), len(rules)
+    figure, axes = style.subplots(title, *shape, (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
         axis.autoscale(False)  # each band would ask for the limits of all panels again
@@ -234,14 +227,14 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     style.label_grid(axes, rules.values(), "step")
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio")
     return figure
 
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
-    figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
+    title = f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio"
+    figure, axes = style.subplots(title, 1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
     colors = dict(zip(("readout", *MLP), style.PALETTE, strict=False))
     traces = _traces(table)
     for axis, rule in zip(axes[0], rules, strict=True):
@@ -250,7 +243,6 @@ def _figure_1(table: pd.DataFrame):
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio")
     return figure
 
 
@@ -268,7 +260,7 @@ def _traces(table: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.DataFrame
 
 def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:
     """Lines of `_traces` and their ranges."""
-    axis.axhline(ALIGNMENT_START, **HALF)
+    axis.axhline(published.ALIGNMENT_START, **HALF)
     for line, color in lines:
         axis.plot(line.index, line["mean"], lw=1.2, color=color)
         axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)

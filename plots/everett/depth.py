@@ -9,14 +9,13 @@ rules hold the best rate still; without one, updates add up as L in a stream tha
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import Estimate, Finding, Printed
+from plots.findings import Estimate, Finding, Report
 from plots.rates import Lines, exponent, lines_of
 from plots.statistics import average
 from plots.tables import CURVE, PARAMETERIZATION, RATE, RESULTS, WIDTH
@@ -35,7 +34,7 @@ LOOKS = {
 HEADER = str(Finding("finding", "measured", "expected", "verdict"))
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The sweep's runs, depths in the column of widths; those of the base depth in every curve."""
     columns = (*RESULTS, PARAMETERIZATION, LAYERS, RATE)
     (table,) = tables.read_each(paths, {"results.csv": columns})
@@ -50,29 +49,24 @@ def fits(table: pd.DataFrame) -> Lines:
     return lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """The exponents of the best rate, what keeping the base depth's rate costs, and what a rule
     gains, by parameterisation and in the mean over them."""
     lines = fits(table)
-    result: list[Printed] = [
+    yield (
         "the optimum's error is from the spread over seeds; means are over parameterisations, "
-        "which share seeds and data, ± the larger of their scatter and of what their errors imply",
-        HEADER,
-    ]
+        "which share seeds and data, ± the larger of their scatter and of what their errors imply"
+    )
+    yield HEADER
     for curve, label in naming.present(PLAIN, (curve for _, curve in lines)).items():
         own = {rule: sweeps for (rule, name), sweeps in lines.items() if name == curve}
-        expected = EXPECTED.get(curve)
-
-        def add(name, text, value, expected=expected):
-            claim = () if expected is None else (f"{expected:g}", value.distance(expected), value)
-            result.append(Finding(f"exponent of L in the best rate, {name}", text, *claim))
-
-        powers = {rule: exponent(sweeps) for rule, sweeps in own.items()}
-        for rule, fit in powers.items():
-            words = fit.text().replace("width", "depth")
-            add(f"{label}: {style.LABELS.get(rule, rule)}", words, fit)
-        mean = _pooled([fit for fit in powers.values() if math.isfinite(fit.value)])
-        add(f"{label}: mean", mean.text(2), mean)
+        powers = [(style.LABELS.get(rule, rule), exponent(sweeps)) for rule, sweeps in own.items()]
+        mean = _pooled([fit for _, fit in powers if math.isfinite(fit.value)])
+        for who, fit in (*powers, ("mean", mean)):
+            name = f"exponent of L in the best rate, {label}: {who}"
+            text, expected = fit.text(2).replace("width", "depth"), EXPECTED.get(curve)
+            known = () if expected is None else (f"{expected:g}", fit.distance(expected), fit)
+            yield Finding(name, text, *known)
         costs = []
         for sweeps in own.values():
             shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
@@ -80,17 +74,18 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         known = [value for value in costs if math.isfinite(value)]
         gone = f"; {costs.count(math.inf)} diverged" if math.inf in costs else ""
         text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)}{gone})"
-        result.append(Finding(f"cost of the base depth's rate at the deepest, {label}", text))
+        yield Finding(f"cost of the base depth's rate at the deepest, {label}", text)
         if curve != NO_RULE:
             gains = []
             for rule, sweeps in own.items():
                 name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
                 pair = lines.get((rule, NO_RULE), {}), sweeps
-                result.append(rates.compared(name, *pair, None, "ours", symbol="L"))
-                gains += [estimate] if (estimate := result[-1].estimate) else []
+                finding = rates.compared(name, *pair, None, "ours", symbol="L")
+                gains += [finding.estimate] if finding.estimate else []
+                yield finding
             text = f"{_pooled(gains).text()}, nats"
-            result.append(Finding(f"gain of {label} in the best loss: mean", text))
-    return [*result, *rates.basis(table, lines, [PARAMETERIZATION, CURVE], "L")]
+            yield Finding(f"gain of {label} in the best loss: mean", text)
+    yield from rates.basis(table, lines, [PARAMETERIZATION, CURVE], "L")
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:
@@ -100,14 +95,15 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
     return Estimate(mean.value, float(np.fmax(mean.error, implied)), len(values))
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """Losses and optima."""
     lines = fits(table)
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     curves = naming.present(CURVES, table[CURVE])
     depths = sorted(map(int, table[WIDTH].unique()))
     colors, looks = style.width_colors(depths), naming.looks(list(curves), LOOKS)
-    figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
+    title = "learning rates against depth, without and with a rule for it"
+    figure, axes = style.subplots(title, len(curves) + 1, len(rules), (2.5, 2.1))
     for row, (curve, label) in zip(axes[:-1], curves.items(), strict=True):
         for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
@@ -132,5 +128,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     axes[-1, 0].set_ylabel("best learning rate")
     entries = [*style.width_entries(colors, "L"), *style.rate_entries(lines.items())]
     style.legend(figure, entries)
-    figure.suptitle("learning rates against depth, without and with a rule for it")
     yield "depth", figure

@@ -11,7 +11,6 @@ sink to the usual one, and the figures say so.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -20,12 +19,12 @@ import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.statistics import slope
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH
 
-TABLES = AnyOf("everett/figure_4_epsilon", "everett/figure_8_mitigations")
+TABLES = AnyOf(("everett/figure_4_epsilon", "everett/figure_8_mitigations"))
 SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
@@ -45,7 +44,7 @@ COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH)
 Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """(heat maps, mitigations), told apart by the curve `constant`; None for a missing one."""
 
     def figure(path: Path) -> str:
@@ -54,15 +53,12 @@ def read(paths: Sequence[Path]) -> Data:
 
     places = told_apart(paths, figure)
     needed = {"Figure 4": (EPS,), "Figure 8": (tables.RATE, tables.PARAMETERS)}
-    heat, mitigations = (
-        tables.read(places[figure][1], (*COLUMNS, *columns)).dropna(
-            subset=[CURVE, PARAMETERIZATION]
-        )
-        if figure in places
-        else None
-        for figure, columns in needed.items()
-    )
-    return heat, mitigations
+    data: list[pd.DataFrame | None] = [None, None]
+    for place, (kind, columns) in enumerate(needed.items()):
+        if kind in places:
+            table = tables.read(places[kind][1], (*COLUMNS, *columns))
+            data[place] = table.dropna(subset=[CURVE, PARAMETERIZATION])
+    return data[0], data[1]
 
 
 def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
@@ -99,26 +95,25 @@ def baseline_text(table: pd.DataFrame) -> str:
     return "default ε" if rows.empty else f"ε = {rows[EPS].iloc[0]:g} (paper: 1e-9)"
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Both kinds, as far as their tables are there."""
     heat, mitigations = data
-    text: list[Printed] = []
     if heat is not None:
-        text += ["loss above the best ε of the same width, in nats", HEADER, *_of_heat(heat)]
+        yield "loss above the best ε of the same width, in nats"
+        yield HEADER
+        yield from _of_heat(heat)
     if mitigations is not None:
-        text += [
+        yield (
             "loss before minus after in nats ± its error from seeds; before: "
-            f"{baseline_text(mitigations)}",
-            HEADER,
-            *_of_mitigations(mitigations),
-            *rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION]),
-        ]
-    return text
+            f"{baseline_text(mitigations)}"
+        )
+        yield HEADER
+        yield from _of_mitigations(mitigations)
+        yield from rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION])
 
 
-def _of_heat(table: pd.DataFrame) -> list[Finding]:
+def _of_heat(table: pd.DataFrame) -> Report:
     """The best epsilon at the largest width and what the ends of the range cost."""
-    result = []
     for curve in naming.present(SCALINGS, table[CURVE]):
         for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
             grid = heat_map(table, curve, rule)
@@ -130,16 +125,14 @@ def _of_heat(table: pd.DataFrame) -> list[Finding]:
             known = grid.dropna(how="all")
             moved = ", ".join(f"{line.idxmin():g} at {width}" for width, line in known.iterrows())
             measured = f"{ends} at D = {grid.index[-1]}"
-            result.append(Finding(name, measured, "both ends cost", f"best: {moved}"))
-    return result
+            yield Finding(name, measured, "both ends cost", f"best: {moved}")
 
 
-def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
+def _of_mitigations(table: pd.DataFrame) -> Report:
     """What each mitigation gains at the largest width and with every doubling of the width, how
     mitigations differ, and whether equivalent pairs agree with each of them."""
     sweeps_of, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
-    result = []
     for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
         for curve in (curve for curve in own if curve not in BASELINES):
             gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
@@ -149,30 +142,27 @@ def _of_mitigations(table: pd.DataFrame) -> list[Finding]:
                 continue
             published = "no gain" if claim == "equal" else None
             name = f"{label}: gain of {curve} over {start}"
-            result.append(rates.compared(name, *pair, claim, published))
+            yield rates.compared(name, *pair, claim, published)
             both = pair[0].keys() & pair[1].keys()
             growth = slope({w: rates.difference(*(one[w] for one in pair)) for w in sorted(both)})
-            verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
             words = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
             name = f"{label}: {curve} over {start}, per doubling of D"
-            claimed = (words, verdict if claim else "", growth)
-            result.append(Finding(name, growth.text(), *claimed))
+            yield growth.judged(name, claim, words)
         cures = [curve for curve in MITIGATIONS if (rule, curve) in sweeps_of]
         for one, other in itertools.combinations(cures, 2):
             pair = sweeps_of[rule, one], sweeps_of[rule, other]
             published = "equal" if rule == "mean_field" else None  # Figure 4c
-            result.append(rates.compared(f"{label}: {one} - {other}", *pair, None, published))
+            yield rates.compared(f"{label}: {one} - {other}", *pair, None, published)
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
             pair = sweeps_of.get((first, curve), {}), sweeps_of.get((second, curve), {})
             if all(pair):
                 name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
                 claimed = ("equal",) if curve in MITIGATIONS else (None, "apart")
-                result.append(rates.compared(name, *pair, *claimed))
-    return result
+                yield rates.compared(name, *pair, *claimed)
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Figure 4 where there is its table, and Figure 8 from the table of mitigations."""
     heat, mitigations = data
     if heat is not None:
@@ -188,8 +178,7 @@ def _figure_4(table: pd.DataFrame):
 
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     scalings = naming.present(SCALINGS, table[CURVE])
-    figure, axes = style.subplots(len(scalings), len(rules), (2.5, 2.2))
-    figure.suptitle("Adam, loss over ε")
+    figure, axes = style.subplots("Adam, loss over ε", len(scalings), len(rules), (2.5, 2.2))
     scale = PowerNorm(0.5, 0, MOST, clip=True)
     for row, (curve, title) in zip(axes, scalings.items(), strict=True):
         for axis, (rule, label) in zip(row, rules.items(), strict=True):
@@ -238,14 +227,14 @@ def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
     rules, sweeps_of = naming.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     named = _named(table)
-    figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
+    title = "Adam, loss against size with cures of a too large ε"
+    figure, axes = style.subplots(title, 1, len(rules), (2.5, 2.6), sharey=True)
     drawn = (
-        [(sweeps_of[rule, c], look) for c, (_, look) in named.items() if (rule, c) in sweeps_of]
+        [(sweeps_of.get((rule, curve)), look) for curve, (_, look) in named.items()]
         for rule in rules
     )
     panels.size_panels(axes[0], drawn)
     style.label_grid(axes, rules.values())
-    figure.suptitle("Adam, loss against size with cures of a too large ε")
     entries = [(label, {"lw": 1.2, **look}) for label, look in named.values()]
     style.legend(figure, [*entries, *panels.lost_entries(sweeps_of)])
     return figure

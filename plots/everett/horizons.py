@@ -15,7 +15,7 @@ EXPONENT_NOTE = (
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
-HORIZON_STYLES = {"fixed": ("o", "-"), "compute_optimal": ("s", "--")}
+LOOKS = {"fixed": {"marker": "o", "ls": "-"}, "compute_optimal": {"marker": "s", "ls": "--"}}
 COLUMNS = (*tables.RESULTS, tables.WIDTH, tables.RATE)
 
 
@@ -74,6 +74,12 @@ def draw_rows(
             panels.loss_limits([axis], [sweeps])
     names = (f"{labels[horizon]}\n{style.LOSS_LABEL}" for horizon in shown)
     style.label_grid(axes, rules.values(), "learning rate", names)
+
+
+def legend_entries(shown: list[str], labels: Mapping[str, str], ms: int) -> list[tuple[str, dict]]:
+    """Legend entries of horizons, where there are two."""
+    entries = [(labels[one], {"color": "0.3", "ms": ms, **LOOKS[one]}) for one in shown]
+    return entries if len(shown) > 1 else []
 
 
 def drawn_horizons(sweeps_of: rates.Lines) -> list[str]:

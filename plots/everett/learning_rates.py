@@ -12,7 +12,7 @@ beside it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,19 +22,18 @@ import pandas as pd
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries
-from plots.everett.horizons import HORIZON_STYLES
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.naming import AnyOf, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
-TABLES = AnyOf("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
+TABLES = AnyOf(("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor"))
 FIGURES = {"sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor"}
 ALIGNMENT = "prescription.alignment"
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
 Data = dict[str, pd.DataFrame]  # by optimiser
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """Optimiser -> table of Figure 11, 12 or 13, in the order given. The optimiser is what the
     table's column says, or its file's name, or else it is called as the file."""
     return {
@@ -54,28 +53,26 @@ def _optimizer(path: Path) -> str:
     return [*named, *(one for one in FIGURES if one in stem.split("_")), stem][0]
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
-    text += [_of_table_4(entry) for entry in table_4]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
+    yield from (_of_table_4(entry) for entry in table_4)
     for entry in table_4:
         parts = [f"{name} {error:.3f}" for name, error in entry.fit.errors.items()]
         local = [f"{one.value:+.2f} to {size}" for size, one in entry.fit.by_size.items()]
         if parts:
-            text.append(
-                f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
-            )
+            yield f"{entry.name}: errors by {', '.join(parts)}; local slopes {', '.join(local)}"
         if law := entry.floored:
             power = Estimate(-law.exponent, law.exponent_error).text(2)
             floor = f"rate {law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
             known = f"{power}, {floor}" if entry.levels_off else "not determined, at a bound"
-            text.append(f"{entry.name}: with an irreducible rate {known}")
-    text += _of_horizons(table_4)
+            yield f"{entry.name}: with an irreducible rate {known}"
+    yield from _of_horizons(table_4)
     for optimizer, table in data.items():
         lines = {(": ".join(key),): sweeps for key, sweeps in horizons.lines(table).items()}
-        text += [f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE])]
-    return text
+        yield from (f"{optimizer}, {line}" for line in rates.basis(table, lines, [CURVE]))
 
 
 def _of_table_4(entry: Entry) -> Finding:
@@ -85,11 +82,10 @@ def _of_table_4(entry: Entry) -> Finding:
     return replace(finding, measured=line) if entry.levels_off else finding
 
 
-def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
+def _of_horizons(table_4: Sequence[Entry]) -> Report:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
     fixed = {(e.optimizer, e.rule): e for e in table_4 if e.horizon == "fixed"}
     grown = [entry for entry in table_4 if entry.horizon == "compute_optimal"]
-    text: list[Printed] = []
     drops: list[float] = []
     for entry in grown:
         start = fixed.get((entry.optimizer, entry.rule))
@@ -97,19 +93,19 @@ def _of_horizons(table_4: Sequence[Entry]) -> list[Printed]:
             change = entry.fit - start.fit
             drops.append(-change.value)
             name = f"{entry.name} minus fixed"
-            text.append(beside(name, change, entry.published - start.published))
+            yield beside(name, change, entry.published - start.published)
     if not drops:
-        return ["growing minus fixed horizon's exponent: not measured"]
+        yield "growing minus fixed horizon's exponent: not measured"
+        return
     labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
-    text.append(
+    yield (
         f"the exponent at {labels} is smaller in {sum(drop > 0 for drop in drops)} of {len(drops)} "
         f"settings, by {median(drops):.2f} in the median, {min(drops):.2f} to {max(drops):.2f}; "
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
     )
-    return text
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """A figure per optimiser, and Adam's optima alone."""
     table_4 = entries(data)
     for index, (optimizer, table) in enumerate(data.items()):
@@ -133,20 +129,18 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     labels = horizons.horizon_labels(table)
     rules = naming.present(style.LABELS, table[PARAMETERIZATION])
     shown = horizons.drawn_horizons(sweeps_of)
-    figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
-    figure.suptitle(title)
+    figure, axes = style.subplots(title, len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], sweeps_of, rules, labels, colors)
     for axis, (rule, look) in zip(axes[-1], naming.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
-            marker, line = HORIZON_STYLES[entry.horizon]
             label = panels.power_text(entry.fit)
             if math.isfinite(entry.published):
                 label += f" (paper $D^{{{entry.published:+.2f}}}$)"
                 dots = PUBLISHED_LOOKS[entry.horizon]
                 panels.draw_published(axis, entry.fit.sweeps, entry.published, ls=dots)
-            shape = {"color": look["color"], "marker": marker, "ls": line}
+            shape = {"color": look["color"], **horizons.LOOKS[entry.horizon]}
             panels.draw_optima(axis, entry.fit.sweeps, entry.fit, label=label, **shape)
         axis.set_xlabel("width D")
         if own:
@@ -156,9 +150,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     style.octave_limits(axes[-1], sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.rate_entries(sweeps_of.items())]
-    for horizon in shown if len(shown) > 1 else ():
-        marker, line = HORIZON_STYLES[horizon]
-        handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
+    handles += horizons.legend_entries(shown, labels, 5)
     for horizon in shown:
         if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
             words = f"slope that the paper prints, {horizon.replace('_', '-')}"
@@ -169,8 +161,7 @@ def _figure(title: str, table: pd.DataFrame, table_4: Sequence[Entry]):
 
 def _optima(fixed: Sequence[Entry]):
     """Optimum against width of all parameterisations in one panel, to be read when it is small."""
-    figure, axes = style.subplots(1, 1, (3.7, 3.5))
-    figure.suptitle("Adam's best rate against width")
+    figure, axes = style.subplots("Adam's best rate against width", 1, 1, (3.7, 3.5))
     axis = axes[0][0]
     for entry in fixed:
         label = f"{style.LABELS.get(entry.rule, entry.rule)} {panels.power_text(entry.fit)}"

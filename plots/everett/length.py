@@ -8,9 +8,8 @@ muP, both with full alignment and constants, at one width, which the paper has b
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -19,16 +18,12 @@ from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import beside
 from plots.everett.published import STEPS, TABLE_4
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.rates import Exponent
 from plots.tables import CURVE, PARAMETERIZATION, WIDTH
 
-TABLES = (
-    "everett/length",
-    "everett/length_constants",
-    "everett/figure_12_adam",
-    "everett/figure_2_adam",
-)
+LONGER = ("everett/length", "everett/length_constants")
+TABLES = (*LONGER, "everett/figure_12_adam", "everett/figure_2_adam")
 LENGTH, FAIR = "steps", "full_constants"
 COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH, tables.RATE, LENGTH)
 
@@ -40,7 +35,7 @@ class Data(NamedTuple):
     compared: pd.DataFrame
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The longer runs, with those of Figures 12 and 2 at the longer ones' widths."""
     sources = dict.fromkeys(("length.csv", "length_constants.csv", "figure_12.csv", "figure_2.csv"))
     long, constants, short, fair = tables.read_each(paths, dict.fromkeys(sources, COLUMNS))
@@ -73,26 +68,23 @@ def gains(table: pd.DataFrame) -> dict[int, tuple[int, Estimate]]:
     return result
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Both, by steps."""
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
     for rule, by_steps in exponents(data.exponents).items():
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for steps, fit in by_steps.items():
             before = {n: Estimate(e.value, e.error) for n, e in by_steps.items() if n <= steps}
             name = f"{style.LABELS.get(rule, rule)}, {steps} steps: exponent of the best rate"
-            text.append(beside(name, replace(fit, by_size=before), published))
+            yield beside(name, replace(fit, by_size=before), published)
     by_steps = gains(data.compared)
     for steps, (width, gain) in by_steps.items():
         before = {n: one for n, (_, one) in by_steps.items() if n <= steps}
         name = f"standard - muP, {steps} steps, D = {width} (nats)"
-        known = replace(gain, by_size=before)
-        text.append(Finding(name, gain.text(), "below 0", (-gain).claimed_gain(), known))
-    return [
-        *text,
-        *rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE]),
-        *rates.basis(data.compared, _lines(data.compared), [PARAMETERIZATION, CURVE]),
-    ]
+        yield replace(gain, by_size=before).judged(name, "loses", "below 0")
+    yield from rates.basis(data.exponents, _lines(data.exponents), [PARAMETERIZATION, CURVE])
+    yield from rates.basis(data.compared, _lines(data.compared), [PARAMETERIZATION, CURVE])
 
 
 def _lines(table: pd.DataFrame) -> rates.Lines:
@@ -101,10 +93,9 @@ def _lines(table: pd.DataFrame) -> rates.Lines:
     return {(rule, steps): sweeps for (rule, steps, _), sweeps in by_curve.items()}
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Exponents, then losses, against steps."""
-    figure, axes = style.subplots(1, 2, (4.2, 3.3))
-    figure.suptitle("what training longer changes, Adam (ours)")
+    figure, axes = style.subplots("what training longer changes, Adam (ours)", 1, 2, (4.2, 3.3))
     left, right = axes[0]
     fits = exponents(data.exponents)
     looks: Mapping[str, dict] = naming.looks(list(fits))

@@ -8,23 +8,20 @@ point is the lowest loss of a learning-rate sweep. One figure per table, which h
 Embeddings of scale 1 in all four parameterisations (embedding_1.yaml) are ours.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS, STANDARD_BEATS_MUP
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Report
 from plots.naming import AnyOf, split, told_apart
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION
 
 TABLES = AnyOf(
-    "everett/figure_2_adam",
-    "everett/figure_3_sgd",
-    "everett/figure_3_param_scaling",
-    "everett/embedding_1",
+    f"everett/{name}"
+    for name in ("figure_2_adam", "figure_3_sgd", "figure_3_param_scaling", "embedding_1")
 )
 CURVES = {
     "global": "one global rate",
@@ -40,7 +37,7 @@ KEYS = [OPTIMIZER, PARAMETERIZATION, CURVE]
 COLUMNS = (*tables.RESULTS, tables.PARAMETERS, *KEYS, tables.WIDTH, tables.RATE)
 
 
-def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
+def read(paths: tables.Paths) -> dict[str, pd.DataFrame]:
     """File name -> table of Figure 2 or 3; one of several optimisers names them in its curves."""
     data = {}
     for name, (_, path) in told_apart(paths, tables.name).items():
@@ -62,15 +59,15 @@ def ours(table: pd.DataFrame) -> str:
     return "embeddings of 1: " if EMBEDDING in table and (table[EMBEDDING] == 1).all() else ""
 
 
-def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
+def findings(data: Mapping[str, pd.DataFrame]) -> Report:
     """What every intervention changes at the largest width and what the paper says, and what muP
     loses against standard, table by table; then the lowest loss of all."""
     basis = "loss before minus after in nats ± its error from seeds, at the largest width"
-    text: list[Printed] = []
     every = {name: lines(table) for name, table in data.items()}
     for name, table in data.items():
         sweeps_of, place = every[name], ours(table)
-        text += [f"{name}: {basis}", HEADER]
+        yield f"{name}: {basis}"
+        yield HEADER
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
         for optimizer in naming.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
@@ -81,32 +78,28 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                     gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
                     claim = None if gains is None or place else "gains" if gains else "loses"
                     step = f"{place}{optimizer}, {label}: {before} -> {after}"
-                    text += [rates.compared(step, *pair, claim)] if all(pair) else []
-            mup, standard = (
-                sweeps_of.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard")
-            )
-            if mup and standard:
-                claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
-                step = f"{place}{optimizer}, muP - standard: {FAIR}"
-                text.append(rates.compared(step, mup, standard, claim))
-            ends = (
-                sweeps_of.get((optimizer, *key), {})
-                for key in (("standard", "global"), ("mup", FAIR))
-            )
-            if all(pair := list(ends)):  # Section 4.2: the comparison of muTransfer
-                step = f"{place}{optimizer}, tuned muP against standard with one rate"
-                claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
-                text.append(rates.compared(step, *pair, claim))
+                    if all(pair):
+                        yield rates.compared(step, *pair, claim)
+            claim = "gains" if optimizer == STANDARD_BEATS_MUP and not place else None
+            one_rate, fair, tuned = ("standard", "global"), ("standard", FAIR), ("mup", FAIR)
+            for words, *keys in (
+                (f"muP - standard: {FAIR}", tuned, fair),
+                # Section 4.2: the comparison of muTransfer
+                ("tuned muP against standard with one rate", one_rate, tuned),
+            ):
+                pair = [sweeps_of.get((optimizer, *key), {}) for key in keys]
+                if all(pair):
+                    yield rates.compared(f"{place}{optimizer}, {words}", *pair, claim)
             for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
                 if sweeps := sweeps_of.get((optimizer, rule, "full")):
                     fit = rates.exponent(sweeps)
                     name = f"{place}{optimizer}, {label}, full: exponent of D in the best rate"
                     claims = ("no claim", "") if place else ("0", fit.distance(0.0))
-                    text.append(Finding(name, fit.text(), *claims, fit))
-        text += rates.basis(table, sweeps_of, KEYS)
+                    yield Finding(name, fit.text(), *claims, fit)
+        yield from rates.basis(table, sweeps_of, KEYS)
         if place:
-            text.append(best([sweeps_of], place))
-    return [*text, best([every[name] for name in data if not ours(data[name])])]
+            yield best([sweeps_of], place)
+    yield best([every[name] for name in data if not ours(data[name])])
 
 
 def best(tables_of_lines: Sequence[rates.Lines], place: str = "") -> Finding:
@@ -138,7 +131,7 @@ def best(tables_of_lines: Sequence[rates.Lines], place: str = "") -> Finding:
     return Finding(name, measured, *(("lowest", verdict) if whole else ("no claim", "")), change)
 
 
-def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
+def draw(data: Mapping[str, pd.DataFrame]) -> style.Drawn:
     """One figure per table: a row per optimiser, a column per intervention."""
     for index, (name, table) in enumerate(data.items()):
         sweeps_of, curves = lines(table), naming.present(CURVES, table[CURVE])
@@ -147,22 +140,16 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple]:
         optimizers = naming.present(style.OPTIMIZERS, table[OPTIMIZER])
         rules = naming.present(style.LABELS, table[PARAMETERIZATION])
         looks = naming.looks(list(rules))
-        figure, axes = style.subplots(
-            len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
-        )
+        names, shape = " and ".join(optimizers.values()), (len(optimizers), len(curves))
+        title = f"{ours(table)}{names}, loss against size by intervention"
+        figure, axes = style.subplots(title, *shape, (2.5, 2.5), sharex=True, sharey="row")
         for row, optimizer in zip(axes, optimizers, strict=True):
             drawn = (
-                [
-                    (sweeps_of[optimizer, rule, curve], looks[rule])
-                    for rule in rules
-                    if (optimizer, rule, curve) in sweeps_of
-                ]
+                [(sweeps_of.get((optimizer, rule, curve)), looks[rule]) for rule in rules]
                 for curve in curves
             )
             panels.size_panels(row, drawn)
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
         style.legend(figure, [*naming.rule_entries(rules), *panels.lost_entries(sweeps_of)])
-        names = " and ".join(optimizers.values())
-        figure.suptitle(f"{ours(table)}{names}, loss against size by intervention")
         yield name, figure, [index]

@@ -18,22 +18,14 @@ TABLE_4 = {
 }
 
 # Everett et al., Section 4.2, Figures 2 and 3: does the second beat the first? Else it is open.
+EVERY = dict.fromkeys(("standard", "ntk", "mup", "mean_field"), True)
 INTERVENTIONS = {
     "adam": {
-        ("global", "full"): {"standard": True, "ntk": False, "mup": True, "mean_field": True},
-        ("full", "full_constants"): dict.fromkeys(("standard", "ntk", "mup", "mean_field"), True),
-        ("full_constants", "none_constants"): {
-            "standard": False,
-            "ntk": True,
-            "mup": True,
-            "mean_field": True,
-        },
+        ("global", "full"): EVERY | {"ntk": False},
+        ("full", "full_constants"): EVERY,
+        ("full_constants", "none_constants"): EVERY | {"standard": False},
     },
-    "adam_param_scaling": {
-        ("full_constants", "none_constants"): dict.fromkeys(
-            ("standard", "ntk", "mup", "mean_field"), True
-        )
-    },
+    "adam_param_scaling": {("full_constants", "none_constants"): EVERY},
 }
 # "Standard parameterization outperforms muP and in fact substantially so" (Section 4.2, and the
 # abstract): with exponents of full alignment and constants for both, Figure 2(c), so under Adam.
@@ -44,21 +36,12 @@ BEST = ("adam_param_scaling", "ntk", "none_constants")
 # Everett et al., Section 4.1, for Adam and Adafactor: peak of the log alignment ratio.
 ALIGNMENT_WIDTH = 4096  # Figure 1
 ALIGNMENT_START = 0.5
-READOUT_PEAK = {
-    "standard": (0.7, 0.8),
-    "ntk": (0.7, 0.8),
-    "mup": (0.9, 1.0),
-    "mean_field": (0.9, 1.0),
-}
+READOUT_PEAK = dict.fromkeys(("standard", "ntk"), (0.7, 0.8))
+READOUT_PEAK |= dict.fromkeys(("mup", "mean_field"), (0.9, 1.0))
 MLP_PEAK = 0.8
 # The same section on SGD, in words only.
-ALMOST_NONE = "almost none"
-SGD_ALIGNMENT = {
-    "standard": "low amounts",
-    "ntk": ALMOST_NONE,
-    "mup": "low amounts",
-    "mean_field": ALMOST_NONE,
-}
+SGD_ALIGNMENT = dict.fromkeys(("standard", "mup"), "low amounts")
+SGD_ALIGNMENT |= dict.fromkeys(("ntk", "mean_field"), "almost none")
 
 # Everett et al., Section 4.3: which parameterisations gain from a smaller epsilon.
 EPSILON_GAIN = {"standard": False, "ntk": True, "mup": False, "mean_field": True}
@@ -78,7 +61,6 @@ class Rule(NamedTuple):
     power: float = 0.0
 
 
-NO_RULE, HALF, ONE = "no rule", "branches times L^(-1/2)", "branches times 1/L"
 TRANSFER = {
     "width": (
         Rule("one rate", "", "standard_global", "mup_full", "above 0"),
@@ -92,16 +74,16 @@ TRANSFER = {
         Rule("standard, rate per layer", "Everett 2024", "standard_full", "mup_full"),
         Rule("muP", "Yang 2021", "mup_full"),
     ),
-    "depth, norms": (
-        Rule(NO_RULE, "", "norms_no_rule", "norms_one", "above 0"),
-        Rule(HALF, "Yang 2023", "norms_half", "norms_one", "above 0"),
-        Rule(ONE, "Dey 2025", "norms_one"),
-    ),
-    "depth, no norms": (
-        Rule(NO_RULE, "", "bare_no_rule", "bare_one", "above 0"),
-        Rule(HALF, "Yang 2023", "bare_half", "bare_one", "above 0"),
-        Rule(ONE, "Dey 2025", "bare_one"),
-    ),
+    **{
+        f"depth, {words}": (
+            Rule("no rule", "", f"{curve}_no_rule", f"{curve}_one", "above 0"),
+            Rule(
+                "branches times L^(-1/2)", "Yang 2023", f"{curve}_half", f"{curve}_one", "above 0"
+            ),
+            Rule("branches times 1/L", "Dey 2025", f"{curve}_one"),
+        )
+        for words, curve in (("norms", "norms"), ("no norms", "bare"))
+    },
     "decay": (
         Rule("decay per step as D^0", "Wang & Aitchison 2024", "mup"),
         Rule("decay per step as D^(-1/2)", "Fan 2025", "mup", power=-0.5),

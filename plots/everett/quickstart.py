@@ -9,7 +9,6 @@ paper's numbers: with other widths or steps than those of quickstart.yaml there 
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ class Data(NamedTuple):
     banded: bool
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """The sweep's table; TableError if a curve lacks one of the two widths that are compared."""
     (table,) = tables.read_each(paths, {"results.csv": (*tables.RESULTS, WIDTH, RATE)})
     widths = sorted(map(int, table[WIDTH].unique()))
@@ -123,7 +122,7 @@ def findings(data: Data) -> list[Printed]:
     return result
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """Losses against rate, a panel per curve, and the optima against width."""
     titles = naming.present(TITLES, data.table[CURVE])
     looks = naming.looks([RULES.get(curve, curve) for curve in titles]).values()
@@ -131,7 +130,6 @@ def draw(data: Data) -> Iterator[tuple]:
         panels.Line(title, sweeps(data.table, curve), look)
         for (curve, title), look in zip(titles.items(), looks, strict=True)
     ]
-    small = len(lines) == len(TITLES)
-    figure = panels.transfer(lines, "D", "width D", "learning rate", style.LOSS_LABEL, small)
-    figure.suptitle("learning rates against width")
+    title, small = "learning rates against width", len(lines) == len(TITLES)
+    figure = panels.transfer(title, lines, "D", "width D", "learning rate", style.LOSS_LABEL, small)
     yield "quickstart", figure

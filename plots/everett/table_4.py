@@ -8,14 +8,11 @@ determine it; a small bar is the straight line's. The growing horizon has 1 toke
 here, 20 in the paper.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 from plots import rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import Entry, beside, entries, floored
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Printed
+from plots.findings import HEADER, Report
 from plots.tables import CURVE, PARAMETERIZATION
 
 LENGTH = "steps"
@@ -38,43 +35,41 @@ LOOKS = {
 Data = list[tuple[str, Entry]]  # length, entry
 
 
-def read(paths: Sequence[Path]) -> Data:
+def read(paths: tables.Paths) -> Data:
     """Entries with the length of their runs: of each optimiser's table, and of the longer runs."""
     tables.expect(paths, *(f"{name.rpartition('/')[2]}.csv" for name in TABLES))
     data: Data = []
-    for place, path in enumerate(paths):
-        if place == len(paths) - 1:
-            table = tables.read(path, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
-            table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
-            of = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
-            for (rule, steps, _), sweeps in of.items():
-                fits = rates.exponent(sweeps), floored(sweeps)
-                data.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
-            continue
+    *short, long = paths
+    for place, path in enumerate(short):
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
         optimizer = path.name.partition(".")[0].split("_")[2]
         horizon = "fixed" if place < 3 else "compute_optimal"
         length = "200 steps" if place < 3 else "1 token per parameter"
         own = entries({optimizer: table})
         data += [(length, entry) for entry in own if entry.horizon == horizon]
+    table = tables.read(long, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
+    table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
+    lines = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
+    for (rule, steps, _), sweeps in lines.items():
+        fits = rates.exponent(sweeps), floored(sweeps)
+        data.append((steps, Entry("adam", rule, "fixed", "fixed steps", *fits)))
     return data
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Every measured entry beside the paper's."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for length, entry in data:
         name = f"{entry.optimizer}, {style.LABELS[entry.rule]}, {length}: exponent of the best rate"
         text = f"{entry.deciding.text(2)}; straight line {entry.fit.value:+.2f}"
         text = text if entry.levels_off else entry.fit.text(2)
-        lines.append(beside(name, entry.deciding, entry.published, text))
-    return lines
+        yield beside(name, entry.deciding, entry.published, text)
 
 
-def draw(data: Data) -> Iterator[tuple]:
+def draw(data: Data) -> style.Drawn:
     """A panel per horizon, a row per optimiser and parameterisation."""
-    figure, axes = style.subplots(1, 2, (2.45, 4.3), sharey=True, sharex=True)
-    figure.suptitle("Table 4, the paper's and ours")
+    title = "Table 4, the paper's and ours"
+    figure, axes = style.subplots(title, 1, 2, (2.45, 4.3), sharey=True, sharex=True)
     for axis, (horizon, title) in zip(axes[0], TITLES.items(), strict=True):
         rows = [(o, r) for o, rules in TABLE_4[horizon].items() for r in rules]
         places = {key: len(rows) - 1 - index for index, key in enumerate(rows)}

@@ -7,8 +7,7 @@ the global rate nearer to the paper's when they do not?
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -16,7 +15,7 @@ from plots import naming, rates, style, tables
 from plots.everett import horizons
 from plots.everett.entries import beside
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Printed
+from plots.findings import HEADER, Report
 from plots.rates import Exponent, Sweeps
 from plots.tables import PARAMETERIZATION
 
@@ -24,7 +23,7 @@ TABLES = ("everett/table_4_constants", "everett/figure_12_adam")
 SETTINGS = {"without": "without constants", "with": "with constants"}
 
 
-def read(paths: Sequence[Path]) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sweeps]]]:
+def read(paths: tables.Paths) -> dict[str, tuple[pd.DataFrame, Mapping[str, Sweeps]]]:
     """with or without -> (table, parameterisation -> sweeps by width)."""
     columns = (*horizons.COLUMNS, PARAMETERIZATION)
     sources = {"table_4_constants.csv": columns, "figure_12_adam.csv": columns}
@@ -49,26 +48,27 @@ def exponents(data) -> dict[str, dict[str, Exponent]]:
     }
 
 
-def findings(data) -> list[Printed]:
+def findings(data) -> Report:
     """Both exponents, and what constants change."""
-    text: list[Printed] = [horizons.EXPONENT_NOTE, HEADER]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
     for rule, fits in exponents(data).items():
         name = f"adam, {style.LABELS.get(rule, rule)}"
         published = TABLE_4["fixed"]["adam"].get(rule, math.nan)
         for setting, fit in fits.items():
-            text.append(beside(f"{name}, {SETTINGS[setting]}", fit, published))
+            yield beside(f"{name}, {SETTINGS[setting]}", fit, published)
         if len(fits) == 2:
-            text.append(beside(f"{name}: what they change", fits["with"] - fits["without"]))
+            yield beside(f"{name}: what they change", fits["with"] - fits["without"])
     table, lines = data["with"]
     named = {(rule,): sweeps for rule, sweeps in lines.items()}
-    return [*text, *rates.basis(table, named, [PARAMETERIZATION])]
+    yield from rates.basis(table, named, [PARAMETERIZATION])
 
 
-def draw(data) -> Iterator[tuple]:
+def draw(data) -> style.Drawn:
     """An exponent per parameterisation and setting, and the paper's."""
-    figure, axes = style.subplots(1, 1, (5.0, 3.2))
+    title = "Adam's exponents with and without constants (ours)"
+    figure, axes = style.subplots(title, 1, 1, (5.0, 3.2))
     axis, fits = axes[0][0], exponents(data)
-    figure.suptitle("Adam's exponents with and without constants (ours)")
     faces = {"without": "white", "with": None}
     for place, (rule, own) in enumerate(fits.items()):
         look = naming.looks([rule])[rule]

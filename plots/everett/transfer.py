@@ -12,9 +12,8 @@ logarithm of the size. A run that ends above the lowest loss at which one began 
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ import pandas as pd
 
 from plots import panels, rates, style, tables
 from plots.everett.published import TRANSFER, Rule
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.naming import AnyOf
 from plots.rates import RateSweep, Sweeps, exponent
 from plots.statistics import extrapolated
@@ -31,7 +30,7 @@ from plots.tables import CURVE, DECAY, LOSS, RATE, STATUS, WIDTH
 PAPER = "Ours, after Kalra & Barkeshli (2026)"
 AXES = ("embedding", "depth", "decay", "muon", "tied")
 AXES = (*AXES, "batch", "horizon", "batch_decay", "horizon_decay")
-TABLES = AnyOf(*(f"everett/transfer_{axis}" for axis in AXES))
+TABLES = AnyOf(f"everett/transfer_{axis}" for axis in AXES)
 LAYERS, START = "model.layers", "first_train_loss"
 # What grows in a sweep, by the first word of its curves, where that is not the model.
 GROWS = {"batch": ("training.batch_size", "B"), "horizon": ("training.steps", "T")}
@@ -51,7 +50,7 @@ class Axis(NamedTuple):
     place: int
 
 
-def read(paths: Sequence[Path]) -> dict[str, Axis]:
+def read(paths: tables.Paths) -> dict[str, Axis]:
     """The axes of all tables given."""
     axes: dict[str, Axis] = {}
     for place, path in enumerate(paths):
@@ -88,7 +87,8 @@ def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:
         carried = (size / base.width) ** rule.power
         costs = {v: _excess(sweep, v * carried) for v in base.losses}
         choice = _spread([(chances[v], cost) for v, cost in costs.items()])
-        error = math.hypot(_apart(sweep), choice) if size > base.width else 0.0
+        apart = math.sqrt(2 / _seeds(sweep)) * sweep.noise  # of two losses of a size
+        error = math.hypot(apart, choice) if size > base.width else 0.0
         number = {"value": costs[base.best.grid_value], "error": error, "groups": _seeds(sweep)}
         result[size] = replace(sweep.lowest, **number, fitted=0)
     return result
@@ -124,24 +124,20 @@ def _seeds(sweep: RateSweep) -> int:
     return min(map(len, sweep.chosen_from.values()))
 
 
-def _apart(sweep: RateSweep) -> float:
-    """The standard error of the difference of two losses of a size."""
-    return math.sqrt(2 / _seeds(sweep)) * sweep.noise
-
-
-def findings(axes: Mapping[str, Axis]) -> list[Printed]:
+def findings(axes: Mapping[str, Axis]) -> Report:
     """The three columns for every rule, then what they rest on."""
-    text: list[Printed] = [HEADER]
+    yield HEADER
     for name, axis in axes.items():
         for rule in axis.rules:
-            text += _of_rule(f"{name}: {rule.label}", rule, axis)
+            yield from _of_rule(f"{name}: {rule.label}", rule, axis)
     for name, axis in axes.items():
         lines = {(curve,): sweeps for curve, sweeps in axis.lines.items()}
-        text += [f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)]
-    return text
+        yield from (
+            f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)
+        )
 
 
-def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
+def _of_rule(name: str, rule: Rule, axis: Axis) -> Report:
     sweeps, symbol, words = axis.lines[rule.curve], axis.symbol, f"{rule.power:g} ({rule.paper})"
     fit, costs = exponent(sweeps), paid(rule, sweeps)
     known = [math.log2(s.best.value / fit(n)) for n, s in sweeps.items() if n not in fit.edge]
@@ -160,9 +156,9 @@ def _of_rule(name: str, rule: Rule, axis: Axis) -> Iterator[Finding]:
         end, last = extrapolated(gains, FURTHER), max(gains)
         cost = replace(gains[last], by_size=gains)
         text = f"{cost.text()} at {symbol} = {last}, a line has {end.text()} at {last * 2**FURTHER}"
-        verdicts = {"above 0": cost.claimed_gain(), "about 0": cost.claimed_equal()}
-        compared = (rule.claim, verdicts.get(rule.claim, ""), cost)
-        yield Finding(f"{name}: penalty beside {_other(axis, rule)}", text, *compared)
+        claim = {"above 0": "gains", "about 0": "equal"}.get(rule.claim)
+        name = f"{name}: penalty beside {_other(axis, rule)}"
+        yield cost.judged(name, claim, rule.claim, text=text)
 
 
 def _other(axis: Axis, rule: Rule) -> str:
@@ -170,24 +166,20 @@ def _other(axis: Axis, rule: Rule) -> str:
     return next(one.label for one in axis.rules if one.curve == rule.against)
 
 
-def draw(axes: Mapping[str, Axis]) -> Iterator[tuple]:
+def draw(axes: Mapping[str, Axis]) -> style.Drawn:
     """A figure per axis, a panel per column; of rules that share a curve, dotted lines."""
     for name, axis in axes.items():
         beside = {_other(axis, rule) for rule in axis.rules if axis.lines.get(rule.against)}
-        figure, grid = style.subplots(1, 2 + bool(beside), (3.3, 3.0))
-        figure.suptitle(f"{name}: which rule keeps its best value")
+        title = f"{name}: which rule keeps its best value"
+        figure, grid = style.subplots(title, 1, 2 + bool(beside), (3.3, 3.0))
         for place, rule in enumerate(axis.rules):
             _draw_rule(grid[0], axis, rule, place)
         for panel in grid[0][1:]:
             panel.axhline(0, color="0.6", lw=0.8)
             panel.set_xscale("log", base=2)
         value = "decay per step" if "decay" in name else "learning rate"
-        titles = (
-            f"best {value}",
-            "paid for the base's value",
-            f"beside {', '.join(sorted(beside))}",
-        )
-        style.label_grid(grid, titles[: len(grid[0])], axis.symbol)
+        titles = f"best {value}", "paid for the base's value", f"beside {', '.join(sorted(beside))}"
+        style.label_grid(grid, titles, axis.symbol)
         for panel, label in zip(grid[0], (value, "nats", "nats"), strict=False):
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))

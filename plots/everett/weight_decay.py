@@ -7,15 +7,12 @@ parameterisation; loss against rate with decay for both horizons; best loss agai
 without.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
-from plots.everett.horizons import HORIZON_STYLES, HORIZONS
-from plots.findings import HEADER, Finding, Printed
+from plots.everett.horizons import HORIZONS
+from plots.findings import HEADER, Printed
 from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH
 
 TABLES = ("everett/figure_9_weight_decay", "everett/figure_12_adam")
@@ -23,7 +20,7 @@ CURVES = {f"decay_{horizon}": horizon for horizon in HORIZONS}
 PLAIN = (*horizons.COLUMNS, tables.PARAMETERS)
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(with decay, without decay). A curve of one's own is a column of its own."""
     sources = {"results.csv (with decay)": (*PLAIN, PARAMETERIZATION), "results.csv": PLAIN}
     decayed, plain = tables.read_each(paths, sources)
@@ -57,7 +54,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
             old, new = map(rates.exponent, pair)
             change, name = new - old, f"exponent with decay - without: {label}, {words}"
             text = f"{change.through_widths()} ({new.value:+.2f}, {old.value:+.2f})"
-            exponents.append(Finding(name, text, "similar", change.claimed_equal(), change))
+            exponents.append(change.judged(name, "equal", "similar", text=text))
             name = f"gain in loss from decay: {label}, {words}"
             gains.append(rates.compared(name, *pair, "gains", "slight gain"))
     keys = [CURVE, PARAMETERIZATION]
@@ -71,38 +68,35 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     ]
 
 
-def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple]:
+def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
     """Figure 9."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
     labels, shown = horizons.horizon_labels(decayed), horizons.drawn_horizons(with_decay)
     rules = naming.present(style.LABELS, decayed[PARAMETERIZATION])
-    figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
+    values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
+    per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
+    title = f"Adam, one global learning rate, independent weight decay{per_step}"
+    figure, axes = style.subplots(title, len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
     looks = naming.looks(list(rules))
-    drawn = []
-    for rule in rules:
-        drawn.append([])
-        for horizon in shown:
-            marker, dash = HORIZON_STYLES[horizon]
-            for runs_of, color in ((with_decay, looks[rule]["color"]), (without, "gray")):
-                if sweeps := runs_of.get((rule, horizon)):
-                    drawn[-1].append((sweeps, {"color": color, "marker": marker, "ls": dash}))
+    drawn = [
+        [
+            (runs_of.get((rule, horizon)), {"color": color, **horizons.LOOKS[horizon]})
+            for horizon in shown
+            for runs_of, color in ((with_decay, looks[rule]["color"]), (without, "gray"))
+        ]
+        for rule in rules
+    ]
     panels.size_panels(axes[-1], drawn)
     for axis in axes[-1, 1:]:
         axis.sharey(axes[-1, 0])
         axis.tick_params(labelleft=False)
     axes[-1, 0].autoscale(axis="y")  # over all panels; sharey takes the first one's range
     axes[-1, 0].set_ylabel(f"best rate's\n{style.LOSS_LABEL}")
-    entries = style.width_entries(colors)
-    for horizon in shown if len(shown) > 1 else ():
-        marker, line = HORIZON_STYLES[horizon]
-        entries.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 4}))
+    entries = [*style.width_entries(colors), *horizons.legend_entries(shown, labels, 4)]
     entries.append(("without decay", {"color": "gray", "marker": "o", "ms": 4}))
     entries += style.rate_entries(with_decay.items())
     style.legend(figure, [*entries, *panels.lost_entries({**with_decay, **without})])
-    values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
-    per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
-    figure.suptitle(f"Adam, one global learning rate, independent weight decay{per_step}")
     yield "figure_9_weight_decay", figure, [0, 1]

@@ -8,16 +8,13 @@ with standard errors. Counts are not of independent trials: all rows see the sam
 weights; SP and NTK, and muP and mean-field, are the same networks up to the shift of 1.2.1.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
-from plots.theory.tables import BIGRAM
+from plots.theory.tables import BIGRAM, BIGRAM_COLUMNS
 
 PAPER = "Stratos"
 TABLES = (BIGRAM,)
@@ -50,10 +47,11 @@ _VERDICTS = {"True": "met", "False": "missed", "": ""}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
 
-def read(paths: Sequence[Path]) -> pd.DataFrame:
+def read(paths: tables.Paths) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
     TableError for one with neither initialisation nor the first step."""
-    table = tables.only(theory_tables.read_bigram(paths), paths[0], "table", PANELS)
+    table = theory_tables.read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
+    table = tables.only(table, paths[0], "table", PANELS)
     if not (table["step"] <= 1).any():
         lowest = f"the lowest step is {table['step'].min():g}"
         raise TableError(f"{paths[0]}: no row of step 0 or 1, {lowest}; give the whole table")
@@ -66,9 +64,9 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     return table.sort_values("table", key=lambda names: names.map(order), kind="stable")
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for name, rows in table.groupby("table", sort=False):
         first, last = int(rows["step"].min()), int(rows["step"].max())
         when = f"step {first}" if first == last else f"steps {first} to {last}"
@@ -79,36 +77,35 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         measured += f", {len(missed)} missed{f', {unjudged} not judged' if unjudged else ''}"
         word = "disagrees" if len(missed) else "agrees" if len(met) else ""
         place = f"{name}, {when if last else 'initialisation'}: exponents"
-        lines.append(Finding(place, measured, "all met", word))
+        yield Finding(place, measured, "all met", word)
         for _, row in missed.iterrows():
             place = f"{name}, missed: {row['row']}, {row['column']}, step {row['step']:g}"
             one = Estimate(row["measured"], row["error"])
-            lines.append(one.finding(place, row["predicted"], f"{row['predicted']:g}", 2))
+            yield one.finding(place, row["predicted"], f"{row['predicted']:g}", 2)
         broken = rows[(kind == "hypothetical") & (rows["step"] == last)]
         for _, row in broken.iterrows():
             place = f"Condition A.2 breaks: {row['row']}, {row['column']}, step {row['step']:g}"
             one = Estimate(row["measured"], row["error"])
-            lines.append(one.finding(place, BROKEN, f"{BROKEN:g} (A.2: 0)", 2))
+            yield one.finding(place, BROKEN, f"{BROKEN:g} (A.2: 0)", 2)
         noted = pd.concat([missed, broken])
         noted = noted[noted["note"] != ""].drop_duplicates(["row", "column"])
-        lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
+        yield from (f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows())
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].dropna(subset=["moved"]).drop_duplicates("row")
             moved = zip(end["row"], end["moved"], strict=True)
             shown = ", ".join(f"{ROWS.get(row, row)} {share:.1%}" for row, share in moved)
-            lines.append(f"{name}: last activations' change before step {last}: {shown}")
-    return lines
+            yield f"{name}: last activations' change before step {last}: {shown}"
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
-    figure, axes = style.subplots(len(names), 1, (9.0, 2.9))
+    title = "exponents of the bigram model, predicted and fitted"
+    figure, axes = style.subplots(title, len(names), 1, (9.0, 2.9))
     for axis, name in zip(axes[:, 0], names, strict=True):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
     style.legend(figure, MARKS)
-    figure.suptitle("exponents of the bigram model, predicted and fitted")
     yield "bigram", figure
 
 

@@ -10,14 +10,13 @@ out. PE: position embedding; Q, K, V, U: query, key, value, output of attention;
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
 
@@ -50,9 +49,9 @@ def curves(table: pd.DataFrame, stem: str) -> tuple[Curves, Curves]:
     )
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """The power of the width with which each distance falls, and the distance at the smallest."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for kind, curves_of in zip(KINDS, curves(table, stem), strict=True):
             for name, curve in curves_of.items():
@@ -61,11 +60,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                 start += f"n = {first['width']:g}"
                 name = f"{stem}: {kind}, {name}, correction"
                 if law is None:
-                    lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
+                    yield Finding(name, f"none seen: {start}", "of 1/n", "within noise")
                 else:
                     line = law.finding(f"{name}'s power of n", -1.0)
-                    lines.append(replace(line, measured=f"{law.text(2)}; {start}"))
-    return lines
+                    yield replace(line, measured=f"{law.text(2)}; {start}")
 
 
 def decay(curve: pd.DataFrame) -> Estimate | None:
@@ -91,10 +89,11 @@ def decay(curve: pd.DataFrame) -> Estimate | None:
     return Estimate(-float(powers[best]), float(inside[-1] - inside[0]) / sides)
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A row per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
+    title = "distance between networks and theory; hollow: within two errors"
+    figure, axes = style.subplots(title, len(stems), 2, (4.6, 2.8))
     for row, stem in zip(axes, stems, strict=True):
         for axis, curves_of, title in zip(row, curves(table, stem), KINDS.values(), strict=True):
             _panel(axis, curves_of)
@@ -103,7 +102,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     for axis in axes[-1]:
         axis.set_xlabel("width n")
     style.legend(figure, [("1 / n", {"color": "black", "ls": ":", "lw": 1})])
-    figure.suptitle("distance between networks and theory; hollow: within two errors")
     yield "error", figure
 
 

@@ -6,12 +6,10 @@ Upper row: the mean diagonal of the forward kernel G; lower row: that of the neu
 Points are means over networks with standard errors, side by side.
 """
 
-from collections.abc import Iterator
-
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS, short
 
@@ -29,10 +27,10 @@ def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.Dat
     return table[chosen & (table["entry"] == "diagonal")]
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Per stem and quantity, every block at the largest width beside theory, and by width the
     largest distance from it over the blocks."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for quantity, part, _ in ROWS:
             rows = diagonal(table, stem, quantity, part)
@@ -41,17 +39,17 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             for _, row in judged.iterrows():
                 name = f"{stem}: {quantity}, {short(row['block'])}, n = {largest}"
                 predicted, measured = row["predicted"], Estimate(row["measured"], row["error"])
-                lines.append(measured.finding(name, predicted, f"{predicted:.4f}", 4, ""))
+                yield measured.finding(name, predicted, f"{predicted:.4f}", 4, "")
             off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
             shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
-            lines.append(f"{stem}: {quantity}, largest distance over the blocks: {shown}")
-    return lines
+            yield f"{stem}: {quantity}, largest distance over the blocks: {shown}"
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A column per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(ROWS), len(stems), (2.45, 2.0))
+    title = "kernels and tangent kernels by block"
+    figure, axes = style.subplots(title, len(ROWS), len(stems), (2.45, 2.0))
     colors = style.width_colors(theory_tables.widths(table))
     look = {"marker": "o", "ms": 4, "ls": "", "zorder": 2}
     for column, stem in enumerate(stems):
@@ -71,5 +69,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
     entries = [("theory, leading order", {"color": "black", "lw": 1})]
     entries += [(f"n = {width}", {"color": color, **look}) for width, color in colors.items()]
     style.legend(figure, entries)
-    figure.suptitle("kernels and tangent kernels by block")
     yield "kernels", figure

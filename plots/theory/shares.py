@@ -6,14 +6,13 @@ Bars: theory; points: networks of the largest width, with standard errors. PE: p
 Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import HEADER, Estimate, Printed
+from plots.findings import HEADER, Estimate, Report
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
 
@@ -39,22 +38,22 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     return pd.DataFrame({"predicted": predicted, "measured": measured, "error": error})
 
 
-def findings(table: pd.DataFrame) -> list[Printed]:
+def findings(table: pd.DataFrame) -> Report:
     """Measured and predicted shares of every stem and group, in per cent."""
-    lines: list[Printed] = [HEADER]
+    yield HEADER
     for stem in theory_tables.stems(table):
         for group, row in shares(table, stem).iterrows():
             predicted, measured, error = 100 * row[["predicted", "measured", "error"]]
             name = f"{stem}: share of {GROUPS[str(group)]} in the tangent kernel, %"
             beside = f"{predicted:.2f}"
-            lines.append(Estimate(measured, error).finding(name, predicted, beside, 2, ""))
-    return lines
+            yield Estimate(measured, error).finding(name, predicted, beside, 2, "")
 
 
-def draw(table: pd.DataFrame) -> Iterator[tuple]:
+def draw(table: pd.DataFrame) -> style.Drawn:
     """A panel per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
+    title = "each group's share of the tangent kernel"
+    figure, axes = style.subplots(title, 1, len(stems), (4.4, 2.8))
     for axis, stem in zip(axes[0], stems, strict=True):
         shares_of, largest = shares(table, stem), widths(table[table["stem"] == stem])[-1]
         places = range(len(shares_of))
@@ -70,5 +69,4 @@ def draw(table: pd.DataFrame) -> Iterator[tuple]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    figure.suptitle("each group's share of the tangent kernel")
     yield "shares", figure

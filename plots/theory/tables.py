@@ -5,7 +5,6 @@ extrapolation to infinite width. bigram: one row per fitted exponent.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,13 +15,9 @@ from plots.tables import TableError
 KERNELS, BIGRAM = "theory/kernels", "theory/bigram"
 MAKER = "effective_theory.run"
 KERNEL_COLUMNS = (
-    *("stem", "width", "heads", "networks", "quantity", "block", "part", "entry"),
-    *("predicted", "predicted_error", "measured", "error"),
-)
-BIGRAM_COLUMNS = (
-    *("table", "row", "column", "step", "kind", "predicted", "measured", "error"),
-    *("moved", "z", "met", "note"),
-)
+    "stem width heads networks quantity block part entry predicted predicted_error measured error"
+).split()
+BIGRAM_COLUMNS = "table row column step kind predicted measured error moved z met note".split()
 # Groups in the order of a forward pass, and their symbols in the paper.
 GROUPS = {
     "stem": "stem",
@@ -39,9 +34,9 @@ GROUPS = {
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
-def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
+def read_kernels(paths: tables.Paths, quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
     """The table of kernels; TableError if a stem lacks one of them at a finite width."""
-    table, path = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block"), paths[0]
+    table, path = read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block"), paths[0]
     table = tables.only(table, path, "stem", STEMS)
     finite = table[np.isfinite(table["width"]) & (table["block"] == "head")]
     for stem in stems(table):
@@ -53,12 +48,7 @@ def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta
     return table
 
 
-def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of exponents."""
-    return _read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
-
-
-def _read(paths: Sequence[Path], source: str, columns: Sequence[str], *texts: str) -> pd.DataFrame:
+def read(paths: tables.Paths, source: str, columns: Sequence[str], *texts: str) -> pd.DataFrame:
     """The table, empty cells of the columns `texts` as empty words."""
     tables.expect(paths, source)
     table = tables.read(paths[0], columns, source, MAKER)

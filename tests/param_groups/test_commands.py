@@ -161,14 +161,6 @@ def test_a_wrong_command_line_says_how_it_is_used(command, word, capsys):
     assert word in printed.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("command", ["", "exponents", "solve"])
-def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main([*command.split(), "--help"])
-    assert stopped.value.code == 0
-    assert "usage: param-groups" in capsys.readouterr().out
-
-
 def run(*arguments):
     """The command as a user types it, from the root of the repository."""
     command = [sys.executable, "-m", "param_groups", *arguments]

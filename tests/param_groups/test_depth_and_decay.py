@@ -115,8 +115,6 @@ def test_completep_is_a_name_for_everetts_rule():
     rule = CompleteP(96, 32, 8, 2)
     deep = Depth(Everett("mup", 96, 32), depth=8, base_depth=2, alpha=1.0, decays=True)
     assert rule == Decay(EpsFollows(deep), spare="vectors")
-    with pytest.raises(PlanError, match=r"Depth: alpha must lie in \[1/2, 1\], got 0.4"):
-        CompleteP(96, 32, 8, 2, alpha=0.4)
 
 
 @pytest.mark.parametrize(
@@ -157,24 +155,6 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
 
 
 # Decay
-
-
-@pytest.mark.parametrize("power", [0.0, -0.5, -1.0])
-@pytest.mark.parametrize("absorb", [True, False])
-def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
-    """Of matrices that sum over the width; embeddings, norms and biases keep theirs."""
-    model = {n: gpt(n, 2) for n in (32, 128)}
-    rules = rules_of(model[32])
-
-    def made(width):
-        rule = Decay(Everett("standard", width, 32), exponent=power)
-        options = {"weight_decay": 1e-3, "decay_mode": "independent", "absorb_multipliers": absorb}
-        return plan(model[width], rules, rule, lr=0.1, **options)
-
-    for row, wide in zip(made(32).rows, made(128).rows, strict=True):
-        sums = row.role in ("qkv", "attention_output", "mlp_in", "mlp_out", "readout")
-        assert row.decay_per_step == pytest.approx(1e-3)
-        assert wide.decay_per_step == pytest.approx(1e-3 * (4**power if sums else 1)), row.name
 
 
 def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
@@ -245,50 +225,28 @@ def test_a_decay_per_rate_is_refused_where_it_has_the_rates_power_twice_and_nowh
             make()
 
 
-def test_a_decay_without_a_mode_gives_both_readings_in_numbers():
-    model = nn.Sequential(nn.Linear(16, 16, bias=False))
-    make = lambda **more: plan(
-        model, [Rule("*", "mlp_in")], Everett("mup", 16, 16), lr=6e-4, **more
-    )
-    with pytest.raises(PlanError) as error:
-        make(weight_decay=0.1)
-    text = str(error.value)
-    assert "'independent' removes 10 % of every tensor per step" in text
-    assert "'per_group', torch's meaning, 0.006 %" in text and "\n" not in text
-    assert make(weight_decay=0.1, decay_mode="per_group").rows[0].decay_per_step == 0.1 * 6e-4
-    assert make().rows[0].weight_decay == 0
-    assert "0.006 % per step" in make(weight_decay=0.1, decay_mode="per_group").table()
-
-
-def test_a_time_scale_in_tokens_is_a_decay_per_step():
+def test_a_decay_per_step_is_said_in_per_cent_and_a_time_scale_is_one():
     """Wang & Aitchison 2024: tau = 1 / (lr lambda) steps, held as a share of the run's tokens."""
+    model, rules = nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", "mlp_in")]
+    decay = {"weight_decay": 0.1, "decay_mode": "per_group"}
+    made = plan(model, rules, Everett("mup", 16, 16), lr=6e-4, **decay)
+    assert made.rows[0].decay_per_step == 0.1 * 6e-4 and "0.006 % per step" in made.table()
     decay = timescale(tokens_per_step=1000, tokens=1_000_000, tau=0.2)
     assert decay == pytest.approx(1 / 200)  # 1,000 steps, of which a fifth
-    for wrong in ({"tau": 0.0}, {"tokens": 0}, {"tokens_per_step": -1}, {"tau": 1e-4}):
-        with pytest.raises(PlanError, match="timescale: "):
-            timescale(**{"tokens_per_step": 1000, "tokens": 1_000_000, "tau": 0.2, **wrong})
 
 
 @pytest.mark.parametrize("depth", [2, 8])
 def test_every_vector_is_spared_and_every_matrix_decays(depth):
     """Norms' and hidden biases, and the readout's, which has numbers of its own."""
-    model = nn.ModuleDict(
-        {"blocks": nn.ModuleList(gpt(32, 2).transformer.h), "norm": nn.LayerNorm(32)}
-    )
-    model["head"] = nn.Linear(32, 16)
-    rules = [Rule("blocks.*.ln_*.weight", "norm_scale"), Rule("*.ln_*.bias", "norm_bias")]
-    rules += [Rule("norm.weight", "final_norm_scale"), Rule("norm.bias", "norm_bias", trunk=True)]
-    rules += [Rule("*.c_attn.weight", "qkv"), Rule("*.attn.c_proj.weight", "attention_output")]
-    rules += [Rule("*.c_fc.weight", "mlp_in"), Rule("*.mlp.c_proj.weight", "mlp_out")]
-    rules += [Rule("*.c_*.bias", "hidden_bias")]
-    rules += [Rule("head.weight", "readout"), Rule("head.bias", "readout_bias")]
-    rule = CompleteP(32, 32, depth, 2, qk_exponent=-0.5)
-    factors = {} if depth == 2 else {"residual_multiplier": 2 / depth}
-    options = {"lr": 0.1, "weight_decay": 1e-3, "decay_mode": "independent", "applied": factors}
+    model, rule = gpt(32, depth), CompleteP(32, 32, depth, 2, qk_exponent=-0.5)
+    model.lm_head = nn.Linear(32, 16)
+    rules = [*rules_of(model), Rule("lm_head.bias", "readout_bias")]
+    options = {"lr": 0.1, "weight_decay": 1e-3, "decay_mode": "independent"}
+    options["applied"] = {} if depth == 2 else {"residual_multiplier": 2 / depth}
     numbers = plan(model, rules, rule, absorb_multipliers=True, **options)
     spared = {row.name for row in numbers.rows if row.decay_per_step == 0}
     assert spared == {row.name for row in numbers.rows if len(row.shape) == 1}
-    assert "head.bias" in spared and "head.weight" not in spared
+    assert "lm_head.bias" in spared and "lm_head.weight" not in spared
 
 
 @pytest.mark.parametrize(("optimizer", "eps"), [("adafactor", 1e-30), ("adam", 1e-8)])

@@ -211,6 +211,52 @@ def test_an_attention_of_ones_own_may_be_fused_and_read_its_scale():
         plan(model, rules, Everett("mup", 64, 64), **options)
 
 
+def attention(kind, matrices, **numbers):
+    """A module of any class name that holds numbers and makes queries."""
+    module = type(kind, (nn.Module,), {})()
+    for key in matrices.split():
+        setattr(module, key, nn.Linear(64, 192 if key.endswith("qkv") else 64, bias=False))
+    for key, value in numbers.items():
+        setattr(module, key, value)
+    return module
+
+
+APART, LATENT = "q_proj k_proj v_proj o_proj", "wq_a wq_b wkv_b wo"
+PLACES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "to_qkv": "qkv"}
+PLACES |= {"o_proj": "attention_output", "wo": "attention_output", "wq_b": "query"}
+PLACES |= {"wq_a": "hidden", "wkv_b": "key_value"}
+NOT_KNOWN = "has scale 1 on query-key products, and its head dimension is not known: give plan"
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (attention("MHA", APART, scale=1.0, head_dim=32), "has scale 1 .*asks for 0.176777"),
+        (attention("MLA", LATENT, softmax_scale=1.0, qk_head_dim=32), "softmax_scale 1 .*0.176777"),
+        (attention("MHA", APART, scale=torch.tensor(1.0), head_dim=32), "scale 1 .*0.176777"),
+        (nn.ModuleDict({"mix": attention("Mix", APART, scale=0.5, head_dim=32)}), "0.5 .*0.176777"),
+        (attention("Attention", APART, scale=1.0), NOT_KNOWN),
+        (attention("WindowAttention", "to_qkv o_proj", scale=1.0, num_heads=2), NOT_KNOWN),
+        (attention("MSA", "to_qkv o_proj", scale=1.0, num_heads=2), NOT_KNOWN),
+    ],
+)
+def test_an_attention_is_known_by_what_makes_queries_and_its_number_is_never_passed_over(
+    module, message
+):
+    rules = [
+        Rule(name, PLACES[name.split(".")[-2]]) for name, _ in module.named_parameters("0", True)
+    ]
+    options = {"lr": 0.1, "absorb_multipliers": True}
+    rule, model = Everett("mup", 64, 64, qk_exponent=-0.5), nn.Sequential(module)
+    with pytest.raises(PlanError, match=message):
+        plan(model, rules, rule, **options)
+    (own,) = {m for m in module.modules() if {"scale", "softmax_scale"} & {*vars(m)}}
+    setattr(own, "scale" if hasattr(own, "scale") else "softmax_scale", 32**-0.5)
+    assert plan(model, rules, rule, head_dim=32, **options).forward[0].value == 32**-0.5
+    with pytest.raises(PlanError, match="asks for 1 for head dimension 32"):
+        plan(model, rules, Everett("mup", 64, 64, qk_exponent=0.0), head_dim=32, **options)
+
+
 T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 2}
 T5_SIZES |= {"num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id": 0}
 T5_SIZES |= {"pad_token_id": 0}

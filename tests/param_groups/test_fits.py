@@ -42,13 +42,6 @@ def test_without_two_finite_neighbours_the_grid_point_is_reported_as_such(losses
     assert (best.value, best.inside) == (value, False)
 
 
-@pytest.mark.parametrize("losses", [{1.0: math.inf, 2.0: math.inf}, {1.0: math.nan}])
-def test_all_diverged_is_an_error(losses):
-    for function in (optimum, stability):
-        with pytest.raises(ValueError, match="diverged"):
-            function(losses)
-
-
 def test_an_exact_power_law():
     law = power_law([32, 64, 128, 256], [3 * x**-0.8 for x in (32, 64, 128, 256)])
     assert law.exponent == pytest.approx(-0.8)
@@ -63,10 +56,8 @@ def test_the_standard_error_is_that_of_linear_regression():
     assert law.error == pytest.approx(math.sqrt(0.7 / 2 / 5))
 
 
-def test_two_points_have_no_error_and_one_has_no_law():
+def test_two_points_have_no_error():
     assert math.isnan(power_law([1, 2], [1, 4]).error)
-    with pytest.raises(ValueError, match="two different x"):
-        power_law([2, 2], [1, 4])
 
 
 def on_grid(loss, powers):

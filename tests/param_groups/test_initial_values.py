@@ -267,13 +267,6 @@ def test_memory_that_nothing_was_written_to_is_drawn():
     numbers.initialise(model, seed=0)
 
 
-def test_a_model_on_the_meta_device_has_nothing_to_initialise():
-    with torch.device("meta"):
-        model = Decoder()
-    with pytest.raises(PlanError, match="'tokens.weight' is on the meta device"):
-        decoder_plan(model=model).initialise(model, seed=0)
-
-
 def test_a_forgotten_initialisation_shows_in_the_first_output():
     model = Decoder()
     ids = torch.zeros(1, CONTEXT, dtype=torch.long)
@@ -321,23 +314,6 @@ def test_a_word_embedding_may_stand_in_a_module_of_ones_own():
     model.readout.weight = model.tokens.weight
     with pytest.raises(PlanError, match="'tokens.weight' is tied to readout.weight.*Tied"):
         plan(model, rules[:1], mup(), lr=0.1)
-
-
-def test_a_layer_without_a_multiplier_may_follow_plans_that_need_none_alone():
-    model = Decoder(plain=True)
-    with pytest.raises(PlanError, match="'tokens.weight' by 2.828.*Embedding.*absorb_multipliers"):
-        decoder_plan(model=model).initialise(model, seed=0)
-    decoder_plan(Everett("standard", WIDTH, 4), model).initialise(model, seed=0)
-    assert model.readout.weight.isfinite().all()
-
-
-def test_tensors_of_one_layer_cannot_have_two_multipliers():
-    model = nn.Module()
-    model.readout = Linear(WIDTH, 3, bias=True)
-    rules = (Rule("readout.weight", Role.READOUT), Rule("readout.bias", Role.READOUT_BIAS))
-    result = plan(model, rules, mup(), lr=0.1)
-    with pytest.raises(PlanError, match="'readout' has one multiplier.*weight.*bias"):
-        result.initialise(model, seed=0)
 
 
 def trained(model, result, optimizer, steps=10):

@@ -125,6 +125,7 @@ VITS = {
     "normalised queries and keys": ({"qk_norm": True, "pre_norm": True}, 9 + 24 + 2 * 4),
     "no head": ({"num_classes": 0}, 6 + 24),
     "LayerScale": ({"init_values": 0.1}, 8 + 24 + 2 * 2),
+    "pooled by an attention": ({"class_token": False, "global_pool": "map"}, 7 + 24 + 13),
 }
 
 
@@ -158,7 +159,8 @@ def test_a_layer_scale_starts_where_the_model_starts_it(name, sizes, start):
     own = {name: p.clone() for name, p in model.named_parameters() if "gamma" in name}
     rules = rules_for(model)
     assert {r.scale for r in rules if r.role is Role.LAYER_SCALE} == {start} and own
-    numbers = plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=model)
+    rule = Everett("standard", 32, 32)
+    numbers = plan(model, rules, rule, lr=0.1, base=model, head_dim=16)
     numbers.initialise(model, seed=0)
     for name, value in own.items():
         assert torch.equal(model.get_parameter(name), value)

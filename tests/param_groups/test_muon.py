@@ -265,26 +265,13 @@ def test_it_is_handled_as_torchs_adamw_is(cls, change, works):
         assert (model.extra < 1).all()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lr": -0.1}, "lr is -0.1; expected a number from 0 on"),
-        ({"lr": math.nan}, "lr is nan"),
-        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
-        ({"eps": -1.0, "optimizer": "adam"}, "eps is -1.0"),
-        ({"momentum": 1.5}, "momentum is 1.5; expected 0 <= momentum < 1"),
-        ({"momentum": math.nan}, "momentum is nan"),
-        ({"optimizer": "muno"}, "optimizer is 'muno'; expected 'muon' or 'adam'"),
-        ({"params": [nn.Parameter(torch.ones(3))]}, r"group of muon has a tensor of shape \(3,\)"),
-    ],
-)
-def test_a_group_out_of_range_is_refused_and_not_added(wrong, message):
+def test_a_group_out_of_range_is_not_added():
+    """What is out of range is in refused.txt."""
     _, optimizer = pair(MuonAdamW)
     group = {"params": [nn.Parameter(torch.ones(3, 3))], "param_names": ["extra"], **NUMBERS}
-    group |= {"optimizer": "muon", **wrong}
     count = len(optimizer.param_groups)
-    with pytest.raises(ValueError, match=message):
-        optimizer.add_param_group(group)
+    with pytest.raises(ValueError, match="lr is nan"):
+        optimizer.add_param_group({**group, "optimizer": "muon", "lr": math.nan})
     assert len(optimizer.param_groups) == count
 
 
@@ -341,26 +328,10 @@ def test_it_trains():
     assert last < first - 0.3
 
 
-# Refusals
-
-
-class Fused(nn.Module):
-    def __init__(self, outputs=24):
-        super().__init__()
-        self.qkv = nn.Linear(8, outputs, bias=False)
-
-
 class Kernel(nn.Module):
     def __init__(self, kind=nn.Conv2d, n=8, out=8, **more):
         super().__init__()
         self.conv = kind(n, out, 3, bias=False, **more)
-
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self.two.weight = self.one.weight
 
 
 @pytest.mark.parametrize("name", ["adam", "adam_param_scaling", "muon"])

@@ -228,27 +228,6 @@ def test_a_tied_tensor_is_trained_once():
     assert len(group["params"]) == len({id(p) for p in group["params"]})
 
 
-ANOTHER_MODEL = {
-    "a tensor more": (lambda: Decoder(depth=3), "'blocks.2.*' is only in one of the two"),
-    "a tensor less": (lambda: Decoder(depth=1), "'blocks.1.*' is only in one of the two"),
-    "another width": (
-        lambda: Decoder(width=16),
-        r"'tokens.weight' has shape \(11, 16\), but the plan is for \(11, 8\)",
-    ),
-    "a compiled model": (lambda: torch.compile(Decoder()), "unwrapped, uncompiled"),
-}
-
-
-@pytest.mark.parametrize("case", ANOTHER_MODEL)
-def test_a_plan_is_not_applied_to_another_model(case):
-    other, message = ANOTHER_MODEL[case]
-    result = decoder_plan()
-    with pytest.raises(PlanError, match=message):
-        result.groups(other())
-    with pytest.raises(PlanError, match=message):
-        result.initialise(other(), seed=0)
-
-
 # Decay
 
 LR, WD = 0.3, 0.01

@@ -1,22 +1,33 @@
 """What was once accepted and wrong: each of these models or arguments is refused, and says why."""
 
+import json
 import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
 
 from param_groups import (
+    Bordelon,
+    Depth,
+    Dinan,
     Everett,
     Layout,
+    Numbers,
     PlanError,
+    Prescription,
     Role,
     Rule,
+    Tensor,
+    guard,
     plan,
     rules_for,
 )
+from param_groups.plan import dumps
 from param_groups.stock.rules import stock
 
 
@@ -90,21 +101,6 @@ def test_nanogpt_is_no_hugging_face_gpt2(bias):
     assert numbers["transformer.h.0.mlp.c_fc.weight"].fan_in == 32
 
 
-@pytest.mark.parametrize(
-    ("layer", "layout", "message"),
-    [
-        (nn.Linear(16, 64), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
-        (nn.Linear(16, 16), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
-        (nn.Conv1d(16, 16, 3), Layout.TRANSPOSED, "Conv1d, which stores .out, in.: leave"),
-        (nn.ConvTranspose2d(16, 8, 2), None, "ConvTranspose2d, which stores .in, out.: give"),
-        (transformers.pytorch_utils.Conv1D(64, 16), None, "Conv1D, which stores .in, out.: give"),
-    ],
-)
-def test_a_layout_that_the_layer_contradicts(layer, layout, message):
-    with pytest.raises(PlanError, match=f"'0.weight' belongs to a {message}"):
-        linear(layer, layout=layout, role=Role.HIDDEN)
-
-
 def test_layouts_that_do_not_matter_pass():
     linear(nn.ConvTranspose2d(16, 16, 2), role=Role.HIDDEN)
     linear(transformers.pytorch_utils.Conv1D(16, 16), layout=Layout.TRANSPOSED)
@@ -156,68 +152,7 @@ def test_an_attention_of_a_library_that_does_not_say_its_scale(monkeypatch):
     assert planned(model, applied={"attention_scale": 0.25}).forward[0].head_dim == 16
 
 
-def test_torchs_own_attention_divides_by_the_root_whatever_is_applied():
-    model = nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, bias=False)})
-    rules = [Rule("*in_proj_weight", Role.QKV), Rule("*out_proj.weight", Role.ATTENTION_OUTPUT)]
-    options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}}
-    with pytest.raises(PlanError, match="multiplies by 0.25 on query-key .* applied says 0.0625"):
-        plan(model, rules, Everett("mup", 32, 32), **options)
-
-
 # Tensors
-
-
-def parametrised(kind):
-    layer = nn.Linear(16, 16, bias=False)
-    if kind == "times 100":
-
-        class Times(nn.Module):
-            def forward(self, x):
-                return 100 * x
-
-        parametrize.register_parametrization(layer, "weight", Times())
-        return layer
-    return getattr(parametrizations, kind)(layer)
-
-
-@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal", "times 100"])
-def test_a_tensor_behind_a_parametrisation(kind):
-    """After `initialise` an orthogonal layer was exactly 0, and others 100 times too large."""
-    with pytest.raises(PlanError, match="stands behind a parametrisation.*remove_parametrizations"):
-        linear(parametrised(kind))
-
-
-class RawWeight(nn.Linear):
-    """What weight-dropping layers do: another tensor in the place of the weight."""
-
-    def __init__(self, *sizes):
-        super().__init__(*sizes, bias=False)
-        self.raw_weight = nn.Parameter(self._parameters.pop("weight").detach())
-        self.weight = self.raw_weight * 2
-
-
-class Buffered(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kernel_raw = nn.Parameter(torch.ones(16, 16))
-        self.register_buffer("kernel", torch.ones(16, 16))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.utils.spectral_norm(nn.Linear(16, 16, bias=False)),
-        prune.random_unstructured(nn.Linear(16, 16, bias=False), "weight", 0.9),
-        RawWeight(16, 16),
-        Buffered(),
-    ],
-    ids=["spectral_norm", "prune", "a weight that is dropped", "a buffer"],
-)
-def test_a_layer_that_computes_its_weight_from_a_parameter(layer):
-    """Pruned to a tenth, a layer had 0.041 of the plan's 0.125."""
-    (name,) = dict(layer.named_parameters())
-    with pytest.raises(PlanError, match=f"does not use {name!r} as it is, but '(weight|kernel)'"):
-        plan(layer, [Rule(name, Role.MLP_IN)], Everett("mup", 16, 16), lr=0.1)
 
 
 def test_tensors_that_are_beside_a_weight_pass():
@@ -284,4 +219,78 @@ def test_what_a_model_may_do_after_initialise():
     numbers.groups(model)
 
 
-# Arguments
+# Arguments of another kind
+
+
+RULES = [Rule("weight", Role.HIDDEN, trunk=False)]
+RULE = Everett("standard", 8, 4)
+
+
+def made(model=None, rules=RULES, prescription=RULE, **options):
+    model = nn.Linear(8, 8, bias=False) if model is None else model
+    return plan(model, rules, prescription, **{"lr": 0.1, **options})
+
+
+@pytest.mark.parametrize("half", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), 0.5])
+def test_numbers_of_other_libraries_are_as_good_as_pythons(half):
+    """And none of them is left in what is saved as JSON."""
+    eight = np.int64(8)
+    own = made(
+        prescription=Depth(Everett("mup", eight, 4), np.int32(4), alpha=half),
+        lr=half,
+        applied={"residual_multiplier": 0.5},
+    )
+    other = made(
+        prescription=Depth(Everett("mup", 8, 4), 4, alpha=0.5),
+        lr=0.5,
+        applied={"residual_multiplier": 0.5},
+    )
+    assert json.loads(json.dumps(own.prescription))["width"] == 8
+    assert own.rows == other.rows
+    if not isinstance(half, Fraction):
+        assert dumps(own) == dumps(other)
+    query = Tensor("query", 16, 16)
+    assert Bordelon(eight, np.int64(2), 4)(query) == Bordelon(8, 2, 4)(query)
+    assert Dinan(eight).describe() == Dinan(8).describe()
+
+
+class Bare(Prescription):
+    """The least that a prescription of one's own can be; no dataclass."""
+
+    width, optimizer = 8, "adamw"
+
+    def __call__(self, tensor):
+        return Numbers(0.5, multiplier=2.0)
+
+
+@dataclass
+class Kept(Bare):
+    width: float = 8
+    optimizer: str = "adamw"
+
+
+def test_a_prescription_of_ones_own_may_name_adamw_and_need_not_be_a_dataclass():
+    for rule in (Bare(), Kept()):
+        numbers = made(prescription=rule, absorb_multipliers=True)
+        assert (numbers["weight"].init_std, numbers["weight"].lr) == (1.0, 0.2)
+        name = type(rule).__name__.lower()
+        assert numbers.prescription == {"name": name, "width": 8, "optimizer": "adamw"}
+        model = torch.nn.Linear(8, 8, bias=False)
+        numbers.initialise(model, seed=0)
+        with pytest.raises(PlanError, match="is of the family 'sgd'"):
+            guard(torch.optim.SGD(numbers.groups(model)), numbers)
+
+
+def test_an_embedding_is_no_readout_where_their_epsilons_differ():
+    class Apart(Everett):
+        """Equal rates, and an epsilon of its own for the readout."""
+
+        def __call__(self, tensor):
+            numbers = super().__call__(tensor)
+            return replace(numbers, eps=2.0) if tensor.role is Role.READOUT else numbers
+
+    model = nn.Module()
+    model.tokens, model.readout = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+    model.readout.weight = model.tokens.weight
+    with pytest.raises(PlanError, match="is tied to readout.*eps 1, .*eps 2, .*Tied"):
+        plan(model, (Rule("tokens.weight", Role.TOKEN_EMBEDDING),), Apart("standard", 8, 8), lr=0.1)

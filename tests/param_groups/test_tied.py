@@ -74,11 +74,6 @@ def test_with_a_base_model_the_logits_follow_its_width():
     assert ("logit_multiplier", 0.5) in [(one.name, one.value) for one in made.forward]
 
 
-def untied():
-    model = stock("hf:gpt2", **sizes("hf:gpt2", 64))
-    plan(model, rules_for(model), Tied(everett(64)), lr=0.1, absorb_multipliers=True)
-
-
 # What the check measures
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, plan, traced
+from param_groups import CompleteP, Everett, PlanError, plan
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
     BASE,
@@ -30,19 +30,17 @@ MODULES = traced_text, traced_mixers, traced_vision, traced_odd  # which write C
 def expectations(case, names):
     """{tensor: (role and layout, fan-in, power of the rate, start)} as a case states them."""
     expected = {}
-    lines = [line.split() for line in case.expected.splitlines() if line]
-    for pattern, role, fan_in, power, *start in lines:
-        hits = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    for pattern, role, fan_in, power, start in case.expected:
+        hits = fnmatch.filter(names, pattern)
         assert hits, pattern
-        numbers = (role, eval(fan_in, {"n": WIDE}), int(power), *(start or ["1"]))
-        expected |= dict.fromkeys(hits, numbers)
+        expected |= dict.fromkeys(hits, (role, eval(fan_in, {"n": WIDE}), power, start))
     return expected
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_tensor_is_right_or_refused(name):
     case = CASES[name]
-    found = traced(case.build, case.run, (BASE, WIDE))
+    found = read(case.build, case.run)
     if case.refused:
         with pytest.raises(PlanError, match=case.refused) as error:
             _ = found.rules
@@ -56,15 +54,14 @@ def test_every_tensor_is_right_or_refused(name):
     planned = lambda model, power: plan(
         model, found.rules, Everett("standard", BASE, BASE, qk_exponent=power), lr=1.0, base=small
     )
-    rows = planned(wide, power).rows
-    at_base = {row.name: row.lr for row in planned(small, power).rows}
+    at_base = planned(small, power)
     got = {}
-    for row in rows:
+    for row in planned(wide, power).rows:
         reading = found[row.name]
         layout = "" if reading.layout is reading.role.facts.layout else f"/{reading.layout}"
         start = "kept" if row.init_distribution == "kept" else f"{reading.scale:g}"
-        ratio = row.lr / at_base[row.name]
-        got[row.name] = (row.role + layout, row.fan_in, round(math.log2(ratio), 3), start)
+        ratio = round(math.log2(row.lr / at_base[row.name].lr), 3)
+        got[row.name] = (row.role + layout, row.fan_in, ratio, start)
     assert got == expectations(case, got), str(found)
     if case.attention:
         with pytest.raises(PlanError, match="on query-key products"):

@@ -39,6 +39,8 @@ from tests.param_groups.traced_blocks import (
 )
 from tests.param_groups.traced_text import Bank
 
+GROUPS = stack(traced_text.Interleaved, traced_text.GateUp)
+
 # Starts
 
 
@@ -50,12 +52,13 @@ class Starts(nn.Module):
         self.resid = nn.Parameter(torch.full((2,), 1.1))
         self.dt_bias = nn.Parameter(torch.linspace(-6.6, -2, n))
         self.noise, self.head = nn.Parameter(0.1 * torch.randn(n)), linear(n, 20)
+        self.lone, self.fixed = nn.Parameter(torch.randn(1)), nn.Parameter(torch.full((1,), -4.0))
         nn.init.zeros_(self.blocks[1].weight)
 
     def forward(self, ids):
         x = self.tokens(ids)
         for gain, block in zip(self.resid, self.blocks, strict=True):
-            y = block(self.norm(x)) + self.noise
+            y = block(self.norm(x)) + self.noise + self.lone + self.fixed
             x = gain * x + y.relu() * F.softplus(y + self.dt_bias)
         return self.head(x)
 
@@ -67,6 +70,7 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
         "blocks.1.weight": "starts at 0",
         "resid": "starts at 1.1",
         "dt_bias": "starts between -6.6 and -2",
+        "fixed": "starts at -4",
     }
     assert "acts as 1" in found["norm.weight"].why
     model = Starts(WIDE)
@@ -76,7 +80,8 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
     numbers.initialise(model, seed=0)
     assert torch.equal(model.dt_bias, dt) and not model.blocks[1].weight.any()
     assert model.resid.tolist() == pytest.approx([1.1, 1.1]) and not model.norm.weight.any()
-    assert not model.noise.any() and model.blocks[0].weight.all()  # torch's noise is no start
+    assert not model.noise.any() and not model.lone.any() and model.fixed == -4.0
+    assert model.blocks[0].weight.all()  # torch's noise is no start
     x = torch.randn(500, WIDE)
     assert model.norm(x).std().item() == pytest.approx(1, rel=0.05)
     model(IDS).square().mean().backward()
@@ -88,7 +93,7 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
 
 
 def test_starts_are_drawn_where_that_is_asked_for():
-    found = read(Starts, draw=["blocks.*", "dt_bias"])
+    found = read(Starts, draw=("blocks.*", "dt_bias"))
     model = Starts(WIDE)
     numbers = plan(model, found.rules, Everett("mup", WIDE, BASE), lr=0.1, absorb_multipliers=True)
     numbers.initialise(model, seed=0)
@@ -107,7 +112,7 @@ def test_a_build_that_seeds_itself_does_not_look_fixed():
 
 def test_a_tuned_recipe_takes_no_size_from_what_is_closed_or_kept():
     """nanochat's last matrices start at 0, its gains at 1.15: both stay, at any width."""
-    build = traced_text.nanochat
+    build = traced_text.NanoChat
     rules, model = read(build).rules, build(WIDE)
     stds = initial_stds(build(BASE), rules)
     assert stds["attention_output"] == 0 < stds["query"]
@@ -186,16 +191,16 @@ def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
     fused = read(stack(traced_text.Fused, norm=nn.LayerNorm)).parts["blocks.0.attn.c_attn.weight"]
     n = WIDE
     assert fused == {"query": ((0, n),), "key": ((n, 2 * n),), "value": ((2 * n, 3 * n),)}
-    groups = read(traced_text.groups_interleaved).parts["blocks.0.attn.qkv.weight"]
+    groups = read(GROUPS).parts["blocks.0.attn.qkv.weight"]
     assert groups["query"][:2] == ((0, 16), (32, 48)) and groups["key"][0] == (16, 24)
-    both = read(traced_text.groups_interleaved)["blocks.0.mlp.both.weight"].why
+    both = read(GROUPS)["blocks.0.mlp.both.weight"].why
     assert both.endswith("split into 128 + 128")
     cuts = lambda build, name: read(build)[f"blocks.0.{name}"].parts
     assert cuts(stack(traced_text.Fused, norm=nn.LayerNorm), "attn.c_attn.weight") == (1, 1, 1)
-    assert cuts(traced_odd.rows_of_a_fused_matrix, "attn.all") == (1, 1, 1)
-    assert cuts(traced_text.groups_interleaved, "mlp.both.weight") == (1, 1)
-    assert cuts(traced_text.groups_interleaved, "attn.qkv.weight") == ()  # no cut separates them
-    assert cuts(traced_odd.all_in_one_matrix, "1.all.weight") == ()  # other ratios elsewhere
+    assert cuts(stack(traced_odd.Sliced), "attn.all") == (1, 1, 1)
+    assert cuts(GROUPS, "mlp.both.weight") == (1, 1)
+    assert cuts(GROUPS, "attn.qkv.weight") == ()  # no cut separates them
+    assert cuts(traced_odd.Palm, "1.all.weight") == ()  # other ratios elsewhere
     assert cuts(stack(), "attn.a.weight") is None
 
 
@@ -205,8 +210,8 @@ def test_muon_takes_the_parts_that_a_trace_finds_and_refuses_what_no_cut_separat
     row = plan(build(WIDE), read(build).rules, rule, lr=1.0)["blocks.0.attn.c_attn.weight"]
     assert row.optimizer == "muon" and row.lr == 1.0  # that of a square third
     for build, why in (
-        (traced_text.groups_interleaved, "attn.qkv.weight"),
-        (traced_odd.projections_by_head, "attn.q.*is a tensor with an axis of heads"),
+        (GROUPS, "attn.qkv.weight"),
+        (stack(traced_odd.PerHead), "attn.q.*is a tensor with an axis of heads"),
     ):
         with pytest.raises(PlanError, match=why):
             plan(build(WIDE), read(build).rules, rule, lr=1.0)
@@ -261,7 +266,7 @@ def test_what_nothing_uses_is_said_and_can_be_given_by_hand():
         PlanError, match=r"'blocks.0.mlp.idle.weight' is taken by nothing; give.*known="
     ):
         _ = read(stack(mlp=Idle)).rules
-    found = read(stack(mlp=Idle), known=[Rule("blocks.*.mlp.idle.weight", "hidden", trunk=False)])
+    found = read(stack(mlp=Idle), known=(Rule("blocks.*.mlp.idle.weight", "hidden", trunk=False),))
     numbers = plan(stack(mlp=Idle)(WIDE), found.rules, Everett("standard", WIDE, BASE), lr=1.0)
     assert numbers["blocks.0.mlp.idle.weight"].lr == 0.5
     assert found["blocks.0.mlp.idle.weight"].why == "by hand"
@@ -290,7 +295,7 @@ def test_the_text_has_a_line_per_kind_and_then_doubts():
     assert line.startswith("2 x blocks.*.attn.c_attn.weight  3n x n ")
     assert "qkv" in line and "query (0:64), key (64:128), value (128:192)" in line
     assert lines[-1] == "attention: 0.3536, head dimension 8, its power -0.5 (2 times)"
-    refused = traced(traced_odd.lora_merged, text, (BASE, WIDE))
+    refused = read(traced_odd.lora_merged)
     assert (
         str(refused).splitlines()[-1].startswith("# check: blocks.*.attn.a.two goes into a product")
     )

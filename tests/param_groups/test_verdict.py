@@ -8,10 +8,11 @@ import pytest
 
 from param_groups.check import verdict
 from param_groups.roles import PlanError
+from tests.processes import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 
-TASK = "def task(width, seed):\n    "
+TASK, BUILD = "def task(width, seed):\n    ", "def build(width):\n    "
 PROBES = {
     "exit 0": "import sys; sys.exit(0)",
     "exit 1": "import sys; sys.exit(1)",
@@ -25,32 +26,49 @@ PROBES = {
 }
 
 
-def ended(folder, command, text):
-    (folder / "file.py").write_text(text)
-    words = [sys.executable, "-m", "param_groups", command, folder / "file.py"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    return done.returncode, done.stderr
+@pytest.fixture
+def ended(tmp_path, monkeypatch, capsys):
+    """(exit code, errors) of a command on a file, whose process has torch imported already."""
+    (tmp_path / "judge.py").write_text("from param_groups.check import verdict\nverdict.judge()\n")
+
+    def run(command, text):
+        programs = []
+
+        def start(words):
+            programs.append(Program(tmp_path / "judge.py", *words[3:], cwd=ROOT, PYTHONPATH=ROOT))
+            return programs[0]
+
+        monkeypatch.setattr(verdict.subprocess, "Popen", start)
+        (tmp_path / "file.py").write_text(text)
+        with pytest.raises(SystemExit) as stopped:
+            verdict.main(command, [str(tmp_path / "file.py")])
+        (program,) = programs
+        return stopped.value.code, program.communicate()[1] + capsys.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize("name", PROBES)
-@pytest.mark.parametrize("command", ["check", "audit"])
-def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, command, name):
-    function = TASK if command == "check" else "def build(width):\n    "
-    for text in (PROBES[name], function + PROBES[name]) if command == "check" else (PROBES[name],):
-        code, said = ended(tmp_path, command, text)
+def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
+    probe = PROBES[name]
+    for command, text in (("check", probe), ("check", TASK + probe), ("audit", BUILD + probe)):
+        code, said = ended(command, text)
         assert code == 2 and said.startswith(f"error: {tmp_path}/file.py") and "no verdict" in said
         assert said.count("\n") == 1
 
 
-def test_a_file_that_is_no_python_is_one_line(tmp_path):
-    code, said = ended(tmp_path, "check", "def task(:\n")
+def test_a_file_that_is_no_python_is_one_line(ended):
+    code, said = ended("check", "def task(:\n")
     assert code == 2 and said.startswith("error: ") and "file.py, line 1: SyntaxError" in said
 
 
 def test_a_file_that_exits_after_the_verdict_does_not_change_it(tmp_path):
+    """As from a command line."""
     text = "import atexit, os\natexit.register(os._exit, 0)\n" + TASK + "return 3\n"
-    code, said = ended(tmp_path, "check", text)
-    assert code == 2 and said.count("\n") == 1, said
+    (tmp_path / "file.py").write_text(text)
+    words = [sys.executable, "-m", "param_groups", "check", tmp_path / "file.py"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_fits_without_numpy_are_one_line(monkeypatch):

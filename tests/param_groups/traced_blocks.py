@@ -1,10 +1,13 @@
 """What small models in the manner of many authors are put together from, and how a case is written.
 
-A case is build(width), run(model) and a line per kind of tensor: its pattern, its role, its fan-in
-(n is the width), the power of the width in its rate under Adam (Everett et al., Table 1, full
-alignment), and its start where that is not the role's: a number, or "kept".
+A case is a function of the width, or the class of an attention or an MLP in a stack. The end of its
+docstring says what must be read of it, a line for each kind of tensor:
+`role[/layout] [fan-in power] [start]: names`. The fan-in is in n, the width, and the power is that
+of the rate under Adam (Everett et al., Table 1, full alignment); left out, they are 1 and 0. A
+start is a number or `kept`, where it is not the role's. A line without a colon has names of lines.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,31 +26,68 @@ IDS = torch.arange(2 * STEPS).reshape(2, STEPS) % TOKENS
 class Case:
     build: Callable
     run: Callable
-    expected: str
+    expected: list  # (pattern, role and layout, fan-in, power, start)
     attention: Callable | None = None  # from the head dimension to the factor
     head_dim: Callable = lambda n: HEAD
     refused: str = ""  # what the error of `rules` says, where a trace cannot know
 
 
-CASES = {}
+CASES, LINES = {}, {}
 
 
 def text(model):
     return model(IDS)
 
 
-def case(expected, attention=None, run=text, **more):
-    """Adds a case under the name of the function that builds it."""
+def root(d):
+    return d**-0.5
+
+
+def lines(docstring, prefix=""):
+    """What the last paragraph of a docstring says."""
+    found = []
+    for line in (docstring or "").rpartition("\n\n")[2].splitlines():
+        head, colon, names = line.partition(":")
+        if not colon:
+            found += [one for name in line.split() for one in LINES[name]]
+            continue
+        role, *numbers = head.split()
+        start = numbers.pop() if len(numbers) % 2 else "1"
+        fan_in, power = numbers or ("1", "0")
+        found += [(prefix + name, role, fan_in, int(power), start) for name in names.split()]
+    return found
+
+
+def case(attention=None, run=text, refused=""):
+    """Adds a case under the name of the function or class that builds it."""
 
     def add(build):
-        CASES[build.__name__] = Case(build, run, expected, attention, **more)
+        expected = [] if refused else lines(build.__doc__)
+        CASES[build.__name__] = Case(build, run, expected, attention, refused=refused)
         return build
 
     return add
 
 
-def root(d):
-    return d**-0.5
+def attention(factor=root, norm=None, refused="", **more):
+    """Adds a stack with a class as its attention; its norms are Rms if no other kind is named."""
+
+    def add(kind):
+        LINES[kind.__name__] = [] if refused else lines(kind.__doc__, "blocks.*.attn.")
+        around = lines(f"ends {'layer_norms' if norm else 'gains'} Mlp")
+        build, more["refused"] = stack(kind, norm=norm or Rms), refused
+        CASES[kind.__name__] = Case(build, text, around + LINES[kind.__name__], factor, **more)
+        return kind
+
+    return add
+
+
+def mlp(kind):
+    """Adds a stack with a class as its MLP."""
+    LINES[kind.__name__] = lines(kind.__doc__, "blocks.*.mlp.")
+    expected = lines("ends gains Apart") + LINES[kind.__name__]
+    CASES[kind.__name__] = Case(stack(mlp=kind), text, expected, root)
+    return kind
 
 
 def linear(a, b):
@@ -121,38 +161,27 @@ class Apart(nn.Module):
         return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
+@functools.cache
 def stack(attention=Apart, mlp=Mlp, norm=Rms):
     return lambda n: Stack(n, attention, mlp, norm)
 
 
-def read(build, **more):
-    return traced(build, text, (BASE, WIDE), **more)
+@functools.cache
+def read(build, run=text, **more):
+    """A trace, one for all tests that ask for the same."""
+    return traced(build, run, (BASE, WIDE), **more)
 
 
-ENDS = """
-wte.weight token_embedding 1 0
-head.weight readout n -1
-"""
-LAYER_NORMS = """
-blocks.*.n1.weight norm_scale 1 0
-blocks.*.n1.bias norm_bias 1 0
-blocks.*.n2.weight norm_scale 1 0
-blocks.*.n2.bias norm_bias 1 0
-final.weight final_norm_scale 1 0
-final.bias norm_bias 1 0
-"""
-GAINS = """
-blocks.*.n1.weight norm_scale 1 0
-blocks.*.n2.weight norm_scale 1 0
-final.weight final_norm_scale 1 0
-"""
-MLP = """
-blocks.*.mlp.up.weight mlp_in n -1
-blocks.*.mlp.down.weight mlp_out 4*n -1
-"""
-APART = """
-blocks.*.attn.a.weight query n -1
-blocks.*.attn.b.weight key n -1
-blocks.*.attn.c.weight value n -1
-blocks.*.attn.d.weight attention_output n -1
-"""
+LINES["ends"] = lines("""token_embedding: wte.weight
+readout n -1: head.weight""")
+LINES["layer_norms"] = lines("""norm_scale: blocks.*.n1.weight blocks.*.n2.weight
+norm_bias: blocks.*.n1.bias blocks.*.n2.bias final.bias
+final_norm_scale: final.weight""")
+LINES["gains"] = lines("""norm_scale: blocks.*.n1.weight blocks.*.n2.weight
+final_norm_scale: final.weight""")
+LINES["Mlp"] = lines("""mlp_in n -1: blocks.*.mlp.up.weight
+mlp_out 4*n -1: blocks.*.mlp.down.weight""")
+LINES["Apart"] = lines("""query n -1: blocks.*.attn.a.weight
+key n -1: blocks.*.attn.b.weight
+value n -1: blocks.*.attn.c.weight
+attention_output n -1: blocks.*.attn.d.weight""")

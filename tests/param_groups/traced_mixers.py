@@ -5,26 +5,28 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.param_groups.traced_blocks import (
-    APART,
-    ENDS,
-    GAINS,
     HEAD,
-    MLP,
     Apart,
     Mlp,
     Rms,
-    Stack,
+    attention,
     case,
     linear,
     merged,
-    root,
+    mlp,
 )
 from tests.param_groups.traced_text import Swiglu
 from tests.param_groups.traced_vision import look
 
 
+@mlp
 class Router(nn.Module):
-    """Each token's two best of four experts, called one by one."""
+    """Each token's two best of four experts, called one by one.
+
+    router n -1: gate.weight
+    mlp_in n -1: experts.*.w1.weight experts.*.w3.weight
+    mlp_out 3*n -1: experts.*.w2.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -40,24 +42,15 @@ class Router(nn.Module):
         return out.view_as(x)
 
 
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.gate.weight router n -1
-blocks.*.mlp.experts.*.w1.weight mlp_in n -1
-blocks.*.mlp.experts.*.w2.weight mlp_out 3*n -1
-blocks.*.mlp.experts.*.w3.weight mlp_in n -1
-""",
-    root,
-)
-def experts_as_modules(n):
-    return Stack(n, Apart, Router, Rms)
-
-
+@mlp
 class Stacked(nn.Module):
-    """Experts in one tensor, all of them for all tokens, with biases; (in, out)."""
+    """Experts in one tensor, all of them for all tokens, with biases; (in, out).
+
+    router/transposed n -1: router
+    mlp_in/experts_transposed n -1: up
+    hidden_bias: up_bias down_bias
+    mlp_out/experts_transposed 2*n -1: down
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -76,25 +69,19 @@ class Stacked(nn.Module):
         return (every * weights.T[..., None]).sum(0).view_as(x)
 
 
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.router router/transposed n -1
-blocks.*.mlp.up mlp_in/experts_transposed n -1
-blocks.*.mlp.up_bias hidden_bias 1 0
-blocks.*.mlp.down mlp_out/experts_transposed 2*n -1
-blocks.*.mlp.down_bias hidden_bias 1 0
-""",
-    root,
-)
-def experts_in_a_stack(n):
-    return Stack(n, Apart, Stacked, Rms)
-
-
+@attention(None)
 class StateSpace(nn.Module):
-    """Mamba-2's parts: a convolution per channel, dt_bias, A_log, D, a gated norm."""
+    """Mamba-2's parts: a convolution per channel, dt_bias, A_log, D, a gated norm.
+
+    mlp_in n -1: wide.weight
+    depthwise 4 0: conv.weight
+    hidden_bias: conv.bias
+    hidden_bias kept: dt_bias
+    layer_scale kept: A_log
+    layer_scale 0.5: D
+    norm_scale: norm.weight
+    mlp_out n -1: out.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -113,68 +100,34 @@ class StateSpace(nn.Module):
         y, b, c = xbc.split((self.n, 4, 4), dim=-1)
         dt, y = F.softplus(dt + self.dt_bias), y.unflatten(-1, (-1, HEAD))
         decay = torch.exp(-torch.exp(self.A_log) * dt)
-        state, found = torch.zeros(len(x), y.shape[2], HEAD, 4), []
+        state, outputs = torch.zeros(len(x), y.shape[2], HEAD, 4), []
         for t in range(x.shape[1]):
             entry = torch.einsum("bhd,bs->bhds", y[:, t] * dt[:, t, :, None], b[:, t])
             state = state * decay[:, t, :, None, None] + entry
-            found.append(torch.einsum("bhds,bs->bhd", state, c[:, t]))
-        y = torch.stack(found, 1) + y * self.D[:, None]
+            outputs.append(torch.einsum("bhds,bs->bhd", state, c[:, t]))
+        y = torch.stack(outputs, 1) + y * self.D[:, None]
         return self.out(self.norm(y.flatten(2) * F.silu(z)))
 
 
-class Nothing(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.gain = nn.Parameter(torch.full((), 1.0))
-
-    def forward(self, x):
-        return 0.0 * x * self.gain
-
-
-@case(
-    ENDS
-    + GAINS
-    + MLP
-    + """
-blocks.*.attn.wide.weight mlp_in n -1
-blocks.*.attn.conv.weight depthwise 4 0
-blocks.*.attn.conv.bias hidden_bias 1 0
-blocks.*.attn.dt_bias hidden_bias 1 0 kept
-blocks.*.attn.A_log layer_scale 1 0 kept
-blocks.*.attn.D layer_scale 1 0 0.5
-blocks.*.attn.norm.weight norm_scale 1 0
-blocks.*.attn.out.weight mlp_out n -1
-"""
-)
-def state_space(n):
-    return Stack(n, StateSpace, Mlp, Rms)
-
-
+@attention(None)
 class LinearAttention(Apart):
-    """No softmax, so no attention: nothing is a query."""
+    """No softmax, so no attention: nothing is a query.
+
+    mlp_in n -1: a.weight b.weight c.weight
+    mlp_out n -1: d.weight
+    """
 
     def forward(self, x):
         q, k, v = self.three(x)
         return self.d(merged((F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ v)))
 
 
-@case(
-    ENDS
-    + GAINS
-    + MLP
-    + """
-blocks.*.attn.a.weight mlp_in n -1
-blocks.*.attn.b.weight mlp_in n -1
-blocks.*.attn.c.weight mlp_in n -1
-blocks.*.attn.d.weight mlp_out n -1
-"""
-)
-def linear_attention(n):
-    return Stack(n, LinearAttention, Mlp, Rms)
-
-
+@mlp
 class Spectral(nn.Module):
-    """A matrix over its largest singular value, as one step of a power iteration has it."""
+    """A matrix over its largest singular value, as one step of a power iteration has it.
+
+    mlp_out n -1: weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -186,13 +139,18 @@ class Spectral(nn.Module):
         return F.linear(x, self.weight / torch.dot(self.u, torch.mv(self.weight, v)))
 
 
-@case(ENDS + GAINS + APART + "blocks.*.mlp.weight mlp_out n -1\n", root)
-def spectral_norm(n):
-    return Stack(n, Apart, Spectral, Rms)
-
-
+@case(run=look)
 class Mixer(nn.Module):
-    """Tokens are mixed by matrices of a size of their own."""
+    """Tokens are mixed by matrices of a size of their own.
+
+    patch_embedding 48 0: patch.weight
+    hidden_bias: patch.bias back.bias
+    widening 16 0: mix
+    widening 32 0: back.weight
+    mlp_in n -1: mlp.up.weight
+    mlp_out 4*n -1: mlp.down.weight
+    readout n -1: head.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -206,25 +164,14 @@ class Mixer(nn.Module):
         return self.head((x + self.mlp(x)).mean(1))
 
 
-@case(
-    """
-patch.weight patch_embedding 48 0
-patch.bias hidden_bias 1 0
-mix widening 16 0
-back.weight widening 32 0
-back.bias hidden_bias 1 0
-mlp.up.weight mlp_in n -1
-mlp.down.weight mlp_out 4*n -1
-head.weight readout n -1
-""",
-    run=look,
-)
-def mixer(n):
-    return Mixer(n)
-
-
+@mlp
 class TimeMix(nn.Module):
-    """RWKV's: mixes with the token before, by weights between 0 and 1."""
+    """RWKV's: mixes with the token before, by weights between 0 and 1.
+
+    layer_scale kept: mix
+    mlp_in n -1: key.weight
+    mlp_out n -1: receptance.weight value.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -237,24 +184,17 @@ class TimeMix(nn.Module):
         return torch.sigmoid(self.receptance(x)) * self.value(F.relu(k).square())
 
 
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.mix layer_scale 1 0 kept
-blocks.*.mlp.key.weight mlp_in n -1
-blocks.*.mlp.receptance.weight mlp_out n -1
-blocks.*.mlp.value.weight mlp_out n -1
-""",
-    root,
-)
-def time_mix(n):
-    return Stack(n, Apart, TimeMix, Rms)
-
-
+@mlp
 class Conformer(nn.Module):
-    """A convolution per channel inside a branch, gates by glu, batch norm."""
+    """A convolution per channel inside a branch, gates by glu, batch norm.
+
+    mlp_in n -1: inner.weight
+    hidden_bias: inner.bias depth.bias
+    depthwise 3 0: depth.weight
+    norm_scale: norm.weight
+    norm_bias: norm.bias
+    mlp_out n -1: outer.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -264,22 +204,3 @@ class Conformer(nn.Module):
     def forward(self, x):
         y = F.glu(self.inner(x.mT), dim=1)
         return self.outer(F.silu(self.norm(self.depth(y)))).mT
-
-
-@case(
-    ENDS
-    + GAINS
-    + APART
-    + """
-blocks.*.mlp.inner.weight mlp_in n -1
-blocks.*.mlp.inner.bias hidden_bias 1 0
-blocks.*.mlp.depth.weight depthwise 3 0
-blocks.*.mlp.depth.bias hidden_bias 1 0
-blocks.*.mlp.norm.weight norm_scale 1 0
-blocks.*.mlp.norm.bias norm_bias 1 0
-blocks.*.mlp.outer.weight mlp_out n -1
-""",
-    root,
-)
-def convolutions_in_a_branch(n):
-    return Stack(n, Apart, Conformer, Rms)

@@ -7,38 +7,43 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.param_groups.traced_blocks import (
-    APART,
-    ENDS,
-    GAINS,
     HEAD,
-    LAYER_NORMS,
-    MLP,
     TOKENS,
     Apart,
     Mlp,
     Rms,
     Stack,
+    attention,
     case,
     causal,
     heads,
     linear,
     merged,
+    mlp,
     root,
 )
 
 
-@case(ENDS + LAYER_NORMS + APART + MLP, root)
+@case(root)
 def matrices_apart(n):
+    """ends layer_norms Apart Mlp"""
     return Stack(n, Apart, Mlp)
 
 
+@attention(norm=nn.LayerNorm)
 class Fused(nn.Module):
-    """As in nanoGPT: one matrix for three, products by hand, a mask."""
+    """As in nanoGPT: one matrix for three, products by hand, a mask.
 
-    def __init__(self, n, power=-0.5, bias=True):
+    qkv n -1: c_attn.weight
+    hidden_bias: c_attn.bias c_proj.bias
+    attention_output n -1: c_proj.weight
+    """
+
+    power = -0.5
+
+    def __init__(self, n):
         super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(n, 3 * n, bias=bias), nn.Linear(n, n, bias=bias)
-        self.power = power
+        self.c_attn, self.c_proj = nn.Linear(n, 3 * n), nn.Linear(n, n)
 
     def forward(self, x):
         q, k, v = map(heads, self.c_attn(x).split(x.shape[-1], dim=2))
@@ -47,26 +52,19 @@ class Fused(nn.Module):
         return self.c_proj(merged(F.softmax(scores, dim=-1) @ v))
 
 
-FUSED = """
-blocks.*.attn.c_attn.weight qkv n -1
-blocks.*.attn.c_attn.bias hidden_bias 1 0
-blocks.*.attn.c_proj.weight attention_output n -1
-blocks.*.attn.c_proj.bias hidden_bias 1 0
-"""
-MLP_BIAS = """
-blocks.*.mlp.up.bias hidden_bias 1 0
-blocks.*.mlp.down.bias hidden_bias 1 0
-"""
-
-
-@case(ENDS + LAYER_NORMS + FUSED + MLP + MLP_BIAS, root)
+@case(root)
 def nanogpt(n):
+    """ends layer_norms Fused Mlp
+    hidden_bias: blocks.*.mlp.up.bias blocks.*.mlp.down.bias
+    """
     return Stack(n, Fused, lambda n: Mlp(n, bias=True))
 
 
-@case(ENDS + LAYER_NORMS + FUSED + MLP, lambda d: 1 / d)
-def nanogpt_with_mup_s_attention(n):
-    return Stack(n, lambda n: Fused(n, power=-1.0), Mlp)
+@attention(lambda d: 1 / d, norm=nn.LayerNorm)
+class FusedAsInMup(Fused):
+    """Fused"""
+
+    power = -1.0
 
 
 class Turned(nn.Module):
@@ -81,18 +79,16 @@ class Turned(nn.Module):
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
+@attention(norm=nn.LayerNorm)
 class TurnedAttention(Fused):
+    """qkv/transposed n -1: c_attn.weight
+    hidden_bias: c_attn.bias c_proj.bias
+    attention_output/transposed n -1: c_proj.weight
+    """
+
     def __init__(self, n):
         super().__init__(n)
         self.c_attn, self.c_proj = Turned(n, 3 * n), Turned(n, n)
-
-
-TURNED = FUSED.replace("qkv n", "qkv/transposed n").replace("output n", "output/transposed n")
-
-
-@case(ENDS + LAYER_NORMS + TURNED + MLP, root)
-def gpt2_with_turned_matrices(n):
-    return Stack(n, TurnedAttention, Mlp)
 
 
 def rotated(x):
@@ -102,23 +98,38 @@ def rotated(x):
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
+@attention()
 class Grouped(nn.Module):
-    """Rotary positions; two heads share a key; softmax in eager products."""
+    """Rotary positions; two heads share a key; softmax in eager products.
+
+    query n -1: wq.weight
+    key n -1: wk.weight
+    value n -1: wv.weight
+    attention_output n -1: wo.weight
+    """
 
     def __init__(self, n):
         super().__init__()
         self.wq, self.wo = linear(n, n), linear(n, n)
         self.wk, self.wv = linear(n, n // 2), linear(n, n // 2)
 
+    def three(self, x):
+        k, v = (heads(part(x)).repeat_interleave(2, dim=1) for part in (self.wk, self.wv))
+        return heads(self.wq(x)), k, v
+
     def forward(self, x):
-        q, k, v = rotated(heads(self.wq(x))), rotated(heads(self.wk(x))), heads(self.wv(x))
-        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v))
-        scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(HEAD)
+        q, k, v = self.three(x)
+        scores = torch.matmul(rotated(q), rotated(k).transpose(2, 3)) / math.sqrt(HEAD)
         scores = scores + torch.zeros(causal(x).shape).masked_fill(~causal(x), -1e30)
         return self.wo(merged(F.softmax(scores.float(), dim=-1).type_as(q) @ v))
 
 
+@mlp
 class Swiglu(nn.Module):
+    """mlp_in n -1: w1.weight w3.weight
+    mlp_out 3*n -1: w2.weight
+    """
+
     def __init__(self, n):
         super().__init__()
         self.w1, self.w2, self.w3 = linear(n, 3 * n), linear(3 * n, n), linear(n, 3 * n)
@@ -127,26 +138,13 @@ class Swiglu(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
-GROUPED = """
-blocks.*.attn.wq.weight query n -1
-blocks.*.attn.wk.weight key n -1
-blocks.*.attn.wv.weight value n -1
-blocks.*.attn.wo.weight attention_output n -1
-"""
-SWIGLU = """
-blocks.*.mlp.w1.weight mlp_in n -1
-blocks.*.mlp.w2.weight mlp_out 3*n -1
-blocks.*.mlp.w3.weight mlp_in n -1
-"""
-
-
-@case(ENDS + GAINS + GROUPED + SWIGLU, root)
-def llama_with_grouped_keys(n):
-    return Stack(n, Grouped, Swiglu, Rms)
-
-
+@attention()
 class Interleaved(nn.Module):
-    """As in litgpt: one matrix of groups, each two queries, a key and a value."""
+    """As in litgpt: one matrix of groups, each two queries, a key and a value.
+
+    qkv n -1: qkv.weight
+    attention_output n -1: proj.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -160,8 +158,13 @@ class Interleaved(nn.Module):
         return self.proj(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
+@mlp
 class GateUp(nn.Module):
-    """As in Phi-3: gate and up in one."""
+    """As in Phi-3: gate and up in one.
+
+    mlp_in n -1: both.weight
+    mlp_out 2*n -1: down.weight
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -172,41 +175,32 @@ class GateUp(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
-@case(
-    ENDS
-    + GAINS
-    + """
-blocks.*.attn.qkv.weight qkv n -1
-blocks.*.attn.proj.weight attention_output n -1
-blocks.*.mlp.both.weight mlp_in n -1
-blocks.*.mlp.down.weight mlp_out 2*n -1
-""",
-    root,
-)
-def groups_interleaved(n):
-    return Stack(n, Interleaved, GateUp, Rms)
-
-
 class SoftCapped(Grouped):
     """Gemma 2's: a cap on scores."""
 
     def forward(self, x):
-        q, k, v = heads(self.wq(x)), heads(self.wk(x)), heads(self.wv(x))
-        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v))
+        q, k, v = self.three(x)
         scores = torch.tanh(q @ k.mT * 0.25 / 50) * 50
         return self.wo(merged(F.softmax(scores, dim=-1) @ v))
 
 
-@case(
-    ENDS + "".join(f"{line} 0\n" for line in GAINS.split("\n") if line) + GROUPED + SWIGLU,
-    lambda d: 0.25,
-)
+@case(lambda d: 0.25)
 def gemma_with_norms_of_one_plus_gamma(n):
-    return Stack(n, SoftCapped, Swiglu, lambda n: Rms(n, offset=1.0))
+    """ends Grouped Mlp
+    norm_scale 0: blocks.*.n1.weight blocks.*.n2.weight
+    final_norm_scale 0: final.weight
+    """
+    return Stack(n, SoftCapped, Mlp, lambda n: Rms(n, offset=1.0))
 
 
+@case(root)
 class Bank(nn.Module):
-    """Layers of one kind in one tensor."""
+    """Layers of one kind in one tensor.
+
+    ends
+    hidden/experts n -1: attn mlp
+    norm_scale: gains
+    """
 
     def __init__(self, n, layers=3):
         super().__init__()
@@ -227,23 +221,18 @@ class Bank(nn.Module):
         return self.head(F.rms_norm(x, x.shape[-1:]))
 
 
-@case(
-    ENDS
-    + """
-attn hidden/experts n -1
-mlp hidden/experts n -1
-gains norm_scale 1 0
-""",
-    root,
-)
-def banks_of_layers(n):
-    return Bank(n)
-
-
+@attention(lambda d: 0.3)
 class Latent(nn.Module):
-    """Latent queries, keys and values of DeepSeek's kind in a class of another name."""
+    """Latent queries, keys and values of DeepSeek's kind in a class of another name.
 
-    def __init__(self, n, rank):
+    narrowing n -1: wq_a.weight
+    norm_scale: q_norm.weight kv_norm.weight
+    widening 6 0: wq_b.weight wkv_b.weight
+    key n -1: wkv_a.weight
+    attention_output n -1: wo.weight
+    """
+
+    def __init__(self, n, rank=6):
         super().__init__()
         self.wq_a, self.q_norm, self.wq_b = linear(n, rank), Rms(rank), linear(rank, n)
         self.wkv_a, self.kv_norm = linear(n, rank + 4), Rms(rank)
@@ -259,25 +248,7 @@ class Latent(nn.Module):
         return self.wo(merged(torch.einsum("bhst,bhtd->bhsd", scores.softmax(-1), v)))
 
 
-@case(
-    ENDS
-    + GAINS
-    + MLP
-    + """
-blocks.*.attn.wq_a.weight narrowing n -1
-blocks.*.attn.q_norm.weight norm_scale 1 0
-blocks.*.attn.wq_b.weight widening 6 0
-blocks.*.attn.wkv_a.weight key n -1
-blocks.*.attn.kv_norm.weight norm_scale 1 0
-blocks.*.attn.wkv_b.weight widening 6 0
-blocks.*.attn.wo.weight attention_output n -1
-""",
-    lambda d: 0.3,
-)
-def latent_attention(n):
-    return Stack(n, lambda n: Latent(n, 6), Mlp, Rms)
-
-
+@attention(refused="wkv_b.weight' is summed over in two ways")
 class Absorbed(nn.Module):
     """One matrix is used as itself for values and turned round for queries: no trace can say."""
 
@@ -294,13 +265,22 @@ class Absorbed(nn.Module):
         return self.wo(merged(torch.einsum("bhsc,hdc->bhsd", mixed, down)))
 
 
-@case("", refused="wkv_b.weight' is summed over in two ways")
-def absorbed_latent_attention(n):
-    return Stack(n, Absorbed, Mlp, Rms)
-
-
+@case(lambda d: 1.44 * d**-0.5)
 class NanoChat(nn.Module):
-    """Normed queries and keys times 1.2, gains per layer, gated values, a soft cap on logits."""
+    """Normed queries and keys times 1.2, gains per layer, gated values, a soft cap on logits.
+
+    token_embedding: wte.weight
+    readout n -1: lm_head.weight
+    layer_scale 1.15: resid
+    layer_scale 0.1: skip
+    query n -1: h.*.attn.a.weight
+    key n -1: h.*.attn.b.weight
+    value n -1: h.*.attn.c.weight
+    attention_output n -1 0: h.*.attn.d.weight
+    mlp_in n -1: h.*.mlp.up.weight
+    mlp_out 4*n -1 0: h.*.mlp.down.weight
+    hidden n -1: h.*.gate.weight
+    """
 
     def __init__(self, n, layers=2):
         super().__init__()
@@ -327,70 +307,45 @@ class NanoChat(nn.Module):
         return 15 * torch.tanh(self.lm_head(norm(x)) / 15)
 
 
-@case(
+@case()
+class Lstm(nn.Module):
+    """token_embedding: emb.weight
+    hidden n -1: layers.weight_ih_l0 layers.weight_hh_l0
+    hidden_bias: layers.bias_ih_l0 layers.bias_hh_l0
+    readout n -1: head.weight
+    readout_bias: head.bias
     """
-wte.weight token_embedding 1 0
-lm_head.weight readout n -1
-resid layer_scale 1 0 1.15
-skip layer_scale 1 0 0.1
-h.*.attn.a.weight query n -1
-h.*.attn.b.weight key n -1
-h.*.attn.c.weight value n -1
-h.*.attn.d.weight attention_output n -1 0
-h.*.mlp.up.weight mlp_in n -1
-h.*.mlp.down.weight mlp_out 4*n -1 0
-h.*.gate.weight hidden n -1
-""",
-    lambda d: 1.44 * d**-0.5,
-)
-def nanochat(n):
-    return NanoChat(n)
+
+    def __init__(self, n):
+        super().__init__()
+        self.emb, self.head = nn.Embedding(TOKENS, n), nn.Linear(n, TOKENS)
+        self.layers = nn.LSTM(n, n, batch_first=True)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.emb(ids))[0])
 
 
-@case(
+@case()
+class OneHot(nn.Module):
+    """token_embedding: first
+    readout n -1: head.weight
     """
-emb.weight token_embedding 1 0
-layers.weight_ih_l0 hidden n -1
-layers.weight_hh_l0 hidden n -1
-layers.bias_ih_l0 hidden_bias 1 0
-layers.bias_hh_l0 hidden_bias 1 0
-head.weight readout n -1
-head.bias readout_bias 1 0
-"""
-)
-def recurrent(n):
-    class Lstm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.emb, self.head = nn.Embedding(TOKENS, n), nn.Linear(n, TOKENS)
-            self.layers = nn.LSTM(n, n, batch_first=True)
 
-        def forward(self, ids):
-            return self.head(self.layers(self.emb(ids))[0])
+    def __init__(self, n):
+        super().__init__()
+        self.first, self.head = nn.Parameter(torch.randn(TOKENS, n)), linear(n, TOKENS)
 
-    return Lstm()
+    def forward(self, ids):
+        return self.head(F.relu(F.one_hot(ids, TOKENS).float() @ self.first))
 
 
-@case(
-    """
-first token_embedding 1 0
-head.weight readout n -1
-"""
-)
-def one_hot_words(n):
-    class OneHot(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.head = nn.Parameter(torch.randn(TOKENS, n)), linear(n, TOKENS)
-
-        def forward(self, ids):
-            return self.head(F.relu(F.one_hot(ids, TOKENS).float() @ self.first))
-
-    return OneHot()
-
-
+@attention()
 class Sinks(Apart):
-    """As in gpt-oss: a number per head beside the scores, off which a softmax may drain."""
+    """As in gpt-oss: a number per head beside the scores, off which a softmax may drain.
+
+    Apart
+    relative_position/vector: sinks
+    """
 
     def __init__(self, n):
         super().__init__(n)
@@ -403,11 +358,3 @@ class Sinks(Apart):
         scores = torch.cat((scores, sinks), dim=-1)
         weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)[..., :-1]
         return self.d(merged(weights @ v))
-
-
-@case(
-    ENDS + GAINS + APART + MLP + "blocks.*.attn.sinks relative_position/vector 1 0\n",
-    root,
-)
-def sinks_beside_scores(n):
-    return Stack(n, Sinks, Mlp, Rms)

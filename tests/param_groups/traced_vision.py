@@ -5,16 +5,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.param_groups.traced_blocks import (
-    APART,
     HEAD,
     IDS,
-    MLP,
+    LINES,
     TOKENS,
     Apart,
     Mlp,
     case,
     heads,
     linear,
+    lines,
     merged,
     root,
 )
@@ -62,33 +62,22 @@ class Vit(nn.Module):
         return self.head(x[:, 0])
 
 
-VIT = """
-embed.0.weight norm_scale 1 0
-embed.0.bias norm_bias 1 0
-embed.1.weight patch_embedding 48 0
-embed.1.bias hidden_bias 1 0
-embed.2.weight norm_scale 1 0
-embed.2.bias norm_bias 1 0
-cls position_embedding 1 0
-pos position_embedding 1 0
-blocks.*.n1.weight norm_scale 1 0
-blocks.*.n1.bias norm_bias 1 0
-head.weight readout n -1
-head.bias readout_bias 1 0
-"""
+LINES["Vit"] = lines("""Mlp
+norm_scale: embed.0.weight embed.2.weight blocks.*.n1.weight
+norm_bias: embed.0.bias embed.2.bias blocks.*.n1.bias
+patch_embedding 48 0: embed.1.weight
+hidden_bias: embed.1.bias
+position_embedding: cls pos
+readout n -1: head.weight
+readout_bias: head.bias""")
 
 
-@case(
-    VIT
-    + MLP
-    + """
-blocks.*.attn.to_qkv.weight qkv n -1
-blocks.*.attn.to_out.0.weight attention_output n -1
-""",
-    root,
-    run=look,
-)
+@case(root, look)
 def vit_with_to_qkv(n):
+    """Vit
+    qkv n -1: blocks.*.attn.to_qkv.weight
+    attention_output n -1: blocks.*.attn.to_out.0.weight
+    """
     return Vit(n)
 
 
@@ -110,21 +99,15 @@ class Talking(nn.Module):
         return self.out(merged(torch.einsum("bhij,bhjd->bhid", dots, v))) * self.gain
 
 
-@case(
-    VIT
-    + MLP
-    + """
-blocks.*.attn.to_q.weight query n -1
-blocks.*.attn.to_kv.weight key_value n -1
-blocks.*.attn.out.weight attention_output n -1
-blocks.*.attn.pre hidden/transposed n//8 -1
-blocks.*.attn.post hidden/transposed n//8 -1
-blocks.*.attn.gain layer_scale 1 0 0.1
-""",
-    root,
-    run=look,
-)
+@case(root, look)
 def talking_heads(n):
+    """Vit
+    query n -1: blocks.*.attn.to_q.weight
+    key_value n -1: blocks.*.attn.to_kv.weight
+    attention_output n -1: blocks.*.attn.out.weight
+    hidden/transposed n//8 -1: blocks.*.attn.pre blocks.*.attn.post
+    layer_scale 0.1: blocks.*.attn.gain
+    """
     return Vit(n, Talking)
 
 
@@ -146,8 +129,28 @@ class Windowed(nn.Module):
         return self.proj(merged(scores.softmax(-1) @ v))
 
 
+@case(root, look)
 class Swin(nn.Module):
-    """Two stages, the second twice as wide."""
+    """Two stages, the second twice as wide.
+
+    patch_embedding 12 0: patch.weight
+    hidden_bias: patch.bias stages.*.attn.qkv.bias
+    norm_scale: stages.*.norm.weight
+    norm_bias: stages.*.norm.bias norm.bias
+    relative_position: stages.*.attn.table
+    qkv n//2 -1: stages.0.attn.qkv.weight
+    qkv n -1: stages.1.attn.qkv.weight
+    attention_output n//2 -1: stages.0.attn.proj.weight
+    attention_output n -1: stages.1.attn.proj.weight
+    mlp_in n//2 -1: stages.0.mlp.up.weight
+    mlp_in n -1: stages.1.mlp.up.weight
+    mlp_out 2*n -1: stages.0.mlp.down.weight
+    mlp_out 4*n -1: stages.1.mlp.down.weight
+    hidden 2*n -1: merge.weight
+    final_norm_scale: norm.weight
+    readout n -1: head.weight
+    readout_bias: head.bias
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -177,37 +180,24 @@ class Swin(nn.Module):
         return self.head(self.norm(x).mean((1, 2)))
 
 
-@case(
-    """
-patch.weight patch_embedding 12 0
-patch.bias hidden_bias 1 0
-stages.*.norm.weight norm_scale 1 0
-stages.*.norm.bias norm_bias 1 0
-stages.*.attn.table relative_position 1 0
-stages.*.attn.qkv.bias hidden_bias 1 0
-stages.0.attn.qkv.weight qkv n//2 -1
-stages.1.attn.qkv.weight qkv n -1
-stages.0.attn.proj.weight attention_output n//2 -1
-stages.1.attn.proj.weight attention_output n -1
-stages.0.mlp.up.weight mlp_in n//2 -1
-stages.1.mlp.up.weight mlp_in n -1
-stages.0.mlp.down.weight mlp_out 2*n -1
-stages.1.mlp.down.weight mlp_out 4*n -1
-merge.weight hidden 2*n -1
-norm.weight final_norm_scale 1 0
-norm.bias norm_bias 1 0
-head.weight readout n -1
-head.bias readout_bias 1 0
-""",
-    root,
-    run=look,
-)
-def swin_with_relative_positions(n):
-    return Swin(n)
+def diffuse(model):
+    return model(IMAGE, torch.tensor([0.3, 0.8]), torch.tensor([1, 5]))
 
 
+@case(root, diffuse)
 class DiT(nn.Module):
-    """adaLN-zero: blocks are closed at first; a clock and classes as conditions."""
+    """adaLN-zero: blocks are closed at first; a clock and classes as conditions.
+
+    Apart Mlp
+    patch_embedding 48 0: patch.weight
+    hidden_bias: patch.bias clock.0.bias clock.2.bias blocks.*.ada.bias ada.bias
+    patch_embedding 10 0: clock.0.weight
+    hidden n -1: clock.2.weight
+    token_embedding: classes.weight
+    hidden n -1 0: blocks.*.ada.weight ada.weight
+    readout n -1 0: final.weight
+    readout_bias: final.bias
+    """
 
     def __init__(self, n):
         super().__init__()
@@ -235,35 +225,6 @@ class DiT(nn.Module):
         return self.final(norm(x) * (1 + scale) + shift)
 
 
-def diffuse(model):
-    return model(IMAGE, torch.tensor([0.3, 0.8]), torch.tensor([1, 5]))
-
-
-@case(
-    APART
-    + MLP
-    + """
-patch.weight patch_embedding 48 0
-patch.bias hidden_bias 1 0
-clock.0.weight patch_embedding 10 0
-clock.0.bias hidden_bias 1 0
-clock.2.weight hidden n -1
-clock.2.bias hidden_bias 1 0
-classes.weight token_embedding 1 0
-blocks.*.ada.weight hidden n -1 0
-blocks.*.ada.bias hidden_bias 1 0
-ada.weight hidden n -1 0
-ada.bias hidden_bias 1 0
-final.weight readout n -1 0
-final.bias readout_bias 1 0
-""",
-    root,
-    run=diffuse,
-)
-def diffusion_with_adaln_zero(n):
-    return DiT(n)
-
-
 class Cross(nn.Module):
     def __init__(self, n, bias=True):
         super().__init__()
@@ -278,8 +239,31 @@ class Cross(nn.Module):
         return self.out(merged(F.softmax(scores.float(), dim=-1) @ v))
 
 
+def listen(model):
+    return model(torch.linspace(0, 50, 320).sin().reshape(2, 10, 16), IDS)
+
+
+@case(root, listen)
 class Whisper(nn.Module):
-    """Speech to text: convolutions, an encoder, a decoder that looks at it; ends tied or not."""
+    """Speech to text: convolutions, an encoder, a decoder that looks at it; ends tied or not.
+
+    patch_embedding 30 0: conv1.weight
+    hidden 3*n -1: conv2.weight
+    hidden_bias: conv*.bias *.query.bias *.value.bias *.out.bias
+    position_embedding kept: clock
+    position_embedding: places
+    token_embedding: words.weight
+    norm_scale: *.n1.weight *.n2.weight
+    norm_bias: *.n1.bias *.n2.bias middle.bias final.bias
+    final_norm_scale: middle.weight final.weight
+    query n -1: *.query.weight
+    key n -1: *.key.weight
+    value n -1: *.value.weight
+    attention_output n -1: *.out.weight
+    mlp_in n -1: *.up.weight
+    mlp_out 4*n -1: *.down.weight
+    readout n -1: head.weight
+    """
 
     def __init__(self, n, tied=False):
         super().__init__()
@@ -290,10 +274,7 @@ class Whisper(nn.Module):
         self.encoder = nn.ModuleList(nn.ModuleDict(part()) for _ in range(2))
         more = lambda: {**part(), "cross": Cross(n), "n2": nn.LayerNorm(n)}
         self.decoder = nn.ModuleList(nn.ModuleDict(more()) for _ in range(2))
-        self.words, self.places = (
-            nn.Embedding(TOKENS, n),
-            nn.Parameter(torch.empty(12, n).normal_()),
-        )
+        self.words, self.places = nn.Embedding(TOKENS, n), nn.Parameter(torch.randn(12, n))
         self.middle, self.final = nn.LayerNorm(n), nn.LayerNorm(n)
         self.head = None if tied else linear(n, TOKENS)
 
@@ -311,44 +292,6 @@ class Whisper(nn.Module):
         return self.head(x) if self.head else x @ self.words.weight.T
 
 
-def listen(model):
-    return model(torch.linspace(0, 50, 320).sin().reshape(2, 10, 16), IDS)
-
-
-@case(
-    """
-conv1.weight patch_embedding 30 0
-conv2.weight hidden 3*n -1
-conv*.bias hidden_bias 1 0
-clock position_embedding 1 0 kept
-places position_embedding 1 0
-words.weight token_embedding 1 0
-*.n1.weight norm_scale 1 0
-*.n1.bias norm_bias 1 0
-*.n2.weight norm_scale 1 0
-*.n2.bias norm_bias 1 0
-middle.weight final_norm_scale 1 0
-middle.bias norm_bias 1 0
-final.weight final_norm_scale 1 0
-final.bias norm_bias 1 0
-*.query.weight query n -1
-*.key.weight key n -1
-*.value.weight value n -1
-*.out.weight attention_output n -1
-*.query.bias hidden_bias 1 0
-*.value.bias hidden_bias 1 0
-*.out.bias hidden_bias 1 0
-*.up.weight mlp_in n -1
-*.down.weight mlp_out 4*n -1
-head.weight readout n -1
-""",
-    root,
-    run=listen,
-)
-def speech_to_text(n):
-    return Whisper(n)
-
-
-@case("", run=listen, refused="'words.weight' is a table and the readout at once")
+@case(run=listen, refused="'words.weight' is a table and the readout at once")
 def tied_by_a_product(n):
     return Whisper(n, tied=True)

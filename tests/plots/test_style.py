@@ -33,7 +33,7 @@ SIGHT = {
 PALETTES = {
     "all": style.PALETTE,
     "parameterisations": [look["color"] for look in naming.looks(list(style.LABELS)).values()],
-    "strategies": list(style.STRATEGY_COLORS.values()),
+    "strategies": [look["color"] for look in style.STRATEGY_LOOKS.values()],
     "mitigations": [look["color"] for look in epsilon.CURVE_LOOKS.values()],
 }
 

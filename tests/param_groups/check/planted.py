@@ -7,6 +7,7 @@ by a power of the size, or by a constant at one size alone. `cases(seed, ...)` d
 
 import dataclasses
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator
 
@@ -242,71 +243,45 @@ def subjects(seed: int) -> list[Subject]:
         found.append(Subject(label, make, **fields))
 
     optimizers = ("sgd", "adam", "adafactor", "adam_param_scaling", "adam_atan2")
-    for name in ("standard", "ntk", "mup", "mean_field"):
-        for optimizer in optimizers:
-            for alignment in ("full", "none"):
-                options = {"optimizer": optimizer, "alignment": alignment}
-                around = EpsFollows if draw.random() < 0.5 else lambda rule: rule
-                add(
-                    f"everett {name} {optimizer} {alignment} {around is EpsFollows}",
-                    lambda n, name=name, options=options, around=around: around(
-                        Everett(name, n, 32, **options)
-                    ),
-                )
+    names = ("standard", "ntk", "mup", "mean_field")
+    for name, optimizer, alignment in itertools.product(names, optimizers, ("full", "none")):
+        follows, own = draw.random() < 0.5, (optimizer, alignment)
+        bare = lambda n, name=name, own=own: Everett(name, n, 32, *own)
+        rule = (lambda n, inside=bare: EpsFollows(inside(n))) if follows else bare
+        add(f"everett {name} {optimizer} {alignment} {follows}", rule)
+    per_step, plain = (0.01, "independent"), (("vectors", False),)
     for exponent in (-0.5, -1.0):
-        add(
-            f"everett mup decay {exponent}",
-            lambda n, e=exponent: Decay(Everett("mup", n, 32), exponent=e),
-            decay=(0.01, "independent"),
-        )
-    add("everett mup experts", lambda n: Everett("mup", n, 32), model=(("experts", True),))
-    add(
-        "everett standard experts",
-        lambda n: Everett("standard", n, 32),
-        model=(("experts", True),),
-    )
+        decayed = lambda n, e=exponent: Decay(Everett("mup", n, 32), exponent=e)
+        add(f"everett mup decay {exponent}", decayed, decay=per_step)
+    for name in ("mup", "standard"):
+        experts = lambda n, name=name: Everett(name, n, 32)
+        add(f"everett {name} experts", experts, model=(("experts", True),))
+    deep = {"size": "depth", "sizes": (2, 4, 8)}
     for alpha in (0.5, 1.0):
+        rule = lambda n, alpha=alpha: CompleteP(32, 32, n, 2, alpha=alpha)
+        add(f"completep {alpha}", rule, **deep, decay=per_step)
+    strategies = ("neural_tangent", "hybrid", "maximal_update")
+    for strategy, optimizer in itertools.product(strategies, ("adam", "sgd")):
         add(
-            f"completep {alpha}",
-            lambda n, alpha=alpha: CompleteP(32, 32, n, 2, alpha=alpha),
-            size="depth",
-            sizes=(2, 4, 8),
-            decay=(0.01, "independent"),
+            f"dinan {strategy} {optimizer}",
+            lambda n, s=strategy, o=optimizer: Dinan(n, strategy=s, optimizer=o),
+            model=(*plain, ("patches", True)),
+            lr=0.25 if optimizer == "adam" else 0.5,
+            decay=draw.choice([(1e-3, "global"), (0.0, None)]),
         )
-    bare = (("vectors", False),)
-    for strategy in ("neural_tangent", "hybrid", "maximal_update"):
-        for optimizer in ("adam", "sgd"):
-            add(
-                f"dinan {strategy} {optimizer}",
-                lambda n, s=strategy, o=optimizer: Dinan(n, strategy=s, optimizer=o),
-                model=(*bare, ("patches", True)),
-                lr=0.25 if optimizer == "adam" else 0.5,
-                decay=draw.choice([(1e-3, "global"), (0.0, None)]),
-            )
-    for optimizer in ("adam", "sgd"):
-        for size, fixed in (
-            ("width", {"head_dim": 8, "depth": 2}),
-            ("head_dim", {"heads": 4, "depth": 2}),
-            ("depth", {"head_dim": 8, "heads": 4}),
-        ):
-            key = {"width": "heads"}.get(size, size)
-            add(
-                f"bordelon {size} {optimizer}",
-                lambda n, key=key, fixed=fixed, o=optimizer: Bordelon(
-                    **{**fixed, key: n}, optimizer=o
-                ),
-                size=size,
-                sizes={"width": (4, 8, 16), "head_dim": (8, 16, 32), "depth": (2, 4, 8)}[size],
-                model=bare,
-                lr=2**-5,
-            )
+    scans = {  # of the size: the key that grows, its values, the other sizes
+        "width": ("heads", (4, 8, 16), {"head_dim": 8, "depth": 2}),
+        "head_dim": ("head_dim", (8, 16, 32), {"heads": 4, "depth": 2}),
+        "depth": ("depth", (2, 4, 8), {"head_dim": 8, "heads": 4}),
+    }
+    for optimizer, (size, (key, sizes, fixed)) in itertools.product(("adam", "sgd"), scans.items()):
+        rule = lambda n, key=key, own={**fixed, "optimizer": optimizer}: Bordelon(**own, **{key: n})
+        scan = {"size": size, "sizes": sizes, "lr": 2**-5, "model": plain}
+        add(f"bordelon {size} {optimizer}", rule, **scan)
     for convention in ("spectral", "original", "match_rms"):
-        add(f"muon {convention}", lambda n, c=convention: Muon(Everett("mup", n, 32), convention=c))
+        add(f"muon {convention}", lambda n, c=convention: Muon(Everett("mup", n, 32), c))
     init = {role: 0.1 for roles in KINDS.values() for role in map(str, roles)}
-    add(
-        "recipe",
-        lambda n: Tuned(Everett("mup", n, 32), init=init),
-    )
+    add("recipe", lambda n: Tuned(Everett("mup", n, 32), init=init))
     for optimizer in ("adam", "sgd", "adafactor"):
         add(f"mine {optimizer}", lambda n, o=optimizer: Mine(n, o))
     add("everett mup embedding -0.5", lambda n: Everett("mup", n, 32, embedding_exponent=-0.5))

@@ -35,14 +35,6 @@ def test_neural_tangents_rates_are_mapped_by_the_width(tmp_path):
     assert said["neural-tangent, n = 64: lr* of the grid"].measured.startswith("0.512, mapped")
 
 
-def test_a_rate_with_a_diverged_seed_is_not_the_best(tmp_path):
-    """A point's loss is the mean over seeds of the lowest losses, not of the final ones."""
-    runs = [*both(), run("standard", 1e-3, 9.0, seed=1, status="diverged")]
-    searched = swept(tmp_path, runs)
-    sweep = searches.fits(searched)["standard"][1024]
-    assert sweep.losses[1e-3] == math.inf and sweep.best.grid_value == pytest.approx(5e-4)
-
-
 def test_losses_between_rates_lie_on_a_line_in_the_logarithm(tmp_path):
     sweep = searches.fits(swept(tmp_path, both(seeds=(0, 1))))["standard"][1024]
     assert bart_rates.losses_at(sweep, 1e-3) == pytest.approx({0: 2.0, 1: 2.01})
@@ -108,27 +100,6 @@ def test_the_exponent_of_the_mapped_optimum_is_that_between_widths(tmp_path):
     name = "standard: exponent of the width in mapped lr*"
     assert said[name].measured.startswith("+0.00 ± ")
     assert found(bart_rates, tmp_path, both())[name].measured == "no fit: 1 width"
-
-
-def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose(tmp_path):
-    """Seeds 0 and 1 like the first rate, seed 2 the second, and more so; the third diverges."""
-    losses = {1e-3: (2.0, 2.0, 2.3), 2e-3: (2.2, 2.2, 1.88)}
-    runs = [
-        run("standard", rate, loss, seed=seed)
-        for rate, of in losses.items()
-        for seed, loss in enumerate(of)
-    ]
-    lost = {0: "finished", 1: "diverged", 2: "diverged"}
-    runs += [run("standard", 4e-3, 1.0, seed=seed, status=word) for seed, word in lost.items()]
-    best = compared(tmp_path, runs)[0].models[1024]["standard"]
-    assert best.rate == pytest.approx(2e-3) and best.lowest == {0: 2.2, 1: 2.2, 2: 2.3}
-    # Two seeds diverge at every rate: there is no best one that the third, which ends, could judge.
-    gone = [
-        run("standard", rate, 2.0, seed=seed, status=word)
-        for rate in (1e-3, 2e-3)
-        for seed, word in lost.items()
-    ]
-    assert compared(tmp_path / "gone", gone)[0].models == {1024: {}}
 
 
 def test_the_early_stage_of_the_larger_model(tmp_path):

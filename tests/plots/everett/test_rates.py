@@ -230,7 +230,7 @@ def test_an_optimum_without_an_error_does_not_set_that_of_the_line(error):
     fit = rates.exponent({**exact, 256: unknown})
     assert fit.groups == 4 and "points" not in fit.errors
     assert fit.error == pytest.approx(0, abs=1e-9)  # of the scatter alone
-    _, axes = style.subplots(1, 1, (2.5, 2.5))
+    _, axes = style.subplots("", 1, 1, (2.5, 2.5))
     panels.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
     low, high = axes[0, 0].collections[-1].get_segments()[0][:, 1]
     assert low == high  # no bar

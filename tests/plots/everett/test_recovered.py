@@ -3,15 +3,26 @@ tables with holes and with curves of one's own, and refuses what does not belong
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
 
+from param_groups.fits import Optimum
 from plots import style, tables
 from plots.__main__ import make
 from plots.catalogue import load
-from plots.everett import epsilon, learning_rates, loss_vs_size, weight_decay
+from plots.everett import (
+    alignment,
+    entries,
+    epsilon,
+    learning_rates,
+    loss_vs_size,
+    published,
+    weight_decay,
+)
 from plots.tables import PARAMETERIZATION, TableError
 from tests.plots.everett.constructed import (
     RULES,
@@ -234,3 +245,121 @@ def test_an_optimiser_is_what_the_table_says_or_its_file(tmp_path):
         two = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
         with pytest.raises(TableError, match=f"2 optimisers, expected one: adam, {other or 'unk'}"):
             learning_rates.read(two)
+
+
+# Table 4
+
+
+def test_table_4_has_the_exponent_beside_an_irreducible_rate():
+    """Where the optima level off it is another one, where they do not there is none."""
+
+    def sweeps(law, widths=(16, 32, 64, 128)):
+        return {
+            width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
+            for width in widths
+        }
+
+    level = entries.floored(sweeps(lambda width: 0.001 + 0.02 / width))
+    assert level.exponent == pytest.approx(1, rel=1e-3)
+    assert level.floor == pytest.approx(0.001, rel=1e-3)
+    for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
+        assert math.isnan(entries.floored(sweeps(law)).exponent_error)
+    assert entries.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
+
+
+def test_table_4_is_judged_by_the_papers_estimator_with_the_jackknifes_error():
+    """Optima of 0.002 + 0.4 / D for two seeds and of a slightly steeper law for a third: a straight
+    line has another power, which stands beside it."""
+    rows = []
+    for seed, power in enumerate((1.0, 1.0, 1.1)):
+        for width in (16, 32, 64, 128, 256):
+            vertex = math.log2(0.002 + 0.4 * width**-power)
+            for step in range(-4, 5):
+                place = round(2 * vertex) / 2 + step / 2
+                rows.append((width, 2.0**place, seed, 3 + 0.05 * (place - vertex) ** 2))
+    names = ["model.width", "optimizer.lr", "seed", "final_eval_loss"]
+    table = pd.DataFrame(rows, columns=names).assign(status="finished", curve="mup_fixed")
+    (entry,) = entries.entries({"adam": table.assign(run="x", parameters=1.0)})
+    deciding = entry.deciding
+    assert deciding.value == pytest.approx(-1.0, abs=0.1) and deciding.freedom == 2
+    assert 0.005 < deciding.error < 0.2 and entry.fit.value > deciding.value + 0.2
+    found = lines(learning_rates.findings({"adam": table.assign(run="x", parameters=1.0)}))
+    said = found["adam, muP, fixed steps"]
+    assert said.estimate == deciding and said.measured.endswith(" without")
+    assert f"{entry.fit.value:+.2f} ± " in said.measured and said.published == "-0.99"
+
+
+def test_the_published_differences_are_those_of_the_erratum():
+    fixed, optimal = (published.TABLE_4[horizon] for horizon in ("fixed", "compute_optimal"))
+    drops = sorted(fixed[o][r] - optimal[o][r] for o in fixed for r in RULES)
+    assert (drops[0], drops[-1]) == (pytest.approx(0.18), pytest.approx(1.05))
+    assert (drops[5] + drops[6]) / 2 == pytest.approx(0.405)
+
+
+# Figures 1 and 5 to 7: where alignment starts and peaks
+
+
+def at_paper(ratio, width=128):
+    """The ratio that the same factor of alignment has at D = 4,096."""
+    return 1 + (ratio - 1) * np.log(width) / np.log(4096)
+
+
+def said(folder, table):
+    """The findings of a table in a file, by name."""
+    return lines(alignment.findings(alignment.read(written(folder, probes=table))))
+
+
+def test_alignment_starts_and_peaks_are_those_of_the_probes(tmp_path):
+    found = said(tmp_path, probes(seeds=(0, 1, 2)))
+    top = "adam, muP: readout's peak minus the highest of other layers"
+    assert found["adam, muP: first value, all layers"].measured.startswith("0.500")
+    peak = found["adam, muP: peak of the readout"]
+    assert "[0.960 at D = 128, step 20]" in peak.measured  # 0.95, and 0.01 with every seed
+    assert peak.estimate.value == pytest.approx(at_paper(0.96))
+    assert (peak.published, peak.verdict) == ("> 0.9", "agrees")
+    assert found["adam, standard: peak of the readout"].verdict == "disagrees: above"
+    assert found["sgd, muP: peak of the readout"].published == "low amounts"
+    assert found[top].verdict == "agrees" and "next MLP up" in found[top].measured
+    mlp = found["adafactor, NTK: highest peak of MLP layers"]
+    assert "[0.760 at D = 128" in mlp.measured and mlp.published == "<= 0.8"
+    one = said(tmp_path, probes(seeds=(0,)))
+    for name in (
+        "adam, muP: peak of the readout",
+        "adafactor, NTK: highest peak of MLP layers",
+        top,
+    ):
+        assert one[name].verdict in ("undecided (n = 1)", "agrees in sign, error unknown")
+    high = said(tmp_path, probes(readout=0.3, mlp=0.95, seeds=(0, 1, 2), widths=(1024,)))
+    assert high["adam, standard: peak of the readout"].verdict == "disagrees: below"
+    assert high[top].verdict == "disagrees"
+    assert high["adam, standard: highest peak of MLP layers"].verdict == "disagrees: above"
+
+
+def test_one_factor_of_alignment_is_one_number_at_every_width(tmp_path):
+    """f = 1/2 in the readout at both widths, so A = 1 - log 2 / log D."""
+    table = probes(seeds=(0, 1, 2))
+    there = (table.layer == "readout") & (table.step == 20)
+    factor = 1 - np.log(2) / np.log(table["model.width"])
+    found = said(tmp_path, table.assign(alignment=table.alignment.mask(there, factor)))
+    gap = found["adam, standard: readout's peak from D = 64 to 128"]
+    assert gap.estimate.value == pytest.approx(0, abs=1e-12)
+    peak = found["adam, standard: peak of the readout"].estimate
+    assert [one.value for one in peak.by_size.values()] == pytest.approx(
+        [1 - np.log(2) / np.log(4096)] * 2
+    )
+
+
+def test_noise_does_not_count_as_height():
+    """Alignment that stays at 0.7: the highest of 200 means over four seeds is 0.76, by chance."""
+    draws = np.random.default_rng(0).normal(0.7, 0.05, (4, 200))
+    rows = pd.DataFrame(
+        [
+            {"seed": seed, "step": step, "layer": "readout", "alignment": value}
+            for seed, own in enumerate(draws)
+            for step, value in enumerate(own)
+        ]
+    )
+    assert draws.mean(0).max() > 0.755
+    height, step = alignment.peak(rows, "alignment")
+    assert abs(height.value - 0.7) < 2 * 0.025 and height.groups == 4
+    assert step == draws.mean(0).argmax()

@@ -56,7 +56,8 @@ def test_the_power_of_the_corrections_is_recovered(power):
     for curve in (forward["stem"], tangent["Q"]):
         found = error.decay(curve)
         assert found.value == pytest.approx(-power, abs=0.02) and found.error < 0.1
-    named = {line.name: line for line in error.findings(entries(power=power, error=1e-6))[1:]}
+    _, *lines = error.findings(entries(power=power, error=1e-6))
+    named = {line.name: line for line in lines}
     found = named["vision: share of the tangent kernel, Q, correction's power of n"]
     assert found.verdict.startswith("agrees" if power == 1 else "off by")
 
@@ -64,7 +65,7 @@ def test_the_power_of_the_corrections_is_recovered(power):
 def test_corrections_within_the_noise_have_no_power():
     noisy = entries(correction=1.0, error=0.01)
     assert error.decay(error.curves(noisy, "vision")[0]["stem"]) is None
-    found = error.findings(noisy)[1]
+    found = [*error.findings(noisy)][1]
     assert found.name == "vision: G, stem, correction" and found.verdict == "within noise"
     assert found.measured == "none seen: +1.56 ± 1.00 % at n = 64"
 
@@ -80,7 +81,7 @@ def test_shares_add_up_and_are_those_of_the_largest_width():
 
 
 def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
-    lines = exponents.findings(exponents.read([table(fitted())]))
+    lines = [*exponents.findings(exponents.read([table(fitted())]))]
     told = {line.name: line for line in lines if isinstance(line, Finding)}
     counts = {
         name: (line.measured, line.verdict)
