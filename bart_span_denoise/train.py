@@ -42,16 +42,11 @@ def build_model(config: Config, vocab_size: int):
     )
 
 
-def build_plan(config: Config, model=None):
-    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
-    import torch
-
+def build_plan(config: Config, model):
+    """Every tensor's numbers; the model may be on the meta device."""
     from bart_span_denoise.model import RULES
     from param_groups import plan
 
-    if model is None:
-        with torch.device("meta"):
-            model = build_model(config, cost.vocabulary(config))
     return plan(model, RULES, prescription(config), **config.optimizer.numbers)
 
 

@@ -49,18 +49,13 @@ def rules(config: Config):
     return known
 
 
-def build_plan(config: Config, model=None):
-    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
-    import torch
-
+def build_plan(config: Config, model):
+    """Every tensor's numbers; the model may be on the meta device."""
     from param_groups import Tied, plan
 
-    if model is None:
-        with torch.device("meta"):
-            model = build_model(config, cost.vocabulary(config))
-    prescription = config.prescription.at(config.model, config.optimizer.name)
-    keys = config.optimizer.numbers
-    if config.model.tied:  # two places want two multipliers: absorbed, which changes no step
+    shape, optimizer = config.model, config.optimizer
+    prescription, keys = config.prescription.at(shape, optimizer.name), optimizer.numbers
+    if shape.tied:  # two places want two multipliers: absorbed, which changes no step
         prescription, keys = Tied(prescription), {**keys, "absorb_multipliers": True}
     return plan(model, rules(config), prescription, **keys)
 

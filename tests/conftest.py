@@ -2,7 +2,6 @@
 
 import functools
 import os
-import random
 import sys
 from pathlib import Path
 
@@ -26,17 +25,14 @@ SLOW = """
     param_groups/check/test_transfer.py
     param_groups/test_depth_and_decay.py param_groups/test_installed.py
     param_groups/test_models.py param_groups/test_libraries.py param_groups/test_tensors.py
-    sweeps/test_cost.py sweeps/test_pool.py
-    sweeps/test_ray.py sweeps/test_search.py sweeps/test_simulated.py
+    sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py sweeps/test_search.py
     sweeps/test_slurm_scripts.py sweeps/test_study.py sweeps/test_survives.py
-    sweeps/test_terminal.py
     test_costs.py test_download.py test_examples.py test_experiments.py test_integrations.py
     test_fuzz.py test_readme.py test_refused.py
     training/test_damaged.py training/test_divergence.py
     training/test_experiment.py training/test_kills.py training/test_linear_cross_entropy.py
-    training/test_loading.py training/test_loop.py training/test_optimizers.py
-    training/test_resume.py training/test_several_processes.py training/test_sharding.py
-    training/test_token_cache.py training/test_trackers.py
+    training/test_loop.py training/test_optimizers.py training/test_resume.py
+    training/test_several_processes.py training/test_sharding.py training/test_token_cache.py
 """.split()
 
 
@@ -80,16 +76,13 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
     """Overrides for a decoder on a folder of little documents and a tokeniser for them."""
+    from tests.experiment_cases import write_texts
+
     root = tmp_path_factory.mktemp("texts")
-    (root / "texts").mkdir()
-    draw = random.Random(0)
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    for i in range(30):
-        words = ["".join(draw.choices(syllables, k=2)) for _ in range(40)]
-        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
+    write_texts(root)
     return [
         "data.source=local",
-        f"data.path={root / 'texts'}",
+        f"data.path={root / 'one'}",
         f"data.cache_dir={root / 'cache'}",
         "data.tokenizer_vocab_size=80",
         "data.validation_fraction=0.2",

@@ -9,8 +9,18 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-# A key's other value, alone or with the words that both runs need for it to matter.
-Change = str | tuple[str, ...]
+
+
+def changes(text: str) -> dict[str, tuple[str, ...]]:
+    """Another value of each key, and the words that both runs need for it to matter: after `|`."""
+    found = {}
+    for line in text.split("\n"):
+        own, _, words = line.partition("|")
+        for change in own.split():
+            key, _, value = change.partition("=")
+            shared = (SETS.get(word, (word,)) for word in words.split())
+            found[key] = (value, *(word for some in shared for word in some))
+    return found
 
 
 @dataclass(frozen=True)
@@ -19,11 +29,11 @@ class Case:
 
     name: str
     small: list[str]
-    changes: dict[str, Change]
+    changes: dict[str, tuple[str, ...]]
     elsewhere: dict[str, str] = field(default_factory=dict)
     """Keys that act where a short run does not show it, and the test that does."""
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Keys of a single value: another one, and what the refusal says."""
+    refused: tuple[str, ...] = ()
+    """Keys of a single value; what another one says stands in the page of refusals."""
     alone: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Keys whose words only go together, and the words that the other run has in their place."""
     cache: tuple[str, ...] = ()
@@ -35,72 +45,9 @@ class Case:
     def config(self) -> Path:
         return ROOT / self.name / "configs/laptop.yaml"
 
-    def all_changes(self) -> dict[str, Change]:
+    def all_changes(self) -> dict[str, tuple[str, ...]]:
         return {**SHARED, **self.changes}
 
-
-SGD = "optimizer.name=sgd"
-SHARED: dict[str, Change] = {
-    "seed": "7",
-    "optimizer.name": "sgd",
-    "optimizer.lr": "0.02",
-    "optimizer.beta1": "0.5",
-    "optimizer.beta2": "0.5",
-    "optimizer.eps": "0.1",
-    "optimizer.momentum": ("0.5", SGD),
-    "optimizer.weight_decay": ("0.2", "optimizer.decay_mode=global"),
-    "optimizer.decay_mode": (
-        "independent",
-        "optimizer.weight_decay=0.1",
-        "optimizer.decay_mode=global",
-    ),
-    "optimizer.clip_norm": ("1e-5", SGD),
-    "schedule.name": "constant",
-    "schedule.warmup_steps": "1",
-    "schedule.steps": "9",
-    "schedule.floor": ("0.5", "schedule.min_lr=0.0"),
-    "schedule.min_lr": "0.001",
-    "training.steps": "5",
-    "training.batch_size": "12",
-    "training.log_every": "3",
-    "training.eval_every": "2",
-    "training.eval_per_octave": "1",
-    "training.eval_samples": "5",
-    "training.precision": "bf16",
-    "training.divergence_factor": (
-        "1.0001",
-        "optimizer.lr=3.0",
-        "optimizer.weight_decay=0",
-        "training.divergence_factor=1000.0",
-    ),
-    "training.gradient_scale": "true",
-    "training.skip_overflow": "true",
-    "training.probe_every": "2",
-    "training.probe_samples": ("1", "training.probe_every=2"),
-}
-OBSERVED: dict[str, Change] = {
-    "training.observe_every": "2",
-    "training.observe_samples": ("1", "training.observe_every=2"),
-}
-ATAN2: dict[str, Change] = {"optimizer.atan2_lambda": ("1.0", "optimizer.name=adam_atan2")}
-# These change how a run is computed, not its result; test_experiments looks at how.
-HOW = (
-    "training.micro_batch_size training.eval_batch_size training.compile "
-    "training.cuda_graphs training.data_workers training.trackers data.cache_dir"
-).split()
-NO_RATES = "the paper has no rates for this optimiser: the experiment's mistakes in test_train"
-STRATEGIES: dict[str, Change] = {
-    "prescription.strategy": "hybrid",
-    "prescription.s": ("0.25", "prescription.strategy=meta_principled", "prescription.s=0.75"),
-    "prescription.mlp_factor": ("keep", "prescription.strategy=neural_tangent"),
-}
-LOOP = (
-    "training.steps=6 training.batch_size=8 training.log_every=2 training.eval_every=0 "
-    "training.eval_samples=10 training.eval_batch_size=8 schedule.warmup_steps=2 "
-    "checkpoint.minutes=null"
-).split()
-
-# ------------------------------------------------------------------------------------------------
 
 BORDELON = (
     "prescription.alignment=null prescription.base_width=null model.mlp_ratio=1 "
@@ -108,75 +55,97 @@ BORDELON = (
     "prescription.alpha_depth=1.0 prescription.beta0=4.0 prescription.gamma0=0.25"
 ).split()
 MUON = (
-    "optimizer.name=muon",
-    "prescription.parameterization=spectral",
-    "prescription.alignment=null",
+    "optimizer.name=muon prescription.parameterization=spectral prescription.alignment=null"
+).split()
+SHARDS = "data.source=shards data.path={files}/shards model.classes=2".split()
+FILES = (
+    "data.source=cifar5m data.path={files}/one data.train_images=12 training.steps=1 "
+    "schedule.warmup_steps=0"
+).split()
+LOUD = "optimizer.lr=3.0 optimizer.weight_decay=0 training.divergence_factor=1000.0".split()
+SETS = {
+    "SGD": ["optimizer.name=sgd"],
+    "BORDELON": BORDELON,
+    "MUON": MUON,
+    "FILES": FILES,
+    "LOUD": LOUD,
+}
+
+SHARED = changes("""
+seed=7 optimizer.name=sgd optimizer.lr=0.02 optimizer.beta1=0.5 optimizer.beta2=0.5
+optimizer.eps=0.1
+optimizer.momentum=0.5 | SGD
+optimizer.weight_decay=0.2 | optimizer.decay_mode=global
+optimizer.decay_mode=independent | optimizer.weight_decay=0.1 optimizer.decay_mode=global
+optimizer.clip_norm=1e-5 | SGD
+schedule.name=constant schedule.warmup_steps=1 schedule.steps=9 schedule.min_lr=0.001
+schedule.floor=0.5 | schedule.min_lr=0.0
+training.steps=5 training.batch_size=12 training.log_every=3 training.eval_every=2
+training.eval_per_octave=1 training.eval_samples=5 training.precision=bf16
+training.divergence_factor=1.0001 | LOUD
+training.gradient_scale=true training.skip_overflow=true training.probe_every=2
+training.probe_samples=1 | training.probe_every=2
+""")
+OBSERVED = """
+training.observe_every=2
+training.observe_samples=1 | training.observe_every=2
+"""
+ATAN2 = "optimizer.atan2_lambda=1.0 | optimizer.name=adam_atan2\n"
+STRATEGIES = """
+prescription.strategy=hybrid
+prescription.s=0.25 | prescription.strategy=meta_principled prescription.s=0.75
+prescription.mlp_factor=keep | prescription.strategy=neural_tangent
+"""
+# These change how a run is computed, not its result; test_experiments looks at how.
+HOW = (
+    "training.micro_batch_size training.eval_batch_size training.compile "
+    "training.cuda_graphs training.data_workers training.trackers data.cache_dir"
+).split()
+NO_RATES = "the paper has no rates for this optimiser: the page of refusals"
+LOOP = (
+    "training.steps=6 training.batch_size=8 training.log_every=2 training.eval_every=0 "
+    "training.eval_samples=10 training.eval_batch_size=8 schedule.warmup_steps=2 "
+    "checkpoint.minutes=null "
 )
+
+# ------------------------------------------------------------------------------------------------
+
 NANOLM = Case(
     "nanolm_c4",
-    [
-        *LOOP,
-        "model.width=16",
-        "model.head_dim=4",
-        "model.layers=1",
-        "model.context=8",
-        "prescription.base_width=32",
-        "data.tokenizer_vocab_size=80",
-        "data.source=local",
-        "data.validation_fraction=0.2",
-        "data.path={files}/one",
-    ],
-    {
-        **OBSERVED,
-        **ATAN2,
-        "model.width": "32",
-        "model.heads": ("8", "model.width=null", "model.heads=4"),
-        "model.layers": "2",
-        "model.head_dim": "8",
-        "model.mlp_ratio": "2",
-        "model.norms": "false",
-        "model.tied": ("true", "prescription.parameterization=mup"),
-        "model.context": "6",
-        "model.vocab_size": "100",
-        "prescription.parameterization": "mup",
-        "prescription.alignment": "full",
-        "prescription.base_width": ("64", "prescription.alignment=full"),
-        "prescription.gamma_embedding": "2.0",
-        "prescription.gamma_hidden": "2.0",
-        "prescription.gamma_readout": "2.0",
-        "prescription.gamma_units": ("effective", "prescription.parameterization=ntk"),
-        "prescription.embedding_exponent": "1.0",
-        "prescription.decay_exponent": (
-            "-1.0",
-            "optimizer.weight_decay=0.1",
-            "optimizer.decay_mode=independent",
-        ),
-        "prescription.convention": ("match_rms", *MUON),
-        "prescription.rate_exponent": ("0.5", *MUON),
-        "prescription.adam_factor": ("2.0", *MUON),
-        "optimizer.min_dim_factored": ("4", "optimizer.name=adafactor"),
-        "prescription.eps_per_layer": ("true", "optimizer.eps=0.1"),
-        "prescription.embedding_std": "0.5",
-        "prescription.qk_exponent": ("-2.0", "model.head_dim=8", "prescription.embedding_std=1.0"),
-        "prescription.alpha_attention": ("0.5", *BORDELON),
-        "prescription.alpha_depth": ("0.5", *BORDELON, "model.layers=2"),
-        "prescription.base_depth": (
-            "4",
-            "prescription.alpha_depth=1.0",
-            "prescription.base_depth=2",
-        ),
-        "prescription.beta0": ("2.0", *BORDELON),
-        "prescription.gamma0": ("2.0", *BORDELON),
-        "data.source": ("embedded", "data.path=null", "data.tokenizer={files}/tokenizer.model"),
-        "data.path": "{files}/two",
-        "data.text_key": ("body", "data.path={files}/rows.jsonl"),
-        "data.tokenizer": ("{files}/tokenizer.model", "data.tokenizer_vocab_size=75"),
-        "data.tokenizer_vocab_size": "70",
-        "data.validation_fraction": "0.4",
-        "data.evaluation": "truncate",
-        "data.max_train_tokens": "300",
-        "data.max_validation_tokens": ("40", "training.eval_samples=100"),
-    },
+    (
+        LOOP + "model.width=16 model.head_dim=4 model.layers=1 model.context=8 "
+        "prescription.base_width=32 data.tokenizer_vocab_size=80 data.source=local "
+        "data.validation_fraction=0.2 data.path={files}/one"
+    ).split(),
+    changes(
+        OBSERVED
+        + ATAN2
+        + """
+model.width=32 model.layers=2 model.head_dim=8 model.mlp_ratio=2 model.norms=false model.context=6
+model.vocab_size=100
+model.heads=8 | model.width=null model.heads=4
+model.tied=true | prescription.parameterization=mup
+optimizer.min_dim_factored=4 | optimizer.name=adafactor
+prescription.parameterization=mup prescription.alignment=full prescription.gamma_embedding=2.0
+prescription.gamma_hidden=2.0 prescription.gamma_readout=2.0 prescription.embedding_exponent=1.0
+prescription.embedding_std=0.5
+prescription.base_width=64 | prescription.alignment=full
+prescription.gamma_units=effective | prescription.parameterization=ntk
+prescription.decay_exponent=-1.0 | optimizer.weight_decay=0.1 optimizer.decay_mode=independent
+prescription.convention=match_rms prescription.rate_exponent=0.5 prescription.adam_factor=2.0 | MUON
+prescription.eps_per_layer=true | optimizer.eps=0.1
+prescription.qk_exponent=-2.0 | model.head_dim=8 prescription.embedding_std=1.0
+prescription.alpha_attention=0.5 prescription.beta0=2.0 prescription.gamma0=2.0 | BORDELON
+prescription.alpha_depth=0.5 | BORDELON model.layers=2
+prescription.base_depth=4 | prescription.alpha_depth=1.0 prescription.base_depth=2
+data.source=embedded | data.path=null data.tokenizer={files}/tokenizer.model
+data.path={files}/two data.tokenizer_vocab_size=70 data.validation_fraction=0.4
+data.evaluation=truncate data.max_train_tokens=300
+data.text_key=body | data.path={files}/rows.jsonl
+data.tokenizer={files}/tokenizer.model | data.tokenizer_vocab_size=75
+data.max_validation_tokens=40 | training.eval_samples=100
+"""
+    ),
     alone={"data.source": ("data.tokenizer={files}/tokenizer.model",)},
     cache=("data.path={files}/one",),
     imports=frozenset({"datasets", "sentencepiece"}),
@@ -184,155 +153,97 @@ NANOLM = Case(
 
 BART = Case(
     "bart_span_denoise",
-    [
-        *LOOP,
-        "model.width=16",
-        "model.head_dim=8",
-        "model.layers=1",
-        "data.source=text",
-        "data.tokens_per_sample=24",
-        "data.trained_vocab_size=300",
-        "data.validation_fraction=0.2",
-        "data.path={files}/one",
-    ],
-    {
-        **STRATEGIES,
-        "prescription.c_we": "0.25",
-        "prescription.rescale": "true",
-        "training.gradient_scale": "false",
-        "training.skip_overflow": "false",
-        "model.width": "32",
-        "model.layers": "2",
-        "model.head_dim": "4",
-        "model.mlp_ratio": "2",
-        "model.vocab_size": "400",
-        "model.positions": "fairseq",
-        "model.dropout": "0.5",
-        "model.attention_dropout": "0.5",
-        "data.source": ("embedded", "data.path=null", "data.max_train_tokens=2000"),
-        "data.path": "{files}/two",
-        "data.text_key": ("body", "data.path={files}/rows.jsonl"),
-        "data.trained_vocab_size": "320",
-        "data.tokens_per_sample": "16",
-        "data.validation_fraction": "0.4",
-        "data.max_train_tokens": "600",
-        "data.max_validation_tokens": "100",
-        "data.noise.unit": "token",
-        "data.noise.fraction": "0.5",
-        "data.noise.fraction_mode": "exact",
-        "data.noise.poisson_lambda": "1.5",
-        "data.noise.permute": "false",
-    },
+    (
+        LOOP + "model.width=16 model.head_dim=8 model.layers=1 data.source=text "
+        "data.tokens_per_sample=24 data.trained_vocab_size=300 data.validation_fraction=0.2 "
+        "data.path={files}/one"
+    ).split(),
+    changes(
+        STRATEGIES
+        + """
+prescription.c_we=0.25 prescription.rescale=true training.gradient_scale=false
+training.skip_overflow=false
+model.width=32 model.layers=2 model.head_dim=4 model.mlp_ratio=2 model.vocab_size=400
+model.positions=fairseq model.dropout=0.5 model.attention_dropout=0.5
+data.source=embedded | data.path=null data.max_train_tokens=2000
+data.path={files}/two data.trained_vocab_size=320 data.tokens_per_sample=16
+data.text_key=body | data.path={files}/rows.jsonl
+data.validation_fraction=0.4 data.max_train_tokens=600 data.max_validation_tokens=100
+data.noise.unit=token data.noise.fraction=0.5 data.noise.fraction_mode=exact
+data.noise.poisson_lambda=1.5 data.noise.permute=false
+"""
+    ),
     elsewhere={
         "optimizer.atan2_lambda": NO_RATES,
         "optimizer.min_dim_factored": NO_RATES,
-        "data.bpe_encoder": "test_data",
-        "data.bpe_vocab": "test_data",
-        "data.bpe_dictionary": "test_data",
+        **dict.fromkeys(("data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"), "test_data"),
     },
     alone={"data.source": ()},
     cache=("data.path={files}/one",),
     imports=frozenset({"datasets", "fairseq"}),
 )
 
-FOLDER = ("data.source=folder", "data.path={files}/folder", "model.classes=2")
-SHARDS = ("data.source=shards", "data.path={files}/shards", "model.classes=2")
 IMAGENET = Case(
     "vit_imagenet",
-    [
-        *LOOP,
-        "model.width=16",
-        "model.head_dim=8",
-        "model.layers=1",
-        "model.image_size=8",
-        "data.eval_resize=8",
-        "data.augmentation.mix_group=4",
-    ],
-    {
-        **STRATEGIES,
-        "model.width": "32",
-        "model.layers": "2",
-        "model.head_dim": "4",
-        "model.mlp_ratio": "2",
-        "model.patch_size": "2",
-        "model.image_size": ("4", "data.eval_resize=12"),
-        "model.classes": ("2", *FOLDER[:2]),
-        "model.head_bias": "false",
-        "prescription.position_lr": "8.0",
-        "prescription.head_bias_lr": "8.0",
-        "data.source": ("folder", *FOLDER[1:]),
-        "data.path": ("{files}/folder", FOLDER[0], FOLDER[2]),
-        "data.validation_fraction": "0.5",
-        "data.eval_resize": "12",
-        "data.augmentation.crop_scale": "[0.3,0.4]",
-        "data.augmentation.crop_ratio": "[2.0,3.0]",
-        "data.augmentation.flip": "0.5",
-        "data.augmentation.rand_augment": "rand-m9-mstd0.5-inc1",
-        "data.augmentation.mixup": "0",
-        "data.augmentation.cutmix": "0",
-        "data.augmentation.cutmix_share": "0.9",
-        "data.augmentation.mix_group": "2",
-        "data.augmentation.erasing": "1.0",
-        "data.augmentation.label_smoothing": "0.3",
-    },
+    (
+        LOOP + "model.width=16 model.head_dim=8 model.layers=1 model.image_size=8 "
+        "data.eval_resize=8 data.augmentation.mix_group=4"
+    ).split(),
+    changes(
+        STRATEGIES
+        + """
+model.width=32 model.layers=2 model.head_dim=4 model.mlp_ratio=2 model.patch_size=2
+model.image_size=4 | data.eval_resize=12
+model.classes=2 | data.source=folder data.path={files}/folder
+model.head_bias=false prescription.position_lr=8.0 prescription.head_bias_lr=8.0
+data.source=folder | data.path={files}/folder model.classes=2
+data.path={files}/folder | data.source=folder model.classes=2
+data.validation_fraction=0.5 data.eval_resize=12
+data.augmentation.crop_scale=[0.3,0.4] data.augmentation.crop_ratio=[2.0,3.0]
+data.augmentation.flip=0.5 data.augmentation.rand_augment=rand-m9-mstd0.5-inc1
+data.augmentation.mixup=0 data.augmentation.cutmix=0 data.augmentation.cutmix_share=0.9
+data.augmentation.mix_group=2 data.augmentation.erasing=1.0
+data.augmentation.label_smoothing=0.3
+"""
+    ),
     elsewhere={
         "optimizer.atan2_lambda": NO_RATES,
         "optimizer.min_dim_factored": NO_RATES,
         "data.max_unreadable": "test_data",
     },
     alone=dict.fromkeys(("data.source", "model.classes", "data.path"), ()),
-    cache=SHARDS,
+    cache=tuple(SHARDS),
     imports=frozenset({"datasets", "timm"}),
 )
 
-FILES = (
-    "data.source=cifar5m data.path={files}/one data.train_images=12 training.steps=1 "
-    "schedule.warmup_steps=0"
-).split()
 CIFAR5M = Case(
     "vit_cifar5m",
-    [
-        *LOOP,
-        "model.head_dim=2",
-        "model.heads=2",
-        "model.layers=1",
-        "model.patch_size=16",
-        "optimizer.name=adam",
-        "optimizer.lr=0.1",
-        "schedule.name=linear",
-        "data.train_images=80",
-        "data.validation_images=12",
-    ],
-    {
-        **OBSERVED,
-        **ATAN2,
-        "model.head_dim": "4",
-        "model.heads": "4",
-        "model.layers": "2",
-        "model.patch_size": "32",
-        "prescription.alpha_attention": "0.5",
-        "prescription.alpha_depth": ("0.5", "model.layers=2"),
-        "prescription.beta0": "1.0",
-        "prescription.gamma0": ("0.5", SGD),
-        "prescription.zero_readout": "true",
-        "data.source": ("cifar5m", *FILES[1:]),
-        "data.path": ("{files}/two", *FILES),
-        "data.train_images": "90",
-        "data.seed": "7",
-        "data.validation_images": "7",
-    },
+    (
+        LOOP + "model.head_dim=2 model.heads=2 model.layers=1 model.patch_size=16 "
+        "optimizer.name=adam optimizer.lr=0.1 schedule.name=linear data.train_images=80 "
+        "data.validation_images=12"
+    ).split(),
+    changes(
+        OBSERVED
+        + ATAN2
+        + """
+model.head_dim=4 model.heads=4 model.layers=2 model.patch_size=32
+prescription.alpha_attention=0.5 prescription.beta0=1.0 prescription.zero_readout=true
+prescription.alpha_depth=0.5 | model.layers=2
+prescription.gamma0=0.5 | SGD
+data.path={files}/two | FILES
+data.train_images=90 data.seed=7 data.validation_images=7
+"""
+    )
+    | {"data.source": ("cifar5m", *FILES[1:])},
     elsewhere={
         "optimizer.min_dim_factored": NO_RATES,
         "data.repeat": "test_a_run_that_would_see_images_twice_is_refused_unless_it_may",
     },
-    refused={
-        "model.image_size": ("64", "model.image_size: expected 32"),
-        "model.classes": ("7", "data.source embedded have 10 classes; set model.classes=10"),
-    },
+    refused=("model.image_size", "model.classes"),
     alone={"data.source": ()},
-    cache=FILES,
+    cache=tuple(FILES),
 )
-
 CASES = {case.name: case for case in (NANOLM, BART, IMAGENET, CIFAR5M)}
 
 # Files that the cases read

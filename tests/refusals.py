@@ -20,6 +20,8 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 ROOT = Path(__file__).resolve().parents[1]
 # How a command ends, and errors of a developer or of Python's own protocols.
 NO_USERS = {"SystemExit", "KeyboardInterrupt", "NotImplementedError"}
@@ -80,32 +82,28 @@ def sites(room):
     return found
 
 
-@contextlib.contextmanager
-def raised(room):
-    """A set that fills with (file, line) of each exception that passes a line of the room."""
-    lines, inside = set(), f"{ROOT / room}/"
+def passed(error):
+    """(file, line) of every frame that an error has passed, and those that it came from."""
+    lines = {(one.tb_frame.f_code.co_filename, one.tb_lineno) for one in frames(error)}
+    checked = error.errors() if isinstance(error, ValidationError) else ()
+    causes = [each.get("ctx", {}).get("error") for each in checked]
+    for cause in filter(None, (error.__cause__, error.__context__, *causes)):
+        lines |= passed(cause)
+    return lines
 
-    def local(frame, event, argument):
-        if event == "exception":
-            lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return local
 
-    def calls(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(inside):
-            return None
-        frame.f_trace_lines = False
-        return local
-
-    before = sys.gettrace()
-    sys.settrace(calls)
-    try:
-        yield lines
-    finally:
-        sys.settrace(before)
+def frames(error):
+    """An error's traceback, link by link."""
+    link = error.__traceback__
+    while link:
+        yield link
+        link = link.tb_next
 
 
 def run(case, folder, names):
-    """What a case prints, in a folder of its own: `Error: message`, or a command's stderr."""
+    """What a case prints, in a folder of its own: `Error: message`, or a command's stderr; and the
+    lines that its errors have passed."""
+    lines = set()
     for part in (*case.setup, case):
         for name, text in part.files.items():
             path = folder / name.partition(":")[0]
@@ -122,6 +120,7 @@ def run(case, folder, names):
         except (NameError, SyntaxError):  # of the page
             raise
         except Exception as error:
+            lines |= passed(error)
             said = traceback.format_exception_only(error)[-1].strip()
             said = said.replace(type(error).__module__ + ".", "", 1)
             said = said if "\n" not in str(error) else f"more than one line: {error}"
@@ -129,22 +128,24 @@ def run(case, folder, names):
         out, err = io.StringIO(), io.StringIO()
         words = shlex.split(case.command.removeprefix("python "))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = command(words)
+            code, ended = command(words)
+        lines |= passed(ended) if ended else set()
         said = err.getvalue().strip()
         assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
         assert "\n" not in said, said
     assert written(folder) == before, f"something was written: {written(folder)}"
-    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", ""), lines
 
 
 def command(words):
-    """The exit code of `python -m room words`, or of a file of a room, in this process."""
+    """The exit code of `python -m room words`, or of a file of a room, in this process, and how it
+    ended."""
     module = importlib.import_module(words[1] if "." in words[1] else f"{words[1]}.__main__")
     try:
         (getattr(module, "main", None) or module.EXPERIMENT.main)(words[2:])
     except SystemExit as ended:
-        return ended.code
-    return 0
+        return ended.code, ended
+    return 0, None
 
 
 def written(folder):
@@ -168,10 +169,9 @@ def complaints(room, page, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
         try:
-            with raised(room) as reached:
-                said = run(case, folder, {})
+            said, reached = run(case, folder, {})
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            said, reached = f"{type(error).__name__}: {error}", set()
         for name, module in [*sys.modules.items()]:  # of another case's file of this name
             held = getattr(module, "__dict__", {})
             places = [held.get("__file__") or "", *(held.get("__path__") or ())]

@@ -17,13 +17,8 @@ from training.optim import optimizers
 from training.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-BART, NANO, DECODER, VIT, CIFAR = (
-    "bart_span_denoise",
-    "nanolm_c4",
-    "decoder",
-    "vit_imagenet",
-    "vit_cifar5m",
-)
+BART, NANO, DECODER = "bart_span_denoise", "nanolm_c4", "decoder"
+VIT, CIFAR = "vit_imagenet", "vit_cifar5m"
 ENDS = "model.vocab_size", "training.batch_size"
 SIZES = ("model.width", "model.layers", "model.head_dim", "model.mlp_ratio")
 DECODERS = (*SIZES, "model.context", *ENDS)
@@ -101,52 +96,26 @@ LARGE, R2C2 = (50_265 + 2 * 514) * 1024, (50_265 + 2 * 514) * 2048
 POSITIONS = "model.positions=fairseq"  # 514 rows, of which tokens take 512
 
 
+# Per token: weights of matrices, and pairs of tokens times width; then per sample.
+TEXT = 514 * (28 * 12 * 1024**2 + 50_265 * 1024 + 5 * 12 * 514 * 1024)
+PATCHES = 196 * (768**2 + 12 * 12 * 768**2 + 2 * 12 * 196 * 768) + 768_000
+CELLS = 64 * (48 * 256 + 24 * 256**2 + 2 * 4 * 64 * 256) + 2560
+PAPER = "model.positions=paper"
+
+
 @pytest.mark.parametrize(
-    ("file", "words", "embedding", "total", "tokens", "products", "flops"),
+    ("name", "file", "word", "embedding", "total", "tokens", "products", "flops"),
     [
-        # Per token: weights of matrices, and pairs of tokens times width; then per sample.
-        (
-            f"{BART}/configs/bart_large.yaml",
-            ["model.positions=paper"],
-            LARGE,
-            404_845_568,
-            512 * 514,
-            514 * (28 * 12 * 1024**2 + 50_265 * 1024 + 5 * 12 * 514 * 1024),
-            1.375e20,
-        ),
-        (f"{BART}/configs/bart_large.yaml", [POSITIONS], LARGE, 404_845_568, 512 * 512, None, None),
-        (
-            f"{BART}/configs/r2c2.yaml",
-            ["model.positions=paper"],
-            R2C2,
-            2_688_739_328,
-            None,
-            None,
-            None,
-        ),
-        (
-            f"{VIT}/configs/paper.yaml",
-            ["training.steps=93600"],
-            740_352,
-            740_352 + 85_703_656,
-            4096 * 196,
-            196 * (768**2 + 12 * 12 * 768**2 + 2 * 12 * 196 * 768) + 768_000,
-            4.019e19,
-        ),
-        (
-            f"{CIFAR}/configs/paper.yaml",
-            [],
-            (48 + 64) * 256,
-            1_604_096,
-            256 * 64,
-            64 * (48 * 256 + 24 * 256**2 + 2 * 4 * 64 * 256) + 2560,
-            3.297e15,
-        ),
+        (BART, "bart_large", PAPER, LARGE, 404_845_568, 512 * 514, TEXT, 1.375e20),
+        (BART, "bart_large", POSITIONS, LARGE, 404_845_568, 512 * 512, None, None),
+        (BART, "r2c2", PAPER, R2C2, 2_688_739_328, None, None, None),
+        (VIT, "paper", "training.steps=93600", 740_352, 86_444_008, 4096 * 196, PATCHES, 4.019e19),
+        (CIFAR, "paper", "seed=0", 112 * 256, 1_604_096, 256 * 64, CELLS, 3.297e15),
     ],
 )
-def test_the_papers_models_and_runs(file, words, embedding, total, tokens, products, flops):
-    experiment = load_experiment(file.partition("/")[0])
-    config = load(experiment.config, ROOT / file, words)
+def test_the_papers_models_and_runs(name, file, word, embedding, total, tokens, products, flops):
+    experiment = load_experiment(name)
+    config = load(experiment.config, ROOT / f"{name}/configs/{file}.yaml", [word])
     assert experiment.parameters(config) == {
         "embedding": embedding,
         "non_embedding": total - embedding,

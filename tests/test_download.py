@@ -29,7 +29,14 @@ pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).resolve().parents[1]
 HUB = f"datasets/allenai/c4/resolve/{C4_REVISION}/"
 CIFAR10 = "www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+T5_SUM = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
+ENCODER_SUM = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+VOCAB_SUM = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 CIFAR10_SUM = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+
+
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
@@ -78,8 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         if "endless" not in fault:
             self.send_header("Content-Length", "9" * 4500 if "absurd" in fault else len(body))
-        digest = hashlib.sha256(body).hexdigest()
-        for name, value in {"ETag": f'"{digest}"', "X-Repo-Commit": C4_REVISION, **headers}.items():
+        told = {"ETag": f'"{digest(body)}"', "X-Repo-Commit": C4_REVISION, **headers}
+        for name, value in told.items():
             self.send_header(name, value)
         self.end_headers()
         body = body.swapcase() if "forged" in fault else body
@@ -177,32 +184,35 @@ def test_sizes_and_times_are_said_before_anything_is_fetched(server, call):
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "message"),
+    ("words", "message"),
     [
-        (["cifar5"], {}, "cifar5: no such data or option; expected c4, cifar5m"),
-        (["c4", "--shards", "0"], {}, "--shards: 0 given, expected 1 to 1024"),
-        (["c4", "--shards=2000"], {}, "--shards: 2000 given, expected 1 to 1024"),
-        (["bart", "--text"], {}, "--text: expected a value after it"),
-        (
-            ["bart"],
-            {"MIRROR": "http://host.example"},
-            "MIRROR: http://host.example given; expected",
-        ),
-        *(
-            (["bart"], {"MIRROR": address}, "expected https://, as http can be forged")
-            for address in (
-                "http://localhost.evil.example",
-                "http://127.0.0.1:80@evil.example",
-                "http://localhost/@evil.example",
-                "ftp://127.0.0.1",
-            )
-        ),
+        ("cifar5", "cifar5: no such data or option; expected c4, cifar5m"),
+        ("c4 --shards 0", "--shards: 0 given, expected 1 to 1024"),
+        ("c4 --shards=2000", "--shards: 2000 given, expected 1 to 1024"),
+        ("bart --text", "--text: expected a value after it"),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(call, words, variables, message):
-    ran = call(*words, **variables)
+def test_a_mistake_in_the_command_is_one_line(call, words, message):
+    ran = call(*words.split())
     assert ran.returncode == 2 and ran.stderr.startswith("error: ") and message in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("http://host.example", "http://localhost.evil.example", "ftp://127.0.0.1"),
+        *("http://127.0.0.1:80@evil.example", "http://localhost/@evil.example"),
+    ],
+)
+def test_addresses_by_plain_http_are_refused(call, address, monkeypatch, capsys):
+    """The hub's, too: the SHA-256s that files are compared with come from it."""
+    line = f"{address} given; expected https://, as http can be forged\n"
+    assert call("bart", MIRROR=address).stderr == f"error: MIRROR: {line}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(SystemExit, match="2"):
+        download.main(["c4"])
+    assert capsys.readouterr().err == f"error: HF_ENDPOINT: {line}"
 
 
 def test_a_full_disk_is_known_before_anything_is_fetched(server, call, tmp_path):
@@ -226,7 +236,7 @@ def test_a_file_comes_whole_over_a_bad_line(server, call, faults, asked):
     content = batches()
     server.contents |= {CIFAR10: content, f"{CIFAR10}?again": content}
     server.faults = [*faults]
-    ran = call("cifar10", numbers={CIFAR10_SUM: hashlib.sha256(content).hexdigest()})
+    ran = call("cifar10", numbers={CIFAR10_SUM: digest(content)})
     assert ran.returncode == 0, ran.stderr
     half = len(content) // 2
     rest = {"half": half, "three quarters": half + (len(content) - half) // 2, None: None}
@@ -251,7 +261,7 @@ def test_a_file_comes_whole_over_a_bad_line(server, call, faults, asked):
 def test_what_is_not_the_file_never_gets_its_name(server, call, faults, message, kept):
     content = server.contents[CIFAR10] = bytes(range(256)) * 400
     server.faults = [*faults]
-    numbers = {CIFAR10_SUM: hashlib.sha256(content).hexdigest()}
+    numbers = {CIFAR10_SUM: digest(content)}
     line = refused(call, "cifar10", numbers=numbers)
     assert line.startswith("error: www.cs.toronto.edu/") and message in line
     assert ("cifar10/.partial/cifar-10-binary.tar.gz" in left()) == kept
@@ -271,7 +281,7 @@ def test_a_file_that_is_whole_but_has_no_name_yet_is_not_fetched_again(server, c
     part = Path("data/cifar10/.partial/cifar-10-binary.tar.gz")
     part.parent.mkdir(parents=True)
     part.write_bytes(content)
-    ran = call("cifar10", numbers={CIFAR10_SUM: hashlib.sha256(content).hexdigest()})
+    ran = call("cifar10", numbers={CIFAR10_SUM: digest(content)})
     assert ran.returncode == 0, ran.stderr
     assert not server.asked
 
@@ -294,9 +304,7 @@ def test_c4(server, call):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
         server.contents[f"{HUB}en/c4-{name}.json.gz"] = gzip.compress(lines.encode())
     numbers = {
-        "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86": hashlib.sha256(
-            model
-        ).hexdigest(),
+        T5_SUM: digest(model),
         '{"validation": 8, "train": 1024}': '{"validation": 1, "train": 3}',
         "ulimit -f 1000000": "ulimit -f 2000",
     }
@@ -326,20 +334,6 @@ def test_c4(server, call):
     assert "its 2 of 3 files of train are not enough; fetch more with bash scripts/dow" in line
     Path(f"data/c4/{C4_REVISION}/en/c4-train.00000-of-00003.json.gz").unlink()
     assert "no c4-train.00000-of-00003.json.gz in it, but later" in error_line(corpus)
-
-
-@pytest.mark.parametrize(
-    "address",
-    ["http://host.example", "http://127.0.0.1:80@host.example", "http://localhost.example"],
-)
-def test_a_hub_by_plain_http_is_refused(address, monkeypatch, capsys, tmp_path):
-    """The SHA-256s that files are compared with come from it, too."""
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        download.main(["c4"])
-    line = f"error: HF_ENDPOINT: {address} given; expected https://, as http can be forged\n"
-    assert capsys.readouterr().err == line
 
 
 def test_cifar5m(server, call):
@@ -375,7 +369,7 @@ def test_cifar10(server, call):
     from vit_cifar5m.data import from_config
 
     content = server.contents[CIFAR10] = batches()
-    whole(server, call, "cifar10", numbers={CIFAR10_SUM: hashlib.sha256(content).hexdigest()})
+    whole(server, call, "cifar10", numbers={CIFAR10_SUM: digest(content)})
     changes = ["data.source=cifar10", "data.path=data/cifar10", "data.validation_images=2"]
     config = load(Config, ROOT / "vit_cifar5m/configs/paper.yaml", changes)
     images = from_config(config.data, seed=0)
@@ -459,12 +453,8 @@ def test_bart(server, call):
     }
     numbers = {
         "50_265": "400",
-        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783": hashlib.sha256(
-            encoder
-        ).hexdigest(),
-        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5": hashlib.sha256(
-            vocab
-        ).hexdigest(),
+        ENCODER_SUM: digest(encoder),
+        VOCAB_SUM: digest(vocab),
     }
     line = refused(call, "bart", numbers=numbers)
     assert line.startswith("error: data/bart: no corpus there") and "--text FOLDER" in line

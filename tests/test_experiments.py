@@ -85,19 +85,27 @@ def small(request, smalls):
 # Plans and costs
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_help_names_every_key_and_needs_neither_torch_nor_data(name):
-    heavy = {"torch", "accelerate", *CASES[name].imports}
+def test_help_needs_neither_torch_nor_data():
+    heavy = {"torch", "accelerate"}.union(*(case.imports for case in CASES.values()))
     code = (
-        f"import sys, {name}.train as t\n"
-        "try: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
-        f"assert not {heavy!r} & set(sys.modules), {heavy!r} & set(sys.modules)"
+        f"import sys, importlib\nfor name in {[*CASES]}:\n"
+        "    try: importlib.import_module(f'{name}.train').EXPERIMENT.main(['--help'])\n"
+        "    except SystemExit: pass\n"
+        f"    assert not {heavy!r} & set(sys.modules), (name, {heavy!r} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    for key, item in leaves(load_experiment(name).config):
-        assert f"  {key} (" in result.stdout and item.description, key
-    assert "optimizer.lr (float, required)" in result.stdout
+    assert result.returncode == 0 and result.stdout.count("optimizer.lr (") == 4, result.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_help_names_every_key(name, capsys):
+    experiment = load_experiment(name)
+    with pytest.raises(SystemExit, match="0"):
+        experiment.main(["--help"])
+    text = capsys.readouterr().out
+    for key, item in leaves(experiment.config):
+        assert f"  {key} (" in text and item.description, key
+    assert "optimizer.lr (float, required)" in text
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
@@ -105,7 +113,7 @@ def test_every_shipped_config_has_a_plan_without_data_and_its_cost(path, tmp_pat
     experiment = load_experiment(path.parts[0])
     config = load(experiment.config, ROOT / path, [f"data.cache_dir={tmp_path / 'cache'}"])
     monkeypatch.chdir(tmp_path)
-    plan = experiment.build_plan(config)
+    plan = experiment.plan(config)
     assert not (tmp_path / "cache").exists()
     parameters = experiment.parameters(config)
     assert parameters["total"] == sum(math.prod(row.shape) for row in plan.rows)
@@ -124,12 +132,9 @@ def test_a_plan_is_printed_as_a_table_and_as_json_and_is_that_of_the_run(small, 
     assert table == made.plan.table() + "\n"
     parameters = sum(parameter.numel() for parameter in made.model.parameters())
     assert small.experiment.parameters(small.config())["total"] == parameters
-
-
-def test_json_goes_with_a_plan(small, capsys):
-    with pytest.raises(SystemExit) as ended:
-        small.experiment.main([str(small.case.config), "--json"])
-    assert ended.value.code == 2 and "--json goes with --plan" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        small.experiment.main([*arguments, "--json"])
+    assert "--json goes with --plan" in capsys.readouterr().err
 
 
 # Runs
@@ -256,8 +261,7 @@ def test_every_key_is_covered(small):
 @pytest.mark.parametrize(("name", "key"), KEYS)
 def test_every_key_changes_what_a_run_leaves_behind(smalls, name, key, tmp_path, tmp_path_factory):
     small = smalls(name)
-    change = small.case.all_changes()[key]
-    value, *words = change if isinstance(change, tuple) else (change,)
+    value, *words = small.case.all_changes()[key]
     changed = small.trace(tmp_path, *words, f"{key}={value}")
     assert changed != small.base(tmp_path_factory, *small.case.alone.get(key, words))
 
@@ -307,93 +311,6 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
     assert workers == {int(key == "training.data_workers")}
     assert (tmp_path / "run" / "tensorboard").exists() == (key == "training.trackers")
     assert (tmp_path / "cache").exists() == (key == "data.cache_dir")
-
-
-REFUSED = [(name, key) for name, case in CASES.items() for key in case.refused]
-
-
-@pytest.mark.parametrize(("name", "key"), REFUSED)
-def test_keys_of_one_value_take_no_other(smalls, name, key):
-    value, message = CASES[name].refused[key]
-    with pytest.raises(UserError, match=message):
-        smalls(name).experiment.build_task(smalls(name).config(f"{key}={value}"))
-
-
-# Mistakes
-
-
-MISTAKES = {
-    "nanolm_c4/configs/laptop.yaml": {
-        "data.source=local": "data.path is missing",
-        "data.tokenizer_vocab_size=63": "size: expected greater than or equal to 64",
-        "prescription.base_depth=2": "prescription.base_depth acts with prescription.alpha_depth",
-        "prescription.base_width=null": "key 'prescription.base_width' is missing; standard needs",
-        "prescription.beta0=1.0": "prescription.beta0 belongs to bordelon and not to standard",
-    },
-    "nanolm_c4/configs/infinite_limits_laptop.yaml": {
-        "model.width=32": "expected one of model.width and model.heads, got both",
-        "model.heads=null": "expected one of model.width and model.heads, got neither",
-        "optimizer.name=adafactor": "optimizer.name adafactor: bordelon has rates for sgd, adam, a",
-        "prescription.alpha_attention=1.1": "alpha_attention: expected less than or equal",
-        "prescription.base_depth=2": "belongs to Everett et al.'s rules and not to bordelon; leave",
-        "prescription.beta0=null": "key 'prescription.beta0' is missing; bordelon needs",
-    },
-    "bart_span_denoise/configs/laptop.yaml": {
-        "data.bpe_vocab=a": "data.bpe_*: source embedded takes bpe_encoder, bpe_vocab and bpe_d",
-        "data.noise.fraction=1.5": "data.noise.fraction: expected less than 1",
-        "data.path=somewhere": "data.path: source embedded takes no path",
-        "data.source=text": "data.path: source text needs data.path",
-        "model.width=20": "model.width 20 is not a multiple of model.head_dim 16",
-        "optimizer.name=adafactor": "optimizer.name adafactor: Dinan et al. prescribe",
-        "prescription.s=0.5": "prescription.s goes with strategy meta_principled",
-    },
-    "vit_imagenet/configs/laptop.yaml": {
-        "data.augmentation.crop_scale=[0.5,0.2]": "crop_scale [0.5, 0.2]: expected a lower",
-        "data.augmentation.mix_group=48": "training.batch_size 128 does not consist of whole",
-        "data.augmentation.rand_augment=m9": "rand_augment: 'm9' is not RandAugment in timm's",
-        "data.path=data/imagenet": "data.path: source embedded takes no path; set data.source",
-        "data.source=folder": "data.path is missing: the folder of the folder source",
-        "model.classes=7": "set model.classes=10",
-        "model.image_size=18": "model.image_size 18 is not a multiple of model.patch_size 4",
-        "model.image_size=20": "data.eval_resize 16 is less than model.image_size 20",
-        "prescription.strategy=meta_principled": "prescription.s goes with strategy meta_princ",
-        "training.micro_batch_size=16": "training.micro_batch_size 16 does not consist of wh",
-    },
-    "vit_cifar5m/configs/laptop.yaml": {
-        "data.source=cifar5m": "data.path is missing: the folder of the cifar5m source",
-        "model.patch_size=5": "model.patch_size 5 does not divide model.image_size 32",
-        "model.width=32": "model.width",
-        "optimizer.name=adafactor": "optimizer.name adafactor: Bordelon et al. prescribe rates",
-        "prescription.alpha_attention=0.4": "prescription.alpha_attention",
-        "training.steps=999999999": "allow a run to see images again with data.repeat=true",
-    },
-}
-EVERYWHERE = {
-    "model.layrs=3": "unknown key 'model.layrs'; did you mean 'model.layers'?",
-    "optimizer.lr=fast": "optimizer.lr: expected a valid number",
-    "training.batch_size=0": "training.batch_size: expected greater than 0",
-}
-
-
-@pytest.mark.parametrize(
-    ("path", "word", "message"),
-    [(path, *mistake) for path, own in MISTAKES.items() for mistake in (own | EVERYWHERE).items()],
-)
-def test_a_users_mistake_is_one_line_and_code_2(path, word, message, tmp_path, capsys):
-    words = [word, f"data.cache_dir={tmp_path}", "--run-dir", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as ended:
-        load_experiment(path.partition("/")[0]).main([str(ROOT / path), *words])
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert ended.value.code == 2
-    assert line.startswith("error: ") and message in line
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_missing_config_is_one_line(small, capsys):
-    with pytest.raises(SystemExit) as ended:
-        small.experiment.main(["nowhere.yaml"])
-    assert ended.value.code == 2
-    assert "nowhere.yaml: cannot read the file" in capsys.readouterr().err
 
 
 def test_our_own_mistakes_keep_their_traceback(small, monkeypatch):

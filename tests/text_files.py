@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pyarrow
 import pyarrow.parquet
@@ -10,6 +11,17 @@ import pytest
 from training.data import text
 from training.data.text import in_validation
 from training.errors import UserError
+
+SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
+WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
+
+
+def write_documents(count, seed=0, least=3, long=0.0):
+    """Random documents of a few sentences, each unlike the others, a share of them `long`."""
+    draw = random.Random(seed)
+    length = lambda: 60 if long and draw.random() < long else draw.randint(least, 9)
+    sentence = lambda: " ".join(draw.choices(WORDS, k=length())) + draw.choice(".!?")
+    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
 
 
 def as_txt(folder, documents):

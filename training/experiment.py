@@ -49,8 +49,7 @@ class Experiment(Generic[C]):
 
     - `config`: the class of its configs.
     - `build_task(config)`: model, plan, data and loss, for the loop and the coordinate check.
-    - `build_plan(config, model)`: every tensor's numbers; without a model, None, of one on the meta
-      device, and without data.
+    - `build_plan(config, model)`: every tensor's numbers.
     - `build_blank(config, rows)`: a model, its summed loss as in `Task`, and a batch of so many
       samples without content, on torch's default device, for `training.simulate`; no data are read.
     - `products(config, weights)`: multiply-adds of a forward pass of one sample.
@@ -67,7 +66,7 @@ class Experiment(Generic[C]):
     description: str
     config: type[C]
     build_task: Callable[[C], Task]
-    build_plan: Callable[[C, nn.Module | None], Plan]
+    build_plan: Callable[[C, nn.Module], Plan]
     products: Callable[[C, Weights], int]
     tokens_per_step: Callable[[C], int]
     result: Callable[[Summary], str]
@@ -93,12 +92,28 @@ class Experiment(Generic[C]):
             from param_groups import Role
 
             by_role = Counter[str]()
-            for row in self.build_plan(config, None).rows:
+            for row in self.plan(config).rows:
                 by_role[row.role] += math.prod(row.shape)
             looked_up = {role for role in by_role if Role(role).facts.layout in ("table", "vector")}
             matrices = sum(count for role, count in by_role.items() if role not in looked_up)
             self._weights[key] = Weights(by_role, matrices)
         return self._weights[key]
+
+    def blank(self, config: C, rows: int) -> tuple[nn.Module, Loss, object]:
+        """`build_blank` on the meta device; UserError if the experiment has none."""
+        import torch
+
+        if self.build_blank is None:
+            raise UserError(
+                f"{self.name}/train.py: EXPERIMENT has no build_blank, which plans without data "
+                "and simulated steps need; add one as in nanolm_c4/train.py"
+            )
+        with torch.device("meta"):
+            return self.build_blank(config, rows)
+
+    def plan(self, config: C) -> Plan:
+        """Every tensor's numbers, of a model on the meta device, without data."""
+        return self.build_plan(config, self.blank(config, rows=1)[0])
 
     def parameters(self, config: C) -> dict[str, int]:
         """Numbers of parameters: embedding and non_embedding, and total, their sum."""
@@ -180,7 +195,7 @@ class Experiment(Generic[C]):
             if args.plan:
                 from param_groups.plan import dumps
 
-                plan = self.build_plan(config, None)
+                plan = self.plan(config)
                 print(dumps(plan) if args.json else plan.table())
             else:
                 self._train(config, args.config, args.run_dir)

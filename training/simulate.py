@@ -32,7 +32,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from training import compiled, linear_cross_entropy, sharding
-from training.errors import UserError
 from training.experiment import Experiment
 from training.optim import optimizers
 
@@ -58,11 +57,6 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
 
     Raises RuntimeError inside a process group, UserError for an experiment without build_blank.
     """
-    if experiment.build_blank is None:
-        raise UserError(
-            f"{experiment.name}/train.py: EXPERIMENT has no build_blank, which a simulated step "
-            "needs; add one as in nanolm_c4/train.py"
-        )
     if distributed.is_initialized():
         raise RuntimeError("a simulated step makes a process group: there is one already")
     batch_size = config.training.batch_size
@@ -72,8 +66,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         if shards > 1:
             distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shards)
             stack.callback(distributed.destroy_process_group)
-        with torch.device("meta"):
-            model, loss, example = experiment.build_blank(config, rows)
+        model, loss, example = experiment.blank(config, rows)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         plan = experiment.build_plan(config, model)
         plan.apply_multipliers(model)

@@ -34,16 +34,11 @@ def build_model(config: Config):
     return VisionTransformer(config.model)
 
 
-def build_plan(config: Config, model=None):
-    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
-    import torch
-
+def build_plan(config: Config, model):
+    """Every tensor's numbers; the model may be on the meta device."""
     from param_groups import plan
     from vit_cifar5m.model import ROLES
 
-    if model is None:
-        with torch.device("meta"):
-            model = build_model(config)
     return plan(model, ROLES, prescription(config), **config.optimizer.numbers)
 
 

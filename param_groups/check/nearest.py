@@ -209,7 +209,10 @@ def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss
         alike.setdefault(_alike(name, numbers), []).append(name)
     found: list[tuple[int, str, list[Miss]]] = []
     for form in meant:
-        homes = [one.kept for one in forms if _trains_alike(one.rule, form.rule)]
+        homes = [form.kept]  # multipliers of what trains alike, each once
+        for one in forms:
+            if one.kept not in homes and _trains_alike(one.rule, form.rule):
+                homes.append(one.kept)
         missed = [*_missed(form, homes, alike, numbers), *_starts(form, numbers)]
         weight = sum(9 if number == "lr" else 1 for _, number, _, _ in missed)
         found.append((weight, form.name, missed))
@@ -244,7 +247,7 @@ def _missed(
             lambda one: ZERO if one.muon else -rule.rate(one.own, one.kind) - shift * lost(one, {})
         ],
         "eps": [
-            *(lambda one, home=home: one.square * lost(one, home) for home in (here, *homes)),
+            *(lambda one, home=home: one.square * lost(one, home) for home in homes),
             lambda one: one.square * (rule.gradient(one.kind) + lost(one, {})),
         ],
         "decay": [
@@ -256,7 +259,7 @@ def _missed(
                 lambda one, home=home: (
                     ZERO if one.muon else (one.lr[0] or ZERO) + shift * lost(one, home)
                 )
-                for home in (here, *homes)
+                for home in homes
             ),
         ],
     }

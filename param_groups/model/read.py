@@ -130,8 +130,8 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
     layer, hidden, _ = f".{name}".partition(".parametrizations.")
     if hidden:
         return (
-            f"stands behind a parametrisation: what {layer[1:]!r} multiplies by has other sizes and "
-            "other rates; plan the model before the parametrisation is registered, or after "
+            f"stands behind a parametrisation: what {layer[1:]!r} multiplies by has other sizes "
+            "and other rates; plan the model before the parametrisation is registered, or after "
             "torch.nn.utils.parametrize.remove_parametrizations"
         )
     if parameter.numel() == 0:

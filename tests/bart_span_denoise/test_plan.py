@@ -100,7 +100,7 @@ def test_what_is_exchanged_changes_and_nothing_else(strategy, exchanged, std, re
         for words in ([], exchanged)
     ]
     assert run_id(configs[0]) != run_id(configs[1])
-    before, after = map(train.build_plan, configs)
+    before, after = map(train.EXPERIMENT.plan, configs)
     found = factors(after)
     assert found["logit_multiplier"] == pytest.approx(rescale)
     assert found["attention_scale"] == factors(before)["attention_scale"]

@@ -76,7 +76,7 @@ def test_the_laptop_keeps_the_paper_s_clip_and_schedule():
 
 def gradient_over_epsilon(config):
     """RMS of a gradient at the clip's norm, over all weights, in units of epsilon."""
-    weights = sum(math.prod(row.shape) for row in train.build_plan(config).rows)
+    weights = sum(math.prod(row.shape) for row in train.EXPERIMENT.plan(config).rows)
     return config.optimizer.clip_norm / math.sqrt(weights) / config.optimizer.eps
 
 

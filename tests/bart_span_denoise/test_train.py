@@ -9,7 +9,9 @@ from bart_span_denoise import train
 from bart_span_denoise.config import Config
 from tests.bart_span_denoise.texts import fairseq_preprocess
 from tests.experiment_cases import CASES, write_texts
+from tests.processes import finished
 from tests.run_folders import lines
+from tests.test_experiments import flat
 from training import loop
 from training import task as tasks
 from training.config import load
@@ -130,3 +132,42 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
 
 
 # Commands
+
+
+# A sharded run, with samples of all lengths
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
+
+
+def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
+    """FSDP2 over two processes, as R2C2 is launched; clip and the roles' numbers included."""
+    write_texts(tmp_path)
+    words = [
+        *(word.format(files=tmp_path) for word in CASES["bart_span_denoise"].small),
+        f"data.cache_dir={tmp_path}",
+        "training.eval_every=3",
+        "training.micro_batch_size=4",
+        "prescription.strategy=neural_tangent",
+        "optimizer.lr=0.2",
+        "training.eval_samples=7",
+        "model.dropout=0.0",
+        "model.attention_dropout=0.0",  # every process drops out for itself
+    ]
+    for ranks, env in ((1, {}), (2, FSDP)):
+        result = finished(
+            "-m",
+            "bart_span_denoise.train",
+            "bart_span_denoise/configs/laptop.yaml",
+            *words,
+            "--run-dir",
+            tmp_path / str(ranks),
+            ranks=ranks,
+            cwd=ROOT,
+            **env,
+        )
+        assert result.returncode == 0, result.err
+    one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
+    assert len(one) == len(two)
+    for first, second in zip(one, two, strict=True):
+        assert second == pytest.approx(first, rel=1e-4)

@@ -9,22 +9,13 @@ import torch
 from bart_span_denoise import data, fairseq_interop
 from bart_span_denoise.bpe import EOS
 from bart_span_denoise.config import Config
+from tests.text_files import write_documents
 from training.data.text import in_validation
 
-SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
-WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
 SIZE, LIMIT = 320, 40
 
 
-def write_documents(count, seed=0):
-    """Random documents of a few sentences, some of them longer than a sample."""
-    draw = random.Random(seed)
-    length = lambda: 60 if draw.random() < 0.05 else draw.randint(1, 9)
-    sentence = lambda: " ".join(draw.choices(WORDS, k=length())) + draw.choice(".!?")
-    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
-
-
-DOCUMENTS = write_documents(60)
+DOCUMENTS = write_documents(60, least=1, long=0.05)  # some sentences are longer than a sample
 
 
 def of_split(split, texts=DOCUMENTS):

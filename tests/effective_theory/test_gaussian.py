@@ -114,14 +114,9 @@ def test_several_covariances_at_once_are_the_same_as_one_by_one(activation):
             _close(part[i], expected, 1e-8)
 
 
-def test_variances_that_need_too_many_terms_are_refused(monkeypatch):
-    with pytest.raises(UserError, match="tanh at variance 1.3e.03: expectations are computed up"):
-        activation_kernels(1000 * _K, "tanh")
+def test_a_variance_beyond_float64_is_refused():
     with pytest.raises(UserError, match="variance inf"):
         activation_kernels(1e308 * torch.eye(2) * 10, "gelu")
-    monkeypatch.setattr(gaussian, "_TERMS", 64)
-    with pytest.raises(UserError, match="gelu at variance 130: .*lower init.mlp_in"):
-        activation_kernels(100 * _K, "gelu")
 
 
 def _means(f, x, y, tokens, variance, *, causal=False, draws=16384, seed=0):

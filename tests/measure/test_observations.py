@@ -2,7 +2,6 @@
 
 import json
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from tests.run_folders import STATE, dies_after, kept, lines, observed_bytes
 from training import config as configs
 from training import log, loop
 from training import task as tasks
-from training.config import validate
 from training.errors import UserError
 from training.experiment import load_experiment
 
@@ -199,32 +197,10 @@ def test_what_is_not_finite_is_null(toy):
 
 def test_what_cannot_be_observed_is_refused_before_training(toy):
     task = toy.build_task(toy.config())
-    task.forward = None
-    with pytest.raises(UserError, match="no `forward` that returns them; give it one or set"):
-        loop.train(task, toy.folder / "run")
-    task = toy.build_task(toy.config())
     del task.model.blocks[0].attention.heads
     with pytest.raises(UserError, match="blocks.0 of Dropping cannot be observed"):
         loop.train(task, toy.folder / "run")
-    few = toy.config(training__observe_samples=31)
-    with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
-        loop.train(toy.build_task(few), toy.folder / "run")
-    task = toy.build_task(toy.config())
-    sharded = tasks.LiveRun(task, toy.folder / "run", None, "cpu", True, True, nullcontext)
-    with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
-        task.recorders[0].start(sharded)
     assert not (toy.folder / "run").exists()
-
-
-@pytest.mark.parametrize("every", [{}, {"training.observe_every": 0}])
-def test_samples_that_nothing_observes_are_one_line(toy, every):
-    data = json.loads(json.dumps(toy.settings))
-    del data["training"]["observe_every"]
-    with pytest.raises(UserError, match="training.observe_samples 3 is given, but nothing is obse"):
-        validate(toy.Config, configs.set_keys(data, every), "toy")
-    del data["training"]["observe_samples"]
-    kept = validate(toy.Config, configs.set_keys(data, every), "toy")
-    assert not {"observe_every", "observe_samples"} & kept.model_dump()["training"].keys()
 
 
 SHIPPED = {

@@ -28,10 +28,10 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
         "optimizer.lr=0.5",
     ]
     small, large = (
-        train.build_plan(load(Config, LAPTOP, [*words, f"model.layers={layers}"]))
+        train.EXPERIMENT.plan(load(Config, LAPTOP, [*words, f"model.layers={layers}"]))
         for layers in (2, 8)
     )
-    plain = train.build_plan(load(Config, LAPTOP, [words[0], words[3]]))
+    plain = train.EXPERIMENT.plan(load(Config, LAPTOP, [words[0], words[3]]))
     assert [(row.name, row.lr, row.init_std, row.multiplier) for row in small.rows] == [
         (row.name, row.lr, row.init_std, row.multiplier) for row in plain.rows
     ]

@@ -114,6 +114,19 @@ def test_the_core_in_the_readme_is_the_plan():
         assert tensor.std().item() == pytest.approx(row.init_std, rel=0.02), name
 
 
+def test_the_plan_of_ones_own_model_in_the_readme_needs_no_rules_by_hand():
+    core, _, _, mine = re.findall(r"```python\n(.*?)```", README, re.S)[:4]
+    names: dict = {}
+    exec(core, names)
+    names |= {"build": names["Model"], "run": lambda model: model(torch.arange(50)[None])}
+    exec(mine, names)
+    rates = {row.role: row.lr for row in names["numbers"].rows}
+    # m (n / b)^-c times the global rate, with m = sqrt(n), 1, 1 / sqrt(n): the table of the core.
+    assert rates == pytest.approx(
+        {"token_embedding": 3e-3 * 32 / 2, "hidden": 3e-3 / 4, "readout": 3e-3 / 32 / 2}
+    )
+
+
 def test_the_prescriptions_in_the_readme_go_around_each_other_and_around_ones_own():
     algebra, mine = re.findall(r"```python\n(.*?)```", README, re.S)[1:3]
     names = {**vars(param_groups), "small": None, "roles": []}

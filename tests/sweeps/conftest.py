@@ -43,9 +43,8 @@ class Counting(Experiment):
         print("loading the data", flush=True)
         rank = os.environ.get("RANK", "0")
         names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NODES")
-        (run_dir / f"at-{rank}").write_text(json.dumps(
-            {"pid": os.getpid(), "argv": sys.argv, **{name: os.environ.get(name) for name in names}}
-        ))
+        told = {name: os.environ.get(name) for name in names}
+        write_json(run_dir / f"at-{rank}", {"pid": os.getpid(), **told})
         if config.seed == FAILS or config.seed == SECOND_FAILS and rank == "1":
             raise RuntimeError("no such thing")
         if config.seed == DIES:
@@ -154,6 +153,14 @@ def meet(place):
             if time.monotonic() > end:
                 raise
             time.sleep(0.02)
+
+class Place(Counting):
+    """Holds its place until its folder has a file `go`."""
+
+    def work(self, config, run_dir, progress):
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
+        return {"status": "finished"}
 
 class Training(Counting):
     """A real run of the loop."""
@@ -339,29 +346,7 @@ def open_engine():
 REAL = "from ..train import Training, made\n\nEXPERIMENT = made(Training)\n"
 PAIR = REAL.replace("Training", "Pair")
 
-# Holds its place, without torch, until its folder has a file `go`.
-PLACE = """
-import json, os, pathlib, time
-from training.settings import RunConfig
-from training.experiment import Experiment
-
-class Place(Experiment):
-    flops = staticmethod(lambda config: 1.0)
-
-    def run(self, config, run_dir, progress=None):
-        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-        own = {name: os.environ.get(name) for name in names}
-        (run_dir / "new").write_text(json.dumps({"pid": os.getpid(), **own}))
-        (run_dir / "new").rename(run_dir / "at-0")
-        while not (run_dir / "go").exists():
-            time.sleep(0.02)
-        return {"status": "finished"}
-
-EXPERIMENT = Place(
-    name=__name__.partition(".")[0], description="", config=RunConfig,
-    **dict.fromkeys(("build_task", "build_plan", "products", "tokens_per_step", "result"), print)
-)
-"""
+PLACE = REAL.replace("Training", "Place")
 
 
 def wait_until(condition, seconds=300):

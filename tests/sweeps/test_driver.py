@@ -21,33 +21,17 @@ from sweeps.driver import LOST, Driver
 from sweeps.pool import Needs, RunFailed
 from sweeps.progress import status
 from sweeps.sweep import shortened
-from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
+from tests.sweeps.toys import BASE, ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.files import Busy, locked
 
-SOURCE = """
-from training.config import Section
-from training.settings import CheckpointConfig, LoopConfig
-
-class Config(Section):
-    seed: int = 0
-    width: int = 1
-    training: LoopConfig
-    checkpoint: CheckpointConfig = CheckpointConfig()
-
-def flops(config):
-    return float(config.width)
-
-def run(config, run_dir, progress=None):
-    raise AssertionError("the pool of these tests does not train")
-"""
 SWEEP = "grid: {width: [1, 2, 3, 4]}\ncurves: {a: {}}\n"
 DONE = {"status": "finished", "step": 2, "steps": 2, "final_eval_loss": 1.0}
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    return make_toy(tmp_path, monkeypatch, SOURCE, "training: {steps: 2, batch_size: 1}\n")
+    return make_toy(tmp_path, monkeypatch, BASE.replace("steps: 9", "steps: 2"))
 
 
 @pytest.fixture

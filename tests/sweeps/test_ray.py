@@ -183,8 +183,3 @@ def test_a_token_that_others_may_read_is_refused(tmp_path, monkeypatch):
     token.chmod(0o600)
     with pytest.raises(UserError, match="no Ray at 127.0.0.1:1: "):
         open_pool("ray", PoolOptions(address="127.0.0.1:1"))
-
-
-def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
-    with pytest.raises(UserError, match="--engine ray: no Ray at 127.0.0.1:1: "):
-        open_pool("ray", PoolOptions(address="127.0.0.1:1"))

@@ -8,7 +8,6 @@ from sweeps.__main__ import main
 from sweeps.study import load_search
 from sweeps.sweep_file import load_sweep
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
-from training.errors import UserError
 
 SWEEP = """
 set: {inner.kind: big}
@@ -133,17 +132,6 @@ def test_an_extension_stays_within_the_conditions_and_says_so(toy):
     assert work.report() == [
         "a width=8: lr 0.25 was not run: left out by --where lr>=0.5; it is needed"
     ]
-
-
-def test_constants_that_a_search_found_are_not_overridden_silently(toy):
-    write_file(toy, SEARCH, "search.yaml")
-    folder = toy.parent / "results" / toy.name / "search"
-    folder.mkdir(parents=True)
-    (folder / "constants.yaml").write_text("constants: [{where: {}, set: {lr: 3.0}}]\n")
-    path = write_file(toy, "constants: search.yaml\ncurves: {a: {constants: true}}\n")
-    assert load(toy, path).points[0].config.lr == 3.0
-    with pytest.raises(UserError, match="lr=2: .* sets lr itself, in the constants of search.yaml"):
-        load(toy, path, overrides=["lr=2"])
 
 
 @pytest.mark.parametrize("command", ["run", "status"])

@@ -19,7 +19,7 @@ from sweeps.study import (
     next_ranges,
     suggest,
 )
-from tests.sweeps.test_search import BASE, EXPERIMENT, SEARCH, run, write_search
+from tests.sweeps.test_search import BASE, SEARCH, run, write_search
 from tests.sweeps.toys import calls, make_toy, work_of
 from training.errors import UserError
 
@@ -188,7 +188,7 @@ def test_half_a_line_that_a_crash_left_is_dropped_and_a_damaged_journal_named(tm
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    return make_toy(tmp_path, monkeypatch, EXPERIMENT, BASE)
+    return make_toy(tmp_path, monkeypatch, BASE)
 
 
 def digit(text):
@@ -249,7 +249,7 @@ def test_a_trial_is_what_its_runs_sealed_summary_says(toy):
 def test_a_search_whose_best_value_is_at_the_end_of_what_is_valid_ends(toy):
     """Its next range would leave that: it goes as far as values make a config."""
     train = toy / "train.py"
-    train.write_text(train.read_text().replace("return 3 +", "return 3 - config.optimizer.beta1 +"))
+    train.write_text(train.read_text().replace("loss = 3 +", "loss = 3 - config.optimizer.beta1 +"))
     text = SEARCH.replace("gamma.b: [1.0e-2, 1.0e+2]", "optimizer.beta1: [0.5, 0.9]")
     path = write_search(toy, text.replace("rounds: 1", "rounds: 3"))
     work, _, constants = run(toy, path)

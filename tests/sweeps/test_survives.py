@@ -4,13 +4,17 @@ Whatever happens, the tables are those of an undisturbed sweep, byte for byte.
 """
 
 import csv
+import fcntl
 import importlib.util
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections import Counter
 
@@ -202,7 +206,10 @@ def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one
 
 
 @LOCAL
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.thorough) for one in (">&-", "2>&-"))],
+)
 def test_a_sweep_without_standard_streams_trains_all_the_same(engine, whole, closed):
     """As a daemon's: their numbers are not those of other files of the workers."""
     file = engine.folder / engine.toy / "s.yaml"
@@ -282,3 +289,102 @@ def test_of_two_runs_in_one_folder_one_trains(tmp_path, monkeypatch):
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     steps = [line["step"] for line in map(json.loads, lines) if "train_loss" in line]
     assert steps and steps == sorted(set(steps))
+
+
+# What a user sees in a terminal, and what Ctrl-C does there
+
+
+LONG = "optimizer: {lr: 0.01}\nschedule: {}\ntraining: {steps: 900, batch_size: 4, log_every: 2}\n"
+STOPPING = "stopping: runs save a checkpoint; interrupt again to end them now"
+
+
+class Terminal:
+    """A command in a terminal of its own, whose Ctrl-C is a signal, and what it has shown."""
+
+    def __init__(self, *words):
+        self.text, (self.master, other) = "", pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(other)
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        while True:
+            try:
+                self.text += os.read(self.master, 4096).decode()
+            except OSError:  # the last process that had it has ended
+                return
+
+    def wait_for(self, words):
+        wait_until(lambda: words in self.text or self.process.poll() is not None)
+        assert words in self.text, self.text
+
+    def interrupt(self):
+        os.write(self.master, b"\x03")
+
+    def end(self):
+        """The exit code, and the last line."""
+        code = self.process.wait(300)
+        self.reader.join(300)
+        return code, self.text.splitlines()[-1].removeprefix("^C")
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    started = []
+
+    def start(*words):
+        started.append(Terminal(*words))
+        return started[-1]
+
+    (tmp_path / "pause").write_text("0.05")
+    yield start
+    for found in started:
+        found.process.kill()
+        found.process.wait()
+        found.reader.join(300)
+        os.close(found.master)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_has_a_sweep_save_and_a_second_one_ends_it(times, toy, tmp_path, terminal):
+    (tmp_path / toy / "base.yaml").write_text(LONG)
+    file = tmp_path / toy / "s.yaml"
+    file.write_text(
+        f"experiment: {toy}\nconfig: base.yaml\ngrid: {{optimizer.lr: [0.01, 0.02]}}\n"
+        "curves: {a: {}}\n"
+    )
+    options = ["--results", str(tmp_path / "results"), "--workers", "2", "--threads", "1"]
+    sweep = terminal("-m", "sweeps", "run", str(file), *options)
+    folders = tmp_path / "results" / toy / "s"
+    wait_until(lambda: len(list(folders.glob("*/training"))) == 2)
+    if times == 2:  # their next steps end long after the second Ctrl-C
+        (tmp_path / "pause.new").write_text("100")
+        (tmp_path / "pause.new").rename(tmp_path / "pause")
+    for _ in range(times):
+        sweep.interrupt()
+        if times == 2:
+            sweep.wait_for(STOPPING)
+    ends = {1: (75, "stopped; the same command goes on from here"), 2: (130, "interrupted")}
+    assert sweep.end() == ends[times] and STOPPING in sweep.text, sweep.text
+
+
+def test_a_run_says_its_steps_and_the_time_left_and_ends_at_ctrl_c(toy, tmp_path, terminal):
+    (tmp_path / "base.yaml").write_text(LONG)
+    folder = tmp_path / "results/toys/single/run"
+    folder.mkdir(parents=True)
+    code = f"from {toy}.real.train import EXPERIMENT as e; e.main()"
+    run = terminal("-c", code, str(tmp_path / "base.yaml"), "--run-dir", str(folder))
+    run.wait_for("step 1/900  train loss ")
+    run.wait_for(" s left")
+    run.interrupt()
+    code, last = run.end()
+    assert code == 75 and last.startswith("stopped: ")

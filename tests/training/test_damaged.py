@@ -14,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 from tests.processes import finished
 from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
-from training import files, loop, runs, summary
+from training import files, loop, summary
 from training.checkpoints import checkpoint
 from training.errors import RunError, UserError
 from training.files import write_json
@@ -133,13 +133,6 @@ def test_torchs_own_reader_reads_a_checkpoint(run):
     reader = dcp.HuggingFaceStorageReader(str(run / "checkpoints/step-00000004"))
     dcp.load(found, storage_reader=reader)
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-
-
-def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
-    (tmp_path / "notes.md").write_text("mine")
-    for folder in (tmp_path / "notes.md", tmp_path / "notes.md" / "run"):
-        with pytest.raises(RunError, match="/notes.md is a file, not a folder; give another"):
-            runs.summary(folder)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])

@@ -1,16 +1,21 @@
-"""The contract of an experiment: what `load_experiment` finds, and what it refuses."""
+"""The contract of an experiment, its trackers, and the processes that load its data."""
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from accelerate.tracking import TensorBoardTracker
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.processes import all_end, finished
+from tests.run_folders import lines
 from tests.training import toy_run as toy
-from training import environment
+from training import environment, runs
 from training.config import load, to_yaml
 from training.errors import UserError, one_line_errors
 from training.experiment import Experiment, load_experiment
@@ -53,7 +58,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "words",
     [
-        "sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --dry-run".split(),
+        "sweeps run nanolm_c4/sweeps/quickstart.yaml --dry-run".split(),
         "plots --list".split(),
         "param_groups exponents".split(),
         "param_groups check examples/coordinate_check_mlp.py --seeds 1 --out OUT".split(),
@@ -136,3 +141,142 @@ def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys)
     (run / "summary.json").unlink()  # as if it had died: its own config trains it to its end
     experiment.main([str(run / "config.yaml"), "--run-dir", str(run)])
     assert (run / "summary.json").exists()
+
+
+# Trackers show what metrics.jsonl says; they change no number, and none can fail a run
+
+
+SHOWN = ["training.trackers=[tensorboard]"]
+
+
+def curves(folder):
+    """What TensorBoard shows of a run."""
+    events = EventAccumulator(str(next(folder.glob("tensorboard/*"))), {"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def assert_shown_whole(folder, groups):
+    shown, logged = curves(folder), lines(folder)
+    for key in ("train_loss", "eval_loss", "gradient_norm", "lr_factor"):
+        wanted = [(line["step"], line[key]) for line in logged if key in line]
+        assert shown[key] == [(step, pytest.approx(value, rel=1e-6)) for step, value in wanted]
+    factors = dict(shown["lr_factor"])
+    for name, rate in groups.items():
+        assert shown[f"lr/{name}"] == [
+            (step, pytest.approx(factor * rate, rel=1e-6)) for step, factor in factors.items()
+        ]
+
+
+def rates():
+    plan = toy.build_task(toy.build_config()).plan
+    return {row.role: row.lr for row in plan.rows}
+
+
+def test_tensorboard_shows_the_lines_also_of_steps_that_are_taken_again(tmp_path):
+    toy.train(tmp_path / "run", [*SHOWN, "checkpoint.keep=9"])
+    assert_shown_whole(tmp_path / "run", rates())
+    (tmp_path / "run/summary.json").unlink()  # as if killed long after the checkpoint of step 4
+    for step in (6, 7):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-0000000{step}")
+    toy.train(tmp_path / "run", SHOWN)
+    assert_shown_whole(tmp_path / "run", rates())
+
+
+def test_only_the_first_of_several_processes_shows_the_run(tmp_path):
+    result = finished(toy.__file__, tmp_path / "run", *SHOWN, ranks=2)
+    assert result.returncode == 0, result.err
+    assert len(list((tmp_path / "run").glob("tensorboard/*/*"))) == 1
+
+
+def test_a_tracker_changes_neither_the_run_nor_its_name(tmp_path):
+    for name, words in (("with", SHOWN), ("without", [])):
+        toy.train(tmp_path / name, words)
+    for file in ("metrics.jsonl", "probes.jsonl"):
+        assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "without" / file).read_bytes()
+    shown = toy.build_config(["training.trackers=[wandb, mlflow]"])
+    assert runs.run_id(shown) == runs.run_id(toy.build_config())
+
+
+@pytest.mark.parametrize("place", ["start", "log", "finish"])
+def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(place, tmp_path, monkeypatch, capsys):
+    def fails(*args, **kwargs):
+        raise RuntimeError("no network\nand more")
+
+    monkeypatch.setattr(TensorBoardTracker, place, fails)
+    assert toy.train(tmp_path, SHOWN)["status"] == "finished"
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "trackers" in line]
+    assert line == "training.trackers: dropped, the run goes on: RuntimeError: no network"
+
+
+# Data-loading processes end with the run, however it ends
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+from training import loading, signals
+from training.errors import UserError, one_line_errors
+
+class Rows(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        Path(sys.argv[2], str(os.getpid())).touch()
+        if sys.argv[1] in ("bad", "leave") and index == 7:
+            raise UserError("row 7: cannot be read; mend it")
+        if sys.argv[1] == "long" and index == 7:
+            raise UserError("row 7: cannot be read\\nin two lines: so")
+        return index
+
+loader = DataLoader(Rows(), batch_size=5, num_workers=2, worker_init_fn=signals.follow_parent)
+keep = []
+with one_line_errors():
+    if sys.argv[1] == "leave":  # this iterator lives as long as the process
+        batches = loading.batches(loader)
+        next(batches)
+        keep.append(batches.gi_frame.f_locals["iterator"])
+        batches.close()
+    for batch in loading.batches(loader):
+        if sys.argv[1] == "crash":
+            raise RuntimeError("a mistake of ours")
+        if sys.argv[1] == "leave":
+            keep.append(batch)
+            sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "error"),
+    [
+        ("whole", 0, ""),
+        ("bad", 2, "error: row 7: cannot be read; mend it\n"),
+        ("long", 2, "error: row 7: cannot be read in two lines: so\n"),
+        ("crash", 1, "RuntimeError: a mistake of ours\n"),
+        ("leave", 3, ""),
+    ],
+)
+def test_no_process_outlives_the_run_or_keeps_it(tmp_path, how, code, error):
+    script, notes = tmp_path / "script.py", tmp_path / "notes"
+    script.write_text(SCRIPT)
+    notes.mkdir()
+    if how == "leave":  # Python itself takes down what is left
+        result = subprocess.run(
+            [sys.executable, script, how, notes],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        told = result.stderr
+    else:
+        result = finished(script, how, notes, cwd=ROOT)
+        told = result.err
+    assert result.returncode == code, told
+    assert told.endswith(error) and (how == "crash" or told == error)
+    workers = [int(path.name) for path in notes.iterdir()]
+    assert workers
+    assert all_end(workers)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from param_groups.families import OPTIMIZER_FAMILY
 from training.compiled import Compiled
 from training.optim import decoupled, optimizers
 from training.optim.adafactor import factored_axes
-from training.optim.optimizers import OPTIMIZERS, build
+from training.optim.optimizers import DEFAULTS, OPTIMIZERS, build
 
 # None of these is build's default.
 BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0
@@ -202,18 +203,18 @@ def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
 
 
 def test_factored_axes_are_the_two_largest():
-    found = {shape: factored_axes(shape, 128) for shape in ((200, 3, 128), (128, 128), *LARGE, ())}
-    assert found == {
-        (200, 3, 128): (2, 0),
-        (128, 128): (0, 1),
-        (130, 140): (0, 1),
-        (140, 130): (1, 0),
-        (130, 5): None,
-        (2, 130, 140): (1, 2),
-        (): None,
-    }
+    for shape, axes in {**FACTORED, (200, 3, 128): (2, 0), (128, 128): (0, 1)}.items():
+        assert factored_axes(shape, 128) == axes
+    assert factored_axes((130, 5), 128) is factored_axes((), 128) is None
     assert factored_axes((127, 4096), 128) is factored_axes((4096,), 1) is None
     assert factored_axes((127, 4096), 16) == (0, 1)
+
+
+def test_the_table_has_the_optimisers_whose_exponents_are_known():
+    assert OPTIMIZERS.keys() == OPTIMIZER_FAMILY.keys()
+    assert {name for name, _ in CASES} == {*OPTIMIZERS} - {"muon"} == set(REFERENCES)
+    accepted = {key for kind in OPTIMIZERS.values() for key in kind.numbers}
+    assert accepted == DEFAULTS.keys()
 
 
 def test_defaults_are_the_papers():
@@ -302,28 +303,14 @@ def sines(shape, k):
 # optax 0.2.8, three updates at learning rate 0.01 from sines(shape, 0) with gradients
 # sines(shape, 1), ...: chain(scale_by_adam(0.9, 0.98, eps=1e-9), scale_by_param_block_rms(),
 # scale(-0.01)) and adafactor(0.01), in 64 bits. Entries 0, 777 % size and -1 of the result.
+SCALED = "adam_param_scaling"
 OPTAX = [
-    (
-        "adam_param_scaling",
-        (5,),
-        1.0,
-        [0.623706190855226, 0.8439647580257807, -0.33031117671885873],
-    ),
-    (
-        "adam_param_scaling",
-        (5,),
-        1e-5,
-        [-2.3590721425975192e-05, -1.9534724637263998e-05, 2.6467144157707519e-05],
-    ),
+    (SCALED, (5,), 1.0, [0.623706190855226, 0.8439647580257807, -0.33031117671885873]),
+    (SCALED, (5,), 1e-5, [-2.3590721425975192e-5, -1.9534724637263998e-5, 2.6467144157707519e-5]),
     ("adafactor", (5,), 1.0, [0.6235164249575875, 0.8490673538912796, -0.32980840256899036]),
     ("adafactor", (130, 140), 1.0, [0.620852301984332, -0.8914857080548481, -0.7459269805563882]),
     ("adafactor", (140, 130), 1.0, [0.620935632225334, -0.8914985997916898, -0.7459126138336506]),
-    (
-        "adafactor",
-        (2, 130, 140),
-        1.0,
-        [0.6208520477430783, -0.8914857108368512, 0.9942124585092253],
-    ),
+    ("adafactor", (2, 130, 140), 1, [0.6208520477430783, -0.8914857108368512, 0.9942124585092253]),
     ("adafactor", (130, 5), 1.0, [0.622293880017005, 0.9779523563745924, 0.5046200113734913]),
 ]
 
@@ -350,25 +337,11 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     from param_groups import Everett, plan
 
     def start():
-        model = Decoder(
-            vocab_size=150,
-            context=8,
-            layers=2,
-            heads=4,
-            head_dim=32,
-            mlp_ratio=2,
-            attention_scale=0.25,
-        )
-        prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
-        made = plan(
-            model,
-            RULES,
-            prescription,
-            lr=1e-2,
-            eps=1e-30,
-            weight_decay=1e-3,
-            decay_mode="independent",
-        )
+        sizes = {"vocab_size": 150, "context": 8, "layers": 2, "heads": 4, "head_dim": 32}
+        model = Decoder(**sizes, mlp_ratio=2, attention_scale=0.25)
+        rule = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
+        decay = {"weight_decay": 1e-3, "decay_mode": "independent"}
+        made = plan(model, RULES, rule, lr=1e-2, eps=1e-30, **decay)
         made.initialise(model, seed=0)
         return model, make(name, made.groups(model), fused)
 

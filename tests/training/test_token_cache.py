@@ -4,8 +4,8 @@ import errno
 import json
 import os
 import pickle
-import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +17,8 @@ import bart_span_denoise.data
 import nanolm_c4.data
 from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
-from tests.processes import finished
+from tests.bart_span_denoise.texts import DOCUMENTS
+from tests.processes import Program, finished
 from tests.text_files import error_line
 from training import files
 from training.config import load
@@ -27,17 +28,6 @@ from training.data.token_cache import META, TokenCache, cache_problem
 from training.errors import UserError
 
 ROOT = Path(token_cache.__file__).parents[2]
-SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
-
-
-def write_documents(count):
-    draw = random.Random(0)
-    word = lambda: "".join(draw.choices(SYLLABLES, k=draw.randint(1, 3)))
-    sentence = lambda: " ".join(word() for _ in range(draw.randint(3, 9))) + "."
-    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
-
-
-DOCUMENTS = write_documents(60)
 
 
 class Experiment:
@@ -187,11 +177,10 @@ print(token_cache.TokenCache(cache).meta)
 
 
 def start(tmp_path, name, step, partners):
-    meeting = tmp_path / "meeting"
+    meeting, script = tmp_path / "meeting", tmp_path / "meet.py"
     meeting.mkdir(exist_ok=True)
-    words = [str(tmp_path / "caches" / "toy"), str(meeting), name, step, str(partners)]
-    command = [sys.executable, "-c", MEETING, *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    script.write_text(MEETING)
+    return Program(script, tmp_path / "caches/toy", meeting, name, step, partners, PYTHONPATH=ROOT)
 
 
 def test_two_processes_at_once_end_with_one_cache(tmp_path):
@@ -209,7 +198,7 @@ def test_the_next_preparation_sweeps_what_a_killed_one_has_left_and_nothing_else
     while len(list((tmp_path / "meeting").iterdir())) < 2:
         assert killed.poll() is other.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    killed.kill()
+    killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert all(name.startswith(".") for name in os.listdir(tmp_path / "caches"))
     again = start(tmp_path, "c", "_describe", 3)
@@ -347,8 +336,9 @@ def test_the_command_prepares_what_a_config_describes(experiment, made, text, tm
     assert done.err.startswith("training a ") and done.err.count("\n") in (1, 3)
 
 
-def test_the_command_starts_without_what_is_slow_to_import(experiment):
-    code = f"import sys, {experiment.name}.data; print(set(sys.argv[1:]) & set(sys.modules))"
+def test_the_commands_start_without_what_is_slow_to_import():
+    modules = ", ".join(f"{name}.data" for name in EXPERIMENTS)
+    code = f"import sys, {modules}; print(set(sys.argv[1:]) & set(sys.modules))"
     slow = ["torch", "datasets", "sentencepiece", "tokenizers", "pyarrow", "pythonbible"]
     output = subprocess.check_output([sys.executable, "-c", code, *slow], cwd=ROOT, text=True)
     assert output.strip() == "set()"

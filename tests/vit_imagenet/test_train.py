@@ -104,7 +104,7 @@ def test_the_head_s_bias_can_be_turned_off():
     """Footnote 44: one tensor and one row of the plan less, and another run."""
     paper = ROOT / "vit_imagenet/configs/paper.yaml"
     config, without = (load(Config, paper, words) for words in ([], ["model.head_bias=false"]))
-    names = [{row.name for row in train.build_plan(c).rows} for c in (config, without)]
+    names = [{row.name for row in train.EXPERIMENT.plan(c).rows} for c in (config, without)]
     assert names[0] - names[1] == {"head.bias"} and names[1] < names[0]
     assert (
         train.EXPERIMENT.parameters(config)["total"] - train.EXPERIMENT.parameters(without)["total"]
@@ -119,7 +119,7 @@ def test_a_factor_changes_one_tensor_s_rate_alone(tensor, key):
     for strategy in ("standard", "neural_tangent"):
         words = [f"prescription.strategy={strategy}"]
         configs = [settings(*words, *more) for more in ([], [f"prescription.{key}_lr=16"])]
-        plain, changed = ({r.name: r for r in train.build_plan(c).rows} for c in configs)
+        plain, changed = ({r.name: r for r in train.EXPERIMENT.plan(c).rows} for c in configs)
         different = {name for name in plain if plain[name] != changed[name]}
         assert different == {tensor}
         assert changed[tensor].lr == 16 * plain[tensor].lr

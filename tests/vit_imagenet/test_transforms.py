@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from tests.vit_imagenet.test_data import SIZE, UNMIXED, digits, equal
 from training.data.sampling import EpochPlaces, Place
-from training.errors import UserError
 from vit_imagenet.config import AugmentationConfig
 from vit_imagenet.transforms import Collate, seeded
 
@@ -215,17 +214,6 @@ def test_without_mixing_labels_are_only_smoothed_and_groups_do_not_matter():
     stacked, targets = collate([(images[i], i, Place(0, 5 + i, i)) for i in range(3)])
     assert torch.equal(stacked, torch.stack(images))
     torch.testing.assert_close(targets, torch.full((3, 10), 0.02) + 0.8 * torch.eye(10)[:3])
-
-
-@pytest.mark.parametrize(("first", "count"), [(0, 6), (2, 4), (0, 2)])
-def test_a_micro_batch_that_cuts_a_group_is_refused(first, count):
-    samples = [(torch.zeros(3, 2, 2), 0, place) for place in places(count, first=first)]
-    expected = (
-        f"a micro-batch of {count} images from position {first} .*data.augmentation.mix_group 4; "
-        "training.batch_size / processes and training.micro_batch_size must be multiples"
-    )
-    with pytest.raises(UserError, match=expected):
-        Collate(AugmentationConfig(mix_group=4), 10, 0)(samples)
 
 
 def test_the_data_sets_and_collation_travel_to_spawned_workers():

@@ -355,7 +355,7 @@ def mlp(n):
 def decoder(n, **keys):
     words = [f"{key}={value}" for key, value in keys.items()]
     settings = load(Config, "nanolm_c4/configs/laptop.yaml", [f"model.width={n}", *words])
-    return train.build_plan(settings)
+    return train.EXPERIMENT.plan(settings)
 
 
 def deep(n):
