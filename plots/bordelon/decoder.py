@@ -128,10 +128,8 @@ def _of_alpha(data: Data) -> Report:
             verdict = ALPHA_SIDES.get(finding.verdict, finding.verdict)
             yield replace(finding, verdict=verdict)
         if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
-            grown = (
-                differences(losses[min(losses)], losses[max(losses)]) for losses in (half, one)
-            )
-            gain = mean(differences(*grown))
+            ends = (differences(of[min(of)], of[max(of)]) for of in (half, one))
+            gain = mean(differences(*ends))
             name = "gain of growing N at alpha_A = 1/2 minus that at 1"
             yield gain.judged(name, "gains", "above 0", 4)
 
@@ -184,9 +182,8 @@ def draw(data: Data) -> style.Drawn:
             for strip in observed.strips(data.kernels, kind, alpha, False)[bool(grid) :]:
                 label = f"{strip.label}\n{scans.alpha_title(alpha)}"
                 grid += [observed.Strip(label, strip.panels)] if strip.panels else []
-        title = (
-            f"({letter}) {kind.replace('_', ' ')} kernels of the first seed, {STATES[0]} and after"
-        )
+        words = kind.replace("_", " ")
+        title = f"({letter}) {words} kernels of the first seed, {STATES[0]} and after"
         yield f"figure_7_{kind}", observed.draw_strips(grid, LABELS[kind], title), [2]
 
 

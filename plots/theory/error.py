@@ -121,9 +121,8 @@ def _panel(axis, curves: Curves) -> None:
         ):
             low = np.minimum(part["error"], 0.9 * part["distance"])  # a log axis has no zero
             bars = {"elinewidth": 0.8, **shape}
-            axis.errorbar(
-                part["width"] * shift, part["distance"], [low, part["error"]], **bars, **look
-            )
+            points = part["width"] * shift, part["distance"], [low, part["error"]]
+            axis.errorbar(*points, **bars, **look)
         if len(seen) > 1:  # the guide begins where a curve is drawn
             worst = max(worst, seen["distance"].iloc[0] * seen["width"].iloc[0] / ticks[0])
     axis.set_xticks(ticks, [str(width) for width in ticks])
