@@ -111,10 +111,8 @@ def _of_distances(distances: pd.DataFrame) -> Report:
             yield Finding(f"4b: the same, step {step}", change.text(), "", "", change)
 
     def gain(part: pd.DataFrame) -> float:
-        late, early = (
-            exponent(part[part[STEP] == step], STEP, HEADS, DISTANCE).value
-            for step in (last, first)
-        )
+        parts = (part[part[STEP] == step] for step in (last, first))
+        late, early = (exponent(one, STEP, HEADS, DISTANCE).value for one in parts)
         return late - early
 
     ends = distances[distances[STEP].isin((first, last))]

@@ -102,10 +102,8 @@ def findings(data: Data) -> Report:
         yield HEADER
         yield from _of_heat(heat)
     if mitigations is not None:
-        yield (
-            "loss before minus after in nats ± its error from seeds; before: "
-            f"{baseline_text(mitigations)}"
-        )
+        before = baseline_text(mitigations)
+        yield f"loss before minus after in nats ± its error from seeds; before: {before}"
         yield HEADER
         yield from _of_mitigations(mitigations)
         yield from rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION])
