@@ -10,7 +10,6 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections import Counter
@@ -38,6 +37,7 @@ from param_groups.rows import (
     row_differences,
     spared,
     table,
+    unwrapped,
 )
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact ta
     from param_groups.optim import MuonAdamW
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A prescription applied to one model: its rows and their origin. `plan` makes it.
 
@@ -80,12 +80,11 @@ class Plan:
         if isinstance(self.betas, list):  # as JSON has it
             object.__setattr__(self, "betas", tuple(self.betas))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.table()
 
     def _repr_html_(self) -> str:
-        """The table in a notebook, whose lines scroll and do not wrap."""
-        return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(self.table())}</pre>'
+        return unwrapped(self.table())
 
     def __getitem__(self, name: str) -> Row:
         """The row of a tensor, by any of its names; KeyError if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import html
 import math
 import re
 from collections import Counter
@@ -264,3 +265,8 @@ def align(lines: Sequence[tuple[str, ...]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def unwrapped(text: str) -> str:
+    """A table for a notebook, whose lines scroll and do not wrap."""
+    return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'

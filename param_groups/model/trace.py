@@ -28,14 +28,14 @@ from param_groups.model.notes import Notes, Ranges
 from param_groups.model.recording import Recorder
 from param_groups.model.starts import read_starts
 from param_groups.roles import Layout, Measured, PlanError, Rule, fans
-from param_groups.rows import align
+from param_groups.rows import align, unwrapped
 
 Build = Callable[..., nn.Module]
 _HAND = "by hand"
 _INNER = re.compile(r"(?<=\.)\d+(?=\.)")  # a block's number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """What `traced` reads of a model.
 
@@ -83,7 +83,10 @@ class Trace:
         """{tensor: how a fresh one starts}, where that is not its role's start."""
         return {r.name: r.start for r in self.readings if r.start}
 
-    def __str__(self) -> str:
+    def _repr_html_(self) -> str:
+        return unwrapped(str(self))
+
+    def __repr__(self) -> str:
         """A line per kind of tensor: use, axes, role, why; then factors, then doubts."""
         rows = Counter(_cells(reading, self.widths) for reading in self.readings)
         header = ("tensor", "shape", "use", "role", "fan_in", "start", "why")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import param_groups
-from param_groups import Depth, Everett, Plan, Role, Rule, plan, schedule
+from param_groups import Depth, Everett, Plan, Role, Rule, plan, schedule, traced
 from param_groups.check import judging
 
 README = (Path(__file__).parents[2] / "param_groups" / "README.md").read_text(encoding="utf-8")
@@ -25,12 +25,15 @@ def made():
     return model, plan(model, rules, Everett("mup", 8, 4), lr=0.1, absorb_multipliers=True)
 
 
-def test_a_plan_prints_as_its_table_and_does_not_wrap_in_a_notebook():
+def test_a_plan_and_a_trace_show_their_table_and_do_not_wrap_in_a_notebook():
+    build = lambda n: nn.Sequential(nn.Embedding(9, n), nn.Linear(n, 9, bias=False))
     _, numbers = made()
-    assert str(numbers) == f"{numbers}" == numbers.table()
-    shown = numbers._repr_html_()
-    assert shown.startswith('<pre style="white-space: pre;') and "0.weight" in shown
-    assert "<" not in shown[1:].replace("</pre>", "")  # a tensor's name is text
+    assert str(numbers) == numbers.table()
+    for value in (numbers, traced(build, lambda model: model(torch.tensor([1, 2])))):
+        assert repr(value) == str(value) == f"{value}" and ".weight" in repr(value)
+        shown = value._repr_html_()
+        assert shown.startswith('<pre style="white-space: pre;') and ".weight" in shown
+        assert "<" not in shown[1:].replace("</pre>", "")  # a tensor's name is text
 
 
 @pytest.mark.parametrize(
