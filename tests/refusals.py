@@ -100,10 +100,9 @@ def frames(error):
         link = link.tb_next
 
 
-def run(case, folder, names):
-    """What a case prints, in a folder of its own: `Error: message`, or a command's stderr; and the
-    lines that its errors have passed."""
-    lines = set()
+def run(case, folder, names, lines):
+    """What a case prints, in a folder of its own: `Error: message`, or a command's stderr; adds
+    the lines that its errors have passed."""
     for part in (*case.setup, case):
         for name, text in part.files.items():
             path = folder / name.partition(":")[0]
@@ -120,7 +119,7 @@ def run(case, folder, names):
         except (NameError, SyntaxError):  # of the page
             raise
         except Exception as error:
-            lines |= passed(error)
+            lines.update(passed(error))
             said = traceback.format_exception_only(error)[-1].strip()
             said = said.replace(type(error).__module__ + ".", "", 1)
             said = said if "\n" not in str(error) else f"more than one line: {error}"
@@ -129,12 +128,12 @@ def run(case, folder, names):
         words = shlex.split(case.command.removeprefix("python "))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code, ended = command(words)
-        lines |= passed(ended) if ended else set()
+        lines.update(passed(ended) if ended else ())
         said = err.getvalue().strip()
         assert (code, out.getvalue()) == (2, ""), f"exit code {code}, {out.getvalue()}{said}"
         assert "\n" not in said, said
     assert written(folder) == before, f"something was written: {written(folder)}"
-    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", ""), lines
+    return said.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
 def command(words):
@@ -169,15 +168,14 @@ def complaints(room, page, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
         try:
-            said, reached = run(case, folder, {})
+            said = run(case, folder, {}, lines)
         except BaseException as error:
-            said, reached = f"{type(error).__name__}: {error}", set()
+            said = f"{type(error).__name__}: {error}"
         for name, module in [*sys.modules.items()]:  # of another case's file of this name
             held = getattr(module, "__dict__", {})
             places = [held.get("__file__") or "", *(held.get("__path__") or ())]
             if any(str(place).startswith(f"{folder}/") for place in places):
                 del sys.modules[name]
-        lines |= reached
         pattern = ".*".join(map(re.escape, case.expected.split("...")))
         if not re.fullmatch(pattern, " ".join(said.split())):
             problems.append(f"{page.name}:{case.line}: {said}\n    expected {case.expected}")

@@ -76,7 +76,8 @@ class Recorder(TorchFunctionMode):
 
     def _see(self, call: Call) -> None:
         """Notes what a call does, and what its results carry."""
-        notes, first = self.notes, call.bound("input").get("input")
+        notes = self.notes
+        first: Any = call.bound("input").get("input")
         views = [t for t in call.ins if id(t) in notes.views]
         normed = call.bare in calls.NORMS and len(views) > 1  # by vectors of its own
         if id(first) in notes.views and (normed or call.takes_input):  # learned queries, latents

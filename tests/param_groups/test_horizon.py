@@ -357,7 +357,7 @@ def test_a_plan_says_what_it_is_made_of():
     assert "powers lr b^0.5 d^-0.32, form" in own and "betas" not in own
 
 
-# What means nothing
+# The README
 
 
 def test_the_example_of_the_readme_runs_and_says_what_it_says():

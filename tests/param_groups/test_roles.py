@@ -14,10 +14,8 @@ from param_groups.roles import fans
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
 
 
-def check_width(assignment, width, model=None):
+def check_width(assignment, width):
     """What `plan` asks of a tensor's axes and layout."""
-    if model is None:  # one tensor that a test has named
-        model = nn.ModuleDict({assignment.name.partition(".")[0]: nn.Module()})
     check_widths([assignment], Everett("mup", width, width))
 
 

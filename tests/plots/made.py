@@ -36,11 +36,6 @@ def lines(findings):
     return {finding.name: finding for finding in found}
 
 
-def text_of(findings):
-    """What is printed."""
-    return "\n".join(map(str, findings))
-
-
 @functools.cache
 def unjudged():
     """The claims of the file, not judged."""

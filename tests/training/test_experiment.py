@@ -74,16 +74,10 @@ def test_who_has_seen_enough_ends_a_command_without_a_line(words, tmp_path):
     assert done.returncode == 141 and "error" not in done.stderr.lower()
 
 
-@pytest.mark.parametrize(
-    ("words", "ends", "code"),
-    [
-        ("status nanolm_c4/sweeps/quickstart.yaml", ">&- 2>&-", 0),
-        ("run none.yaml", "2>/dev/full", 2),
-    ],
-)
-def test_a_command_whose_messages_nobody_can_read_does_its_work(words, ends, code):
-    done = subprocess.run(f"{sys.executable} -m sweeps {words} {ends}", shell=True, cwd=ROOT)
-    assert done.returncode == code
+@pytest.mark.parametrize("ends", [">&- 2>&-", "2>/dev/full"])
+def test_a_mistake_that_nobody_can_read_is_exit_code_2_all_the_same(ends):
+    command = f"{sys.executable} -m sweeps run none.yaml {ends}"
+    assert subprocess.run(command, shell=True, cwd=ROOT).returncode == 2
 
 
 def test_a_broken_pipe_of_another_process_is_told(capsys):

@@ -155,6 +155,7 @@ def test_every_process_drops_out_for_itself_and_one_of_them_tells_a_refusal(tmp_
     assert errors.count("optimizer.beta1 0.9 -> 0.5") == 1
 
 
+@pytest.mark.thorough
 def test_accelerate_launches_and_a_signal_to_it_stops_all_with_a_checkpoint(tmp_path):
     """Of two sharded runs: one has a worker for data in each process; the second is stopped, and
     its processes write their parts."""

@@ -251,6 +251,3 @@ def test_flops_are_six_per_parameter_and_token(tmp_path):
     own = read(tmp_path).metrics
     row = own[(own[HEADS] == 4) & (own["step"] == 30)].iloc[0]
     assert row["flops"] == 6 * 4000 * 7 * 30
-
-
-# Bad tables

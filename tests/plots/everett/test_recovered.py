@@ -21,7 +21,6 @@ from plots.everett import (
     learning_rates,
     loss_vs_size,
     published,
-    weight_decay,
 )
 from plots.tables import PARAMETERIZATION, TableError
 from tests.plots.everett.constructed import (
@@ -181,22 +180,6 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
         assert "own_curve" in found and any("own_curve" in text for text in texts)
     if name != "learning_rates":  # it has its rules from the names of curves
         assert "own_rule" in found and any("own_rule" in text for text in texts)
-
-
-def test_tables_that_do_not_belong_together_are_refused(tmp_path):
-    (first,) = written(tmp_path, one=horizons(rules=("mup",)))
-    with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
-        weight_decay.read([first])
-    with pytest.raises(TableError, match="a second table of Figure 4; expected one of each"):
-        epsilon.read(written(tmp_path, one=heat(), two=heat()))
-    adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
-    with pytest.raises(TableError, match="a second table of adam"):
-        learning_rates.read([adam, again])
-    (table,) = written(tmp_path, figure_2_adam=interventions(rules=("mup",), widths=(64,)))
-    with pytest.raises(TableError, match="a second table of figure_2_adam"):
-        (tmp_path / "figure_2_adam").mkdir()
-        (tmp_path / "figure_2_adam" / "results.csv").write_text(table.read_text())
-        loss_vs_size.read([table, tmp_path / "figure_2_adam" / "results.csv"])
 
 
 def test_results_of_a_sweep_give_the_figure_the_sweeps_name():

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from plots.findings import Finding
-from plots.tables import TableError
 from plots.theory import bigram as exponents
 from plots.theory import error, shares
 from tests.plots import made
@@ -101,15 +100,3 @@ def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     assert (broken.published, broken.verdict) == ("0.5 (A.2: 0)", "agrees within 2 SE")
     assert "sp, h_1: judged elsewhere" in lines
     assert "Table 1: last activations' change before step 3: SP 25.0%" in lines
-
-
-@pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        (lambda rows: rows[rows["quantity"] == "G"], "no theta of the head"),
-        (lambda rows: rows[rows["width"] == math.inf], "no theta of the head at a finite width"),
-    ],
-)
-def test_tables_that_lack_what_a_figure_shows_are_refused(keep, message, table, tmp_path):
-    with pytest.raises(TableError, match=message):
-        shares.read([table(keep(entries()))])
