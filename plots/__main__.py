@@ -49,10 +49,7 @@ def make(
         if path.is_file():
             raise TableError(f"{path} is a file, not a folder; give --out a folder")
     files: dict[Path, bytes] = {}
-    with (
-        tables.where(where),
-        one_line(paths_of_user),
-    ):  # what cannot be drawn ends it before it writes
+    with tables.where(where), one_line(paths_of_user):  # what cannot be drawn writes nothing
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         for stem, item in drawings(name, data, paths):

@@ -176,9 +176,8 @@ def _formulas(words: str) -> str:
 
 def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
     """The column beside the pictures: claims, verdicts, runs and commands."""
-    own = [
-        claim for claim in claims() if claim.entry["figure"] == name.removesuffix(preset_of(name))
-    ]
+    figure = name.removesuffix(preset_of(name))
+    own = [claim for claim in claims() if claim.entry["figure"] == figure]
     words = "".join(
         f'<p class="claim">{_formulas(claim.entry["claim"])}: <b>{claim.word}</b> '
         f'<span class="where">{escape(claim.entry["where"])}</span></p>'

@@ -47,9 +47,7 @@ def claims_table(experiment: str) -> list[str]:
 def findings_of(figure: str, pattern: str) -> list[Finding]:
     """The findings of a figure's shipped tables whose names match; TableError for none."""
     lines = catalogue.of_shipped(figure)
-    findings = [
-        line for line in lines if isinstance(line, Finding) and re.match(pattern, line.name)
-    ]
+    findings = [one for one in lines if isinstance(one, Finding) and re.match(pattern, one.name)]
     if not findings:
         raise TableError(f"{figure} has no finding {pattern!r}; `python -m plots {figure}` has all")
     return findings

@@ -29,9 +29,8 @@ def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
         if best.inside:
             error = best.error if best.error < LONGEST else 0.0
             ends = [best.value * 2**-error, best.value * 2**error]
-            on_line = float(
-                np.interp(math.log2(best.value), np.log2(list(stable)), list(stable.values()))
-            )
+            at, losses = np.log2(list(stable)), list(stable.values())
+            on_line = float(np.interp(math.log2(best.value), at, losses))
             axis.plot(ends, [on_line] * 2, "-", lw=0.8, color=color, zorder=4)
             axis.plot(best.value, on_line, color=color, **VERTEX)
     axis.set_xscale("log", base=2)

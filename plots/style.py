@@ -119,9 +119,8 @@ def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] =
 
 def empty(axis, why: str) -> None:
     """Says in a panel without data why there are none."""
-    axis.text(
-        0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center", color="0.4", fontsize=8
-    )
+    place = {"transform": axis.transAxes, "ha": "center", "va": "center"}
+    axis.text(0.5, 0.5, why, color="0.4", fontsize=8, **place)
     axis.grid(False)
 
 

@@ -120,9 +120,7 @@ def shipped(name: str) -> Path:
     return packed if packed.exists() else DATA / f"{name}.csv"
 
 
-def read_each(
-    paths: Sequence[Path], sources: Mapping[str, Sequence[str]], numbers: Sequence[str] = ()
-) -> list[pd.DataFrame]:
+def read_each(paths: Paths, sources: Mapping[str, Sequence[str]], numbers=()) -> list[pd.DataFrame]:
     """A table for each of `sources`, a file's usual name -> the columns it needs."""
     expect(paths, *sources)
     return [
@@ -220,11 +218,9 @@ def _refuse_twice(parts: Sequence[tuple[Path, pd.DataFrame]]) -> None:
             continue
         first, lines = table[twice][keys].iloc[0], []
         for path, own in parts:
-            same = np.flatnonzero(
-                ((own[keys] == first) | own[keys].isna() & first.isna()).all(axis=1)
-            )
+            same = ((own[keys] == first) | own[keys].isna() & first.isna()).all(axis=1)
             whole = pd.read_csv(path, dtype=str, skip_blank_lines=False).dropna(how="all")
-            lines += [f"{path}: line {whole.index[at] + 2}" for at in same]
+            lines += [f"{path}: line {whole.index[at] + 2}" for at in np.flatnonzero(same)]
         which = ", ".join(f"{key} {value}" for key, value in first.items())
         raise TableError(
             f"{lines[1]} has what {lines[0]} has, {which}; a row that stands twice counts as two: "

@@ -22,7 +22,7 @@ from plots.bordelon import observed, scans
 from plots.bordelon.observed import LABELS, STATES, SeedPairs
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import ALPHA, EVAL_LOSS, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS
-from plots.findings import HEADER, Finding, Printed, Report
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
@@ -70,28 +70,30 @@ def finals(data: Data, by: str, alpha: float) -> BySize:
     return losses
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """Final losses, what growing gives, what alpha_A changes, then kernels."""
-    result: list[Printed] = [
+    yield (
         "losses in nats per token over validation text; ± standard errors over seeds (n), of "
-        "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
+        "differences between runs of equal seeds; FLOPs: 6 per parameter and token"
+    )
+    yield (
         "alpha_A = 1 against 1/2: Fig. 7a shows lower losses at 1/2 for H and N, the caption "
         "of Fig. 12 says of the same runs that 1 is better at fixed compute; runs of one size "
-        "cost the same",
-        HEADER,
-    ]
+        "cost the same"
+    )
+    yield HEADER
     for alpha in scans.alphas(data.results):
         place, grown = f"{scans.alpha_name(alpha)}: ", {}
         for by in SIZES:
             losses = finals(data, by, alpha)
             texts = [f"{size}: {mean(own).compact()}" for size, own in losses.items()]
             measured = f"{', '.join(texts)} (n = {len(next(iter(losses.values()), ()))})"
-            result.append(Finding(f"{place}final loss by {SYMBOLS[by]}", measured))
+            yield Finding(f"{place}final loss by {SYMBOLS[by]}", measured)
             if len(losses) < 2:
                 continue
             gain = mean(differences(losses[min(losses)], losses[max(losses)]))
             name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
-            result.append(gain.judged(name, None if by == LAYERS else "gains", GROWTH[by], 4))
+            yield gain.judged(name, None if by == LAYERS else "gains", GROWTH[by], 4)
             start = min(losses)
             grown[by] = {size / start: differences(losses[start], losses[size]) for size in losses}
         # Ours: the paper compares H and L neither by a number nor at equal cost.
@@ -102,8 +104,10 @@ def findings(data: Data) -> list[Printed]:
             if (factor := max(factors, default=1)) > 1:
                 gain = mean(differences(grown[one][factor], grown[other][factor]))
                 name = f"{place}gain of {factor:g} times {SYMBOLS[one]} minus that of "
-                result.append(gain.judged(name + SYMBOLS[other], *claim, 4))
-    return [*result, *_of_alpha(data), *_of_kernels(data.kernels), *scans.cut_lines(data.cut)]
+                yield gain.judged(name + SYMBOLS[other], *claim, 4)
+    yield from _of_alpha(data)
+    yield from _of_kernels(data.kernels)
+    yield from scans.cut_lines(data.cut)
 
 
 def _of_alpha(data: Data) -> Report:
@@ -124,10 +128,8 @@ def _of_alpha(data: Data) -> Report:
             verdict = ALPHA_SIDES.get(finding.verdict, finding.verdict)
             yield replace(finding, verdict=verdict)
         if by == HEAD_DIM and len(one) > 1 and len(half) > 1:
-            grown = (
-                differences(losses[min(losses)], losses[max(losses)]) for losses in (half, one)
-            )
-            gain = mean(differences(*grown))
+            ends = (differences(of[min(of)], of[max(of)]) for of in (half, one))
+            gain = mean(differences(*ends))
             name = "gain of growing N at alpha_A = 1/2 minus that at 1"
             yield gain.judged(name, "gains", "above 0", 4)
 
@@ -180,9 +182,8 @@ def draw(data: Data) -> style.Drawn:
             for strip in observed.strips(data.kernels, kind, alpha, False)[bool(grid) :]:
                 label = f"{strip.label}\n{scans.alpha_title(alpha)}"
                 grid += [observed.Strip(label, strip.panels)] if strip.panels else []
-        title = (
-            f"({letter}) {kind.replace('_', ' ')} kernels of the first seed, {STATES[0]} and after"
-        )
+        words = kind.replace("_", " ")
+        title = f"({letter}) {words} kernels of the first seed, {STATES[0]} and after"
         yield f"figure_7_{kind}", observed.draw_strips(grid, LABELS[kind], title), [2]
 
 
@@ -204,7 +205,10 @@ def _steps(rows: pd.DataFrame, own: list[float]):
             row[-1].axhline(0, color="black", lw=0.8)
             row[-1].set_title(r"loss at $\alpha_A$ = 1 minus that at 1/2")
         row[0].set_ylabel("training loss\n(nats/token)")
-    _outer(axes, len(own))
+        for index, axis in enumerate(row):  # labels of common axes at the edges alone
+            axis.tick_params(labelleft=index in (0, len(own)))
+    for axis in axes[:-1].flat:
+        axis.set_xlabel("")
     return figure
 
 
@@ -216,11 +220,10 @@ def _flops(rows: pd.DataFrame, own: list[float]):
     title = f"{words}, against compute"
     figure, axes = style.subplots(title, 1, len(SIZES), (3.6, 2.9), sharey=True)
     for axis, by in zip(axes[0], SIZES, strict=True):
-        scan = scans.scan(rows, by, own[0])
-        per_step = (scan[FLOPS] / scan[STEP]).groupby(scan[by]).mean().to_dict()
-        lines = scans.curves(scan, by)
-        lines = _gains(lines, scans.curves(scans.scan(rows, by, own[1]), by)) if both else lines
-        scans.draw_lines(axis, lines, by, factors=per_step)
+        grown = [scans.scan(rows, by, alpha) for alpha in own]
+        per_step = (grown[0][FLOPS] / grown[0][STEP]).groupby(grown[0][by]).mean().to_dict()
+        lines = [scans.curves(scan, by) for scan in grown]
+        scans.draw_lines(axis, _gains(*lines) if both else lines[0], by, factors=per_step)
         axis.set(title=f"{SYMBOLS[by]} grows", xlabel="training FLOPs (6 x parameters x tokens)")
         if both:
             axis.axhline(0, color="black", lw=0.8)
@@ -232,12 +235,3 @@ def _gains(one: Mapping[int, pd.DataFrame], half: Mapping[int, pd.DataFrame]):
     """Size -> losses at alpha_A = 1 minus those at 1/2, on equal seeds and steps."""
     gains = {n: (one[n] - half[n]).dropna(axis=1, how="all").dropna() for n in one if n in half}
     return {n: gap for n, gap in gains.items() if gap.size}
-
-
-def _outer(axes, shared: int) -> None:
-    """Labels of common axes at the figure's edges alone; `shared` columns have one loss."""
-    for row in axes:
-        for index, axis in enumerate(row):
-            axis.tick_params(labelleft=index in (0, shared))
-    for axis in axes[:-1].flat:
-        axis.set_xlabel("")

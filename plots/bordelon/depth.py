@@ -79,10 +79,8 @@ def read(paths: tables.Paths) -> Data:
 def findings(data: Data) -> Report:
     """5a by alpha_L and weight, then 5b by depth."""
     movement, losses, tried = data
-    shown = ", ".join(
-        f"{rate:g} ({scans.alpha_name(alpha, 'L')})"
-        for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
-    )
+    rate_of = losses.groupby(ALPHA_L)[RATE].first().items()
+    shown = ", ".join(f"{rate:g} ({scans.alpha_name(alpha, 'L')})" for alpha, rate in rate_of)
     seeds = tables.span(movement.groupby([ALPHA_L, LAYERS])[SEED].nunique())
     yield (
         f"eta_0 = {shown}; {seeds} seeds; movement after {movement[STEP].max():.0f} steps, loss "
@@ -112,11 +110,8 @@ def _of_losses(losses: pd.DataFrame) -> Report:
         values = ", ".join(f"{depth:.0f}: {loss:.3f}" for (_, depth), loss in own.items())
         name = f"5b: final loss by L, {scans.alpha_name(alpha, 'L')} (nats)"
         yield Finding(name, values)
-    lost = [
-        f"{scans.alpha_name(alpha, 'L')}, L = {depth:.0f}"
-        for (alpha, depth), loss in means.items()
-        if not loss < CHANCE
-    ]
+    above = (place for place, loss in means.items() if not loss < CHANCE)
+    lost = [f"{scans.alpha_name(alpha, 'L')}, L = {depth:.0f}" for alpha, depth in above]
     depths = sorted(last[LAYERS].unique())
     for depth in depths:
         both = last[last[LAYERS] == depth].pivot(index=SEED, columns=ALPHA_L, values=EVAL_LOSS)

@@ -186,9 +186,7 @@ def _look(alpha: float, before: bool) -> dict:
     return look | ({"ls": "--", "mfc": "white"} if before else {"ls": "-", "mfc": look["color"]})
 
 
-def _draw_points(
-    axis, rows: pd.DataFrame, column: str, label: str, look: dict, symbol: str = ""
-) -> None:
+def _draw_points(axis, rows: pd.DataFrame, column: str, label: str, look: dict, symbol="") -> None:
     """Means over seeds, every run as a faint point, and the power law, named in the label."""
     positive = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
     fit = power_of_n(rows, column)

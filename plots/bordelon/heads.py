@@ -17,7 +17,7 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
 from plots.bordelon.scans import CHANCE, EVAL_LOSS, HEADS
-from plots.findings import HEADER, Finding, Printed, Report
+from plots.findings import HEADER, Finding, Report
 from plots.statistics import complete, exponent, jackknife
 from plots.tables import SEED, STEP, TableError
 
@@ -40,19 +40,21 @@ def read(paths: tables.Paths) -> tuple[pd.DataFrame, pd.DataFrame]:
     return distances, metrics
 
 
-def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
+def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> Report:
     """Fig. 4a, then 4b."""
     distances, metrics = both
     seeds = tables.span(distances.groupby(HEADS)[SEED].nunique())
-    return [
+    yield (
         f"4a: eval loss after {metrics[STEP].max():.0f} steps; a size has learnt when its mean "
-        f"ends {LEARNT:g} nats below ln 10 (ours)",
-        f"4b: {seeds} seeds; exponents without the widest models, which are the "
-        "ensemble all are compared with",
-        HEADER,
-        *_of_losses(metrics),
-        *_of_distances(distances),
-    ]
+        f"ends {LEARNT:g} nats below ln 10 (ours)"
+    )
+    yield (
+        f"4b: {seeds} seeds; exponents without the widest models, which are the ensemble all are "
+        "compared with"
+    )
+    yield HEADER
+    yield from _of_losses(metrics)
+    yield from _of_distances(distances)
 
 
 def _of_losses(metrics: pd.DataFrame) -> Report:
@@ -109,10 +111,8 @@ def _of_distances(distances: pd.DataFrame) -> Report:
             yield Finding(f"4b: the same, step {step}", change.text(), "", "", change)
 
     def gain(part: pd.DataFrame) -> float:
-        late, early = (
-            exponent(part[part[STEP] == step], STEP, HEADS, DISTANCE).value
-            for step in (last, first)
-        )
+        parts = (part[part[STEP] == step] for step in (last, first))
+        late, early = (exponent(one, STEP, HEADS, DISTANCE).value for one in parts)
         return late - early
 
     ends = distances[distances[STEP].isin((first, last))]

@@ -105,10 +105,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
         scans.mean_line(axis, own, H, "error", color, label)
     scans.guide(axis, rows.groupby(H)["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     scans.size_axis(axis, rows[H], "heads $H$")
-    axis.set_ylabel(
-        r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
-        r"/\|\mathbf{H}^\ell_\infty\|^2$"
-    )
+    axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2/\|\mathbf{H}^\ell_\infty\|^2$")
     axis.set_title(rf"(a) initial kernels, $N = {rows[N].iloc[0]:.0f}$", fontsize=9)
     axis.legend(fontsize=6)
 

@@ -94,9 +94,8 @@ def _scales(pairs: Pairs, kind: str) -> Report:
     the exponent with which it does."""
     places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in pairs.items()]
     rows = pd.DataFrame(places, columns=[LAYERS, SEED, VALUE])
-    values = {
-        int(size): dict(zip(of[SEED], of[VALUE], strict=True)) for size, of in rows.groupby(LAYERS)
-    }
+    by_depth = rows.groupby(LAYERS)
+    values = {int(n): dict(zip(of[SEED], of[VALUE], strict=True)) for n, of in by_depth}
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
         yield Finding(name, "not measured", "falls")

@@ -206,6 +206,5 @@ def strips(kernels: pd.DataFrame, kind: str, alpha: float, every: bool) -> list[
 
 
 def _rows(columns: Mapping[str, Sequence[tuple[str, Kernel]]]) -> list[Strip]:
-    return [
-        Strip(label, [two[state] for two in columns.values()]) for state, label in enumerate(STATES)
-    ]
+    pairs_of = columns.values()
+    return [Strip(label, [two[at] for two in pairs_of]) for at, label in enumerate(STATES)]

@@ -141,9 +141,8 @@ def draw_lines(
     """Fills a panel: loss against steps, or `factors` times these by size, a line per size with its
     band; evaluations, which are few and not noisy, keep their places (`binned` False)."""
     last = max((own.index.max() for own in curves.values()), default=1)
-    for (size, losses), color in zip(
-        curves.items(), style.width_colors(list(curves)).values(), strict=True
-    ):
+    colors = style.width_colors(list(curves)).values()
+    for (size, losses), color in zip(curves.items(), colors, strict=True):
         at = losses.index.to_numpy(float)
         places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
         bins = np.ceil(places).astype(int) if binned else np.arange(len(at))

@@ -131,9 +131,8 @@ def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
     """Steps that were skipped because the gradient overflowed, by falling rate."""
     name += "overflowing steps per run, by lr"
     logs = {run: searched.log(run) for run in rows[RUN]}
-    counts = {
-        run: log[searches.SKIPPED].max() for run, log in logs.items() if searches.SKIPPED in log
-    }
+    skipped = searches.SKIPPED
+    counts = {run: log[skipped].max() for run, log in logs.items() if skipped in log}
     if not counts:
         return Finding(name, "not recorded", "at the higher lr")
     means = rows.assign(skipped=rows[RUN].map(counts)).groupby(searches.LR)["skipped"].mean()[::-1]
@@ -224,9 +223,7 @@ def _beside(every: Sequence[float], best: float | None) -> dict[float, Any]:
     return {rate: maps[rate](shades[rate]) if rate != best else "black" for rate in every}
 
 
-def _draw_search(
-    axis, searched: Searched, rows: pd.DataFrame, sweep: RateSweep | None
-) -> list[Losses]:
+def _draw_search(axis, searched: Searched, rows, sweep: RateSweep | None) -> list[Losses]:
     """A line per rate, the mean over seeds or the first that diverged; as in the paper the best one
     is black, lower ones are blue and higher ones red, the paler the farther. Returns the lines of
     what did not diverge."""

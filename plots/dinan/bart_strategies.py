@@ -209,9 +209,7 @@ def draw(data: Data) -> style.Drawn:
         yield "figure_5_bart_r2c2", figure, [0, 1, 2, 3]
 
 
-def _drawn(
-    axis, strategy: str, best: Best, model: str, last: float = math.inf, **look
-) -> tuple[str, dict]:
+def _drawn(axis, strategy: str, best: Best, model: str, last=math.inf, **look) -> tuple[str, dict]:
     """Draws a line per seed, paler with the seed, the first on top; the legend's entry."""
     color = style.STRATEGY_LOOKS[strategy]["color"]
     colors = style.shades(color, len(best.lines))

@@ -82,9 +82,8 @@ def draw(rows: pd.DataFrame) -> style.Drawn:
         label = LABELS[name].replace(", ", ",\n")
         lowest.errorbar(best.value, label, xerr=best.bar, capsize=2, ms=5, **look)
     losses.set_xscale("log", base=2)
-    losses.set(
-        xlabel="learning rate of the blocks' matrices", ylabel="evaluation loss (nats/image)"
-    )
+    losses.set_xlabel("learning rate of the blocks' matrices")
+    losses.set_ylabel("evaluation loss (nats/image)")
     lowest.invert_yaxis()
     lowest.tick_params(axis="y", labelsize=7.5)
     lowest.set_xlabel("lowest loss ± standard error (nats/image)")

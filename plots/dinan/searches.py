@@ -64,10 +64,9 @@ def firsts(rows: pd.DataFrame) -> pd.DataFrame:
     """The first seed of every point of a strategy's search, which all have in common, best first:
     by best accuracy, then the final loss; those that diverged last."""
     own = rows[rows[SEED] == rows[SEED].min()]
-    scores = own.assign(
-        top=own[BEST_TOP1].where(own[STATUS] != "diverged", -math.inf),
-        last=own[LOSS].where(own[STATUS] != "diverged", math.inf),
-    )
+    ended = own[STATUS] != "diverged"
+    last = own[LOSS].where(ended, math.inf)
+    scores = own.assign(top=own[BEST_TOP1].where(ended, -math.inf), last=last)
     return scores.sort_values(["top", "last", RATE], ascending=[False, True, True])
 
 

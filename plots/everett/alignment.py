@@ -137,9 +137,7 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
     return Finding(name + "first value, all layers", measured, *words, start)
 
 
-def _peak(
-    rows: pd.DataFrame, highest: Estimate, line: tuple, ends: tuple[float, float] | None, name: str
-) -> Finding:
+def _peak(rows: pd.DataFrame, highest: Estimate, line: tuple, ends, name: str) -> Finding:
     """The highest peak of some layers beside the range that the paper reads off for Adam and
     Adafactor, or what it says of SGD."""
     (curve, rule), (measured, step) = line, peak(largest(rows), ALIGNMENT)

@@ -77,9 +77,8 @@ def entries(data: Data) -> list[Entry]:
 
 def beside(name: str, number: Estimate, published: float = math.nan, text: str = "") -> Finding:
     """An exponent, or a difference of two, beside what Table 4 has; NaN for what it does not."""
-    text = text or (
-        number.text(2) if isinstance(number, rates.Exponent) else number.through_widths()
-    )
+    if not text:
+        text = number.text(2) if isinstance(number, rates.Exponent) else number.through_widths()
     known = (f"{published:+.2f}", number.distance(published))
     return Finding(name, text, *(("no claim", "") if math.isnan(published) else known), number)
 

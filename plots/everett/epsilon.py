@@ -71,9 +71,8 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
         losses: dict[float, list[float]] = {}
         for value, _, loss in tables.runs(cell, column):
             losses.setdefault(value, []).append(loss)
-        losses_of.setdefault(int(width), {})[eps] = min(
-            map(fmean, losses.values()), default=math.nan
-        )
+        of_width = losses_of.setdefault(int(width), {})
+        of_width[eps] = min(map(fmean, losses.values()), default=math.nan)
     grid = pd.DataFrame(losses_of).T.sort_index().sort_index(axis=1)
     lowest = grid.replace(math.inf, math.nan).min(axis=1)
     return grid.sub(lowest, axis=0)
@@ -103,10 +102,8 @@ def findings(data: Data) -> Report:
         yield HEADER
         yield from _of_heat(heat)
     if mitigations is not None:
-        yield (
-            "loss before minus after in nats ± its error from seeds; before: "
-            f"{baseline_text(mitigations)}"
-        )
+        before = baseline_text(mitigations)
+        yield f"loss before minus after in nats ± its error from seeds; before: {before}"
         yield HEADER
         yield from _of_mitigations(mitigations)
         yield from rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION])

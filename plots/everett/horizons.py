@@ -58,9 +58,7 @@ def by_rule(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{PARAMETERIZATION: [where[curve][0] for curve in table[CURVE]]})
 
 
-def draw_rows(
-    axes, sweeps_of: rates.Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
-) -> None:
+def draw_rows(axes, sweeps_of: rates.Lines, rules: Mapping, labels: Mapping, colors) -> None:
     """A row of loss against rate for every horizon that has runs, a column per parameterisation;
     the columns share their rates. Losses are each panel's own: a common range flattens most."""
     shown = drawn_horizons(sweeps_of)

@@ -126,8 +126,6 @@ def draw(data: Data) -> style.Drawn:
         style.empty(right, "no finished run")
     for axis in (left, right):
         axis.set_xlabel("steps, and seeds of a point")
-    style.legend(
-        figure,
-        [*naming.rule_entries(naming.present(style.LABELS, fits)), ("the paper", style.HOLLOW)],
-    )
+    entries = naming.rule_entries(naming.present(style.LABELS, fits))
+    style.legend(figure, [*entries, ("the paper", style.HOLLOW)])
     yield "length", figure

@@ -72,9 +72,8 @@ def findings(data: Mapping[str, pd.DataFrame]) -> Report:
         for optimizer in naming.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
                 for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():
-                    pair = [
-                        sweeps_of.get((optimizer, rule, curve), {}) for curve in (before, after)
-                    ]
+                    keys = ((optimizer, rule, curve) for curve in (before, after))
+                    pair = [sweeps_of.get(key, {}) for key in keys]
                     gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
                     claim = None if gains is None or place else "gains" if gains else "loses"
                     step = f"{place}{optimizer}, {label}: {before} -> {after}"

@@ -95,10 +95,7 @@ TRANSFER = {
         Rule("Muon, match RMS, D^(-1/2)", "ours", "muon_match_rms_scaled", "adam_mup"),
         Rule("Adam, muP", "Yang 2021", "adam_mup"),
     ),
-    "tied": (
-        Rule("tied", "", "tied_mup", "untied_mup"),
-        Rule("untied", "Yang 2021", "untied_mup"),
-    ),
+    "tied": (Rule("tied", "", "tied_mup", "untied_mup"), Rule("untied", "Yang 2021", "untied_mup")),
     **{
         f"batch, D = {n}": (
             Rule("rate as B^0", "", f"batch_{n}"),

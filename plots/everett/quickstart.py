@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 from plots import naming, panels, rates, style, tables
-from plots.findings import Finding, Printed
+from plots.findings import Finding, Report
 from plots.rates import exponent
 from plots.tables import CURVE, LOSS, RATE, ROOT, WIDTH, TableError
 
@@ -78,7 +78,7 @@ def seed_spread(table: pd.DataFrame, curve: str) -> tuple[float, int]:
     return math.sqrt(variances.mean()) if len(variances) else math.nan, len(variances)
 
 
-def findings(data: Data) -> list[Printed]:
+def findings(data: Data) -> Report:
     """The quickstart's claims, measured, and what they rest on."""
     table = data.table
     titles = naming.present(TITLES, table[CURVE])
@@ -96,30 +96,29 @@ def findings(data: Data) -> list[Printed]:
     name = "exponent of the optimal rate in width, "
     bands = {STANDARD: (-1.3, -0.5), MUP: (-0.3, 0.3)}
     words = {curve: title.partition(",")[0] for curve, title in titles.items()}
-    result: list[Printed] = [HEADER]
+    yield HEADER
     for curve, band in bands.items():
-        result.append(finding(name + words[curve], fits[curve], fits[curve].text(3), *band))
+        yield finding(name + words[curve], fits[curve], fits[curve].text(3), *band)
     change = fits[MUP] - fits[STANDARD]
-    result.append(finding("muP minus standard", change, change.through_widths(3), 0.5))
+    yield finding("muP minus standard", change, change.through_widths(3), 0.5)
     costs = {STANDARD: {"low": 0.05}, MUP: {"high": 0.05}}
     for curve, band in costs.items():
         line = sweeps_of[curve]
         cost = rates.cost_of(line[data.used], line[data.tuned].best.grid_value)
         place = f"loss at D={data.used} with the rate of D={data.tuned}, {words[curve]}"
-        result.append(finding(place, cost, f"{cost.value:+.3f} nats", **band))
+        yield finding(place, cost, f"{cost.value:+.3f} nats", **band)
     for curve, title in titles.items():
         spread, n = seed_spread(table, curve)
         if n:
-            result.append(
+            yield (
                 f"{title}: final loss varies by {spread:.3f} nats over seeds "
                 f"(standard deviation, pooled over {n} points with two seeds)"
             )
         edges = [width for width, one in sweeps_of[curve].items() if not one.best.inside]
         if edges:
-            result.append(f"{title}: no parabola at width {rates.listed(edges)}; grid point used")
+            yield f"{title}: no parabola at width {rates.listed(edges)}; grid point used"
         if curve not in TITLES:
-            result.append(Finding(name + title, fits[curve].text(3)))
-    return result
+            yield Finding(name + title, fits[curve].text(3))
 
 
 def draw(data: Data) -> style.Drawn:

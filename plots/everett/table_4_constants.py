@@ -29,9 +29,8 @@ def read(paths: tables.Paths) -> dict[str, tuple[pd.DataFrame, Mapping[str, Swee
     sources = {"table_4_constants.csv": columns, "figure_12_adam.csv": columns}
     tuned, plain = tables.read_each(paths, sources)
     own = rates.lines_of(tuned, {PARAMETERIZATION: style.LABELS}, {})
-    fixed = {
-        rule: line for (rule, horizon), line in horizons.lines(plain).items() if horizon == "fixed"
-    }
+    lines = horizons.lines(plain).items()
+    fixed = {rule: line for (rule, horizon), line in lines if horizon == "fixed"}
     return {
         "without": (horizons.by_rule(plain), fixed),
         "with": (tuned, {rule: sweeps for (rule, _), sweeps in own.items()}),

@@ -132,9 +132,8 @@ def findings(axes: Mapping[str, Axis]) -> Report:
             yield from _of_rule(f"{name}: {rule.label}", rule, axis)
     for name, axis in axes.items():
         lines = {(curve,): sweeps for curve, sweeps in axis.lines.items()}
-        yield from (
-            f"{name}: {line}" for line in rates.basis(axis.rows, lines, [CURVE], axis.symbol)
-        )
+        basis = rates.basis(axis.rows, lines, [CURVE], axis.symbol)
+        yield from (f"{name}: {line}" for line in basis)
 
 
 def _of_rule(name: str, rule: Rule, axis: Axis) -> Report:

@@ -12,7 +12,7 @@ import pandas as pd
 from plots import naming, panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZONS
-from plots.findings import HEADER, Printed
+from plots.findings import HEADER, Report
 from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH
 
 TABLES = ("everett/figure_9_weight_decay", "everett/figure_12_adam")
@@ -40,7 +40,7 @@ def lines(table: pd.DataFrame) -> rates.Lines:
     return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in by_curve.items()}
 
 
-def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
+def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> Report:
     """The exponents with and without decay, and what decay changes at the largest width."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
@@ -58,14 +58,11 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
             name = f"gain in loss from decay: {label}, {words}"
             gains.append(rates.compared(name, *pair, "gains", "slight gain"))
     keys = [CURVE, PARAMETERIZATION]
-    return [
-        horizons.EXPONENT_NOTE,
-        HEADER,
-        *exponents,
-        *gains,
-        *rates.basis(decayed, with_decay, keys),
-        *(f"without decay, {line}" for line in rates.basis(plain, without, keys)),
-    ]
+    yield horizons.EXPONENT_NOTE
+    yield HEADER
+    yield from (*exponents, *gains)
+    yield from rates.basis(decayed, with_decay, keys)
+    yield from (f"without decay, {line}" for line in rates.basis(plain, without, keys))
 
 
 def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:

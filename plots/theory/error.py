@@ -43,10 +43,8 @@ def curves(table: pd.DataFrame, stem: str) -> tuple[Curves, Curves]:
     blocks = rows[rows["quantity"] == "G"].groupby("block", sort=False)
     groups = rows[(rows["quantity"] == "theta") & (rows["block"] == "head")]
     own = {symbol: groups[groups["part"] == group] for group, symbol in GROUPS.items()}
-    return (
-        {short(block): errors(of) for block, of in blocks},
-        {symbol: errors(of) for symbol, of in own.items() if len(of)},
-    )
+    by_block = {short(block): errors(of) for block, of in blocks}
+    return by_block, {symbol: errors(of) for symbol, of in own.items() if len(of)}
 
 
 def findings(table: pd.DataFrame) -> Report:
@@ -115,15 +113,12 @@ def _panel(axis, curves: Curves) -> None:
         look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index], "ms": 4.5}
         far = curve["distance"] > 2 * curve["error"]
         seen = curve[far]
-        for part, shape in (
-            (seen, {"lw": 1, "label": name}),
-            (curve[~far], {"ls": "", "mfc": "w"}),
-        ):
+        parts = (seen, {"lw": 1, "label": name}), (curve[~far], {"ls": "", "mfc": "w"})
+        for part, shape in parts:
             low = np.minimum(part["error"], 0.9 * part["distance"])  # a log axis has no zero
             bars = {"elinewidth": 0.8, **shape}
-            axis.errorbar(
-                part["width"] * shift, part["distance"], [low, part["error"]], **bars, **look
-            )
+            points = part["width"] * shift, part["distance"], [low, part["error"]]
+            axis.errorbar(*points, **bars, **look)
         if len(seen) > 1:  # the guide begins where a curve is drawn
             worst = max(worst, seen["distance"].iloc[0] * seen["width"].iloc[0] / ticks[0])
     axis.set_xticks(ticks, [str(width) for width in ticks])
