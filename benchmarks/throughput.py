@@ -8,7 +8,7 @@ GPT in plain_gpt.py, in four modes.
 
 Every case has its own process, and all cases are repeated in turn, so that a drift of the
 machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
-for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix weight and token,
+for fp32 and in bfloat16 for bf16. FLOPs are the experiment's: 6 per matrix weight and token,
 6 per query-key pair and width, pairs counted causally. Memory is the largest sum of live tensors
 in one step after the timed ones, weights and optimiser state included, from torch's own record of
 every allocation; on a GPU it is its allocator's peak over the timed steps.
@@ -300,7 +300,7 @@ def summarise(
     steps = [ms for result in results for ms in result["ms"]]
     median, tokens = statistics.median(steps), case["batch"] * case["context"]
     config = _config(case)
-    flops = train.flops(config) / config.training.steps
+    flops = train.EXPERIMENT.flops(config) / config.training.steps
     rate = flops / median * 1e3
     return {
         **{key: case[key] for key in KEYS},

@@ -46,9 +46,9 @@ class Journal:
                 return []
         trials = self._studies[name].get_trials(deepcopy=False)
         for trial in trials:
-            wanted = {"run", "status"} if trial.state.name == "COMPLETE" else {"run"}
-            if not wanted <= trial.user_attrs.keys():
-                raise self.damaged(f"trial {trial.number} of {name!r} has no {sorted(wanted)[-1]}")
+            wanted = {"run", "status", "commit"} if trial.state.name == "COMPLETE" else {"run"}
+            if missing := wanted - trial.user_attrs.keys():
+                raise self.damaged(f"trial {trial.number} of {name!r} has no {max(missing)}")
         return trials
 
     def begin(self, name: str, values: Mapping[str, float], ranges: Ranges, run: str) -> None:

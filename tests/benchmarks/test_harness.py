@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, throughput
 
 README = (Path(__file__).resolve().parents[2] / "benchmarks/README.md").read_text()
 COMMANDS = re.findall(r"^    python -m benchmarks\.(\w+)(.*)$", README, re.M)
@@ -103,3 +103,12 @@ def test_the_script_for_a_gpu_refuses_what_it_does_not_know(words):
     script = ["bash", str(harness.ROOT / "benchmarks/gpu.sh"), *words]
     ran = subprocess.run(script, capture_output=True, text=True)
     assert ran.returncode == 2 and ran.stderr.startswith("error: ")
+
+
+def test_a_row_of_speeds_has_the_share_of_the_ceiling_that_a_step_reaches():
+    words = "--widths 64 --layers 2 --context 16 --head-dim 32 --vocab 64 --batch 2".split()
+    case = throughput.cases(throughput.parse([*words, "--modes", "fp32"]))[1]
+    row = throughput.summarise(case, [{"ms": [2.0, 4.0], "tensors_mb": 1.0}], {"fp32": 1e9})
+    weights, pairs = 2 * 12 * 64**2 + 64 * 64, 2 * 16 * 16 / 2  # of scores and of values
+    assert row["flops_per_step"] == 6 * 2 * (16 * weights + 2 * 64 * pairs)
+    assert row["utilisation"] == row["flops_per_step"] / 3e-3 / 1e9
