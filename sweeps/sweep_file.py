@@ -38,6 +38,8 @@ class Log2Range(Section):
     def _low_comes_first(self) -> Log2Range:
         if self.log2[0] > self.log2[1]:
             raise ValueError(f"log2 {list(self.log2)}: the lowest exponent comes first")
+        if len(self) > MOST:  # before any of them is made
+            raise ValueError(f"log2 {list(self.log2)}: {len(self):,} values; at most {MOST:,}")
         return self
 
     def __len__(self) -> int:

@@ -138,8 +138,9 @@ def train(job: Job) -> Outcome:
         config = validate(experiment.config, job.config, str(job.run_dir))
         return {"summary": experiment.run(config, job.run_dir)}
     except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # where the log's disk is full
+            traceback.print_exc()
+            sys.stderr.flush()
         return _outcome_of(error, job.run_dir)
 
 
@@ -174,8 +175,9 @@ def _log(run_dir: Path) -> Iterator[IO[str]]:
                 os.dup2(log.fileno(), number)
             yield log
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
             for number, copy in zip((1, 2), before, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)

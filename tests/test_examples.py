@@ -91,7 +91,9 @@ def test_examples_pass_the_coordinate_check(name, ran, tmp_path):
     assert (tmp_path / "coordinate_check.csv").exists()
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(EXAMPLES[0], marks=pytest.mark.thorough), *EXAMPLES[1:]]
+)
 def test_one_rate_for_all_tensors_does_not_pass(name, ran, tmp_path):
     text = (ROOT / "examples" / name).read_text()
     rule = "base_width=64"

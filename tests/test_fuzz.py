@@ -145,7 +145,7 @@ def test_a_sweep_file(tmp_path, monkeypatch):
     return check
 
 
-@fuzzed(2000, CHANGES)
+@fuzzed(700, CHANGES)
 def test_a_saved_plan(tmp_path, monkeypatch):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     rules = [Rule("*.weight", Role.HIDDEN), Rule("*.bias", Role.HIDDEN_BIAS)]

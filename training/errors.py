@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import select
 import sys
@@ -63,7 +64,14 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     sys.stderr = _Forgiving(shown)
     try:
         yield
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            # What Python holds for it would give the exit code 120 at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise UserError(f"standard output: cannot write: {error.strerror}") from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -78,7 +86,9 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
         if not (isinstance(error, kinds) or is_users(error)):
             raise
         line = " ".join(str(error).splitlines())[:LONGEST_LINE]
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        many = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        more = "; raise the limit, `ulimit -n`, or take fewer workers" if many else ""
+        print(f"error: {line}{more}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     finally:
         sys.stderr = shown

@@ -152,7 +152,7 @@ def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     killed processes have left are deleted before.
 
     UserError names the `key` that the user has set the place by, where it cannot be written or is
-    full.
+    full: an error of writing names no file, and numpy's not even a number.
     """
     scratch, locks = _hidden(final), list[int]()
     for leftover in final.parent.glob(f".{glob.escape(final.name)}.????????.tmp"):
@@ -166,8 +166,8 @@ def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
         yield scratch
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if scratch.exists() and not full:
-            raise
+        if scratch.exists() and not full and error.filename:
+            raise  # which names the file
         raise UserError(
             f"{key}: {final.parent} {'is full' if full else 'cannot be written'} "
             f"({reason(error)}); expected a folder with room and write permission"

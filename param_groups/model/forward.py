@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import NoneType
 from typing import NamedTuple
 
@@ -70,8 +71,9 @@ def forward_pass(
     attends = _attentions(tensors)
     held = [one for reader in READERS for one in reader(model, attends)]  # what modules hold
     traced = [*_traced(tensors, {name for one in held for name in one.queries})]
-    measured = {one.path for one in traced if one.factor == "attention_scale"}
-    held = [one for one in held if not _sizeless(one) or not _inside(one.path, measured)] + traced
+    measured = [one.path for one in traced if one.factor == "attention_scale"]
+    known = {home for name in measured for home in _homes(name)}
+    held = [one for one in held if not _sizeless(one) or one.path not in known] + traced
     factors: dict[tuple[str, int | None], Factor] = {}
     for _, name, size in applied_factors(model):
         value = wanted.factors(size).get(choose("forward factor", name, FACTORS), 1.0)
@@ -105,20 +107,16 @@ def forward_pass(
 def _attentions(tensors: Sequence[Tensor]) -> set[str]:
     """Paths of the modules that make queries, whatever their class is called: around each the
     smallest module that holds another matrix."""
-    matrices = [tensor.name for tensor in tensors if len(tensor.shape) > 1]
-    found = set()
-    for tensor in tensors:
-        if Role.QUERY in tensor.role.parts:
-            path = tensor.name.rpartition(".")[0]
-            while path and len(_inside(path, matrices)) < 2:
-                path = path.rpartition(".")[0]
-            found.add(path)
-    return found
+    matrices = Counter(home for one in tensors if len(one.shape) > 1 for home in _homes(one.name))
+    queries = [one.name for one in tensors if Role.QUERY in one.role.parts]
+    return {next((home for home in _homes(name) if matrices[home] > 1), "") for name in queries}
 
 
-def _inside(path: str, names: Iterable[str]) -> list[str]:
-    """Those of the names that a module holds."""
-    return [name for name in names if not path or name.startswith(path + ".")]
+def _homes(name: str) -> Iterator[str]:
+    """Paths of the modules that hold a tensor, the innermost first."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _sizeless(one: Held) -> bool:

@@ -2,6 +2,8 @@
 
 import torch
 import torch.nn.functional as F
+from timm.models.mlp_mixer import MlpMixer
+from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 from tests.param_groups.traced_blocks import (
@@ -295,3 +297,48 @@ class Whisper(nn.Module):
 @case(run=listen, refused="'words.weight' is a table and the readout at once")
 def tied_by_a_product(n):
     return Whisper(n, tied=True)
+
+
+@case(run=look)
+def timm_mixer(n):
+    """timm's, whose token MLPs sum over patches.
+
+    patch_embedding 192 0: stem.proj.weight
+    norm_scale: blocks.*.norm?.weight
+    final_norm_scale: norm.weight
+    norm_bias: blocks.*.norm?.bias norm.bias
+    hidden_bias: stem.proj.bias blocks.*.fc?.bias
+    widening 4 0: blocks.*.mlp_tokens.fc1.weight
+    narrowing n//2 -1: blocks.*.mlp_tokens.fc2.weight
+    mlp_in n -1: blocks.*.mlp_channels.fc1.weight
+    mlp_out 4*n -1: blocks.*.mlp_channels.fc2.weight
+    readout n -1 0: head.weight
+    readout_bias: head.bias
+    """
+    return MlpMixer(5, img_size=16, patch_size=8, num_blocks=2, embed_dim=n)
+
+
+@case(run=look)
+def timm_resnet(n):
+    """timm's, of a stem that does not grow; a block that changes the width is no branch.
+
+    widening 147 0: conv1.weight
+    widening 576 0: layer1.0.conv1.weight
+    widening 64 0: layer1.0.downsample.0.weight
+    hidden 9*n//4 -1: layer1.0.conv2.weight layer2.0.conv1.weight
+    hidden n//4 -1: layer2.0.downsample.0.weight
+    hidden 9*n//2 -1: layer2.*.conv?.weight layer3.0.conv1.weight
+    mlp_out 9*n//2 -1: layer2.1.conv2.weight
+    hidden 9*n//4 -1: layer2.0.conv1.weight
+    hidden n//2 -1: layer3.0.downsample.0.weight
+    hidden 9*n -1: layer3.0.conv2.weight layer4.0.conv?.weight
+    hidden n -1: layer4.0.downsample.0.weight
+    norm_scale: bn1.weight layer[12].*bn1.weight layer[12].*downsample.1.weight
+    norm_scale 0: layer[12].*bn2.weight
+    final_norm_scale: layer[34].*bn1.weight layer[34].*downsample.1.weight
+    final_norm_scale 0: layer[34].*bn2.weight
+    norm_bias: bn1.bias layer*.bias
+    readout n -1: fc.weight
+    readout_bias: fc.bias
+    """
+    return ResNet(BasicBlock, (1, 2, 1, 1), num_classes=5, channels=(n // 4, n // 2, n, n))

@@ -17,8 +17,9 @@ import pytest
 
 from sweeps import __main__ as command
 from sweeps import driver as driving
+from sweeps import task
 from sweeps.driver import LOST, Driver
-from sweeps.pool import Needs, RunFailed
+from sweeps.pool import Job, Needs, RunFailed
 from sweeps.progress import status
 from sweeps.sweep import shortened
 from tests.sweeps.toys import BASE, ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
@@ -236,6 +237,17 @@ def test_no_stderr_or_a_full_one_ends_no_sweep(toy, monkeypatch):
         monkeypatch.setattr("sys.stderr", stderr)
         work = work_of(toy, write_file(toy, SWEEP), overrides=[f"training.steps={seed + 3}"])
         assert len(drive(work, FakePool(1, perform=Ends())).results) == 4
+
+
+def test_a_run_whose_log_is_on_a_full_disk_still_has_an_outcome(tmp_path, monkeypatch):
+    """Neither what it prints nor its traceback can be written there."""
+    monkeypatch.setattr(task, "open_plain", lambda path, mode: open("/dev/full", mode))
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        monkeypatch.setattr(sys, name, open(number, "w", closefd=False))
+    before = [os.fstat(number) for number in (1, 2)]
+    outcome = task.perform(Job("a", "no_such", {}, tmp_path / "run"), Needs())
+    assert outcome["error"] == "user" and "no_such" in outcome["message"]
+    assert [os.fstat(number).st_ino for number in (1, 2)] == [one.st_ino for one in before]
 
 
 def test_tables_are_written_now_and_then_and_always_at_the_end(work, monkeypatch):

@@ -1,5 +1,6 @@
 """The contract of an experiment, its trackers, and the processes that load its data."""
 
+import errno
 import functools
 import os
 import shutil
@@ -80,10 +81,26 @@ def test_a_mistake_that_nobody_can_read_is_exit_code_2_all_the_same(ends):
     assert subprocess.run(command, shell=True, cwd=ROOT).returncode == 2
 
 
-def test_a_broken_pipe_of_another_process_is_told(capsys):
+LIMIT = "; raise the limit, `ulimit -n`, or take fewer workers"
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "more"),
+    [(errno.EPIPE, None, ""), (errno.EMFILE, None, LIMIT), (errno.EMFILE, "a", f": 'a'{LIMIT}")],
+)
+def test_what_the_system_refuses_is_told_with_what_to_do(number, file, more, capsys):
+    """A pipe of another process, say, and no file, though there is none to name."""
     with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
-        raise BrokenPipeError(32, "Broken pipe")
-    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
+        raise OSError(number, os.strerror(number), file)
+    assert capsys.readouterr().err == f"error: [Errno {number}] {os.strerror(number)}{more}\n"
+
+
+def test_a_full_disk_behind_stdout_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))
+    with pytest.raises(SystemExit, match="2"), one_line_errors():
+        print("plan")
+    wanted = "error: standard output: cannot write: No space left on device\n"
+    assert capsys.readouterr().err == wanted
 
 
 @pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])

@@ -117,12 +117,15 @@ def test_the_second_preparation_reads_nothing(experiment, made, text, monkeypatc
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.EMFILE, "many", "a")])
 def test_an_interrupted_preparation_leaves_nothing(experiment, text, tmp_path, monkeypatch, error):
     def interrupt(*arguments):
         raise error
 
-    with monkeypatch.context() as patch, pytest.raises(error):
+    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, OSError)):
         patch.setattr(token_cache, "_describe", interrupt)
         experiment.prepare(text, tmp_path)
     assert os.listdir(tmp_path) == []
@@ -137,14 +140,21 @@ def test_an_empty_split_is_refused_before_anything_is_trained(experiment, tmp_pa
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        *((OSError(number, os.strerror(number)), "is full") for number in FULL),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), "cannot be written"),
+        (OSError("600 requested and 0 written"), "cannot be written"),  # numpy's of a full disk
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path, error, says):
     def build(folder):
         (folder / "train.bin").write_bytes(b"half")
-        raise OSError(error, os.strerror(error))
+        raise error
 
     with pytest.raises(
-        UserError, match=f"^data.cache_dir: {tmp_path / 'cache'} is full .*; expected"
+        UserError, match=f"^data.cache_dir: {tmp_path / 'cache'} {says} .*; expected"
     ):
         token_cache.prepare(tmp_path / "cache" / "text", build)
     assert list((tmp_path / "cache").iterdir()) == []

@@ -85,7 +85,7 @@ SIZES = {"training.batch_size": (4, 16, 64), "training.steps": (150, 600, 2400)}
 
 def table(key, curve, power, **options):
     """Rows of a sweep over `key`, in place of the width."""
-    powers = [octave / 8 for octave in range(-96, -15)]
+    powers = [octave / 8 for octave in range(-128, -15)]
     rows = sweep(curve, "mup", exponent=power, widths=SIZES[key], powers=powers, **options)
     return pd.DataFrame(rows).rename(columns={"model.width": key}).assign(first_train_loss=99.0)
 
@@ -121,6 +121,20 @@ def test_of_three_powers_of_the_tokens_the_planted_one_is_cheapest(planted, tmp_
     assert found["tokens, D = 64: rate as T^0: exponent of T in the best value"].published == (
         "0 (nanochat)"
     )
+
+
+def test_decays_over_tokens_are_compared_at_the_best_rate_of_each_length(tmp_path):
+    rows = table("training.steps", "horizon_decay_64", -1.0, spread=0.002)
+    rows = rows.assign(**{"optimizer.weight_decay": rows["optimizer.lr"]})
+    rates = rows["training.steps"].map({150: 0.03, 600: 0.02, 2400: 0.01})
+    worse = {"optimizer.lr": 2 * rates, "final_eval_loss": rows["final_eval_loss"] + 1}
+    rows = pd.concat([rows.assign(**{"optimizer.lr": rates}), rows.assign(**worse)])
+    found = lines(transfer.findings(transfer.read(written(tmp_path, results=rows))))
+    for rule, power in (("1/T", -1.0), ("T^(-0.47)", -0.473)):
+        stem = f"decay by tokens: decay per step as {rule}"
+        assert found[f"{stem}: exponent of T in the best value"].estimate.value == pytest.approx(-1)
+        cost = found[f"{stem}: paid for the base's value"].estimate.value
+        assert cost == pytest.approx(0.05 * ((1 + power) * 4) ** 2, abs=0.02)
 
 
 def test_a_best_rate_that_bends_lies_off_its_line(tmp_path):
