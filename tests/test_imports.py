@@ -38,15 +38,15 @@ BUDGET = {
     # 4,700: compiled rules and the loss on a GPU 430, the door to the check 181, from measure, the
     # seal of a run 88, costs from a plan's rows 46, for which 190 lines went elsewhere
     "training": 5_777,
-    "measure": 1_008,  # 1,100: representations 393
-    "sweeps": 4_537,  # 3,900: searches 717, values from other sweeps 300, cost 264, Ray 240
-    " ".join(EXPERIMENTS): 5_873,  # 5,700: fairseq's weights 287, CIFAR-10, two kinds of noise
+    "measure": 1_007,  # 1,100: representations 393
+    "sweeps": 4_512,  # 3,900: searches 717, values from other sweeps 300, cost 264, Ray 240
+    " ".join(EXPERIMENTS): 5_853,  # 5,700: fairseq's weights 287, CIFAR-10, two kinds of noise
     "effective_theory": 3_485,  # 3,450
-    "plots": 9_170,  # 8,000: docstrings 1,007, rules of claims 500, report 424, shipping 109
-    # 1,500: kills 345, proofs of transfer 260 and of Muon 136, gpu.py 186, site and package 250
-    "benchmarks scripts examples": 2_513,
+    "plots": 8_782,  # 8,000: docstrings 1,007, rules of claims 500, report 424, shipping 109
+    # 1,500: proofs of transfer 260 and of Muon 136, gpu.py 186, site and package 250
+    "benchmarks scripts examples": 2_177,
     # 27,000: refusals 2,300, models to trace 1,674, planted mistakes 900, kills 1,500
-    "tests": 41_604,
+    "tests": 40_806,
 }
 ROOM = 1.02
 LONGEST = 500  # lines of a file
