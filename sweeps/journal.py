@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import threading
 from collections import Counter
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.errors import UserError, reason
-from training.files import open_plain, read_text, writing
+from training.files import checksum, open_plain, parse_json, read_text, write_json, writing
 
 if TYPE_CHECKING:
     import optuna
@@ -30,6 +31,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.jsonl"
+        self.seal = folder / "journal.sha256"
         self._studies: dict[str, optuna.Study] = {}
         self._is_whole = False
 
@@ -94,6 +96,7 @@ class Journal:
                 file.truncate(file.read().rfind(b"\n") + 1)
             self._is_whole = True
             yield
+        write_json(self.seal, checksum(self.path))
 
     @functools.cached_property
     def _storage(self) -> optuna.storages.JournalStorage:
@@ -102,6 +105,7 @@ class Journal:
         from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._compare()
         # Optuna's file lock outlives a killed process by half a minute. As there is one driver, a
         # threading.Lock will do: it has the two methods that are called, but not Optuna's type.
         with writing(self.path):
@@ -116,6 +120,24 @@ class Journal:
         if twice := [line for line, count in begun.items() if count > 1]:
             raise self.damaged(f"a line stands twice: {twice[0][:80]}")
         return storage
+
+    def _compare(self) -> None:
+        """UserError unless the journal starts with what it held when it was sealed.
+
+        Lines that are gone show in nothing else. After a kill it holds more than was sealed.
+        """
+        if not self.path.exists() or not self.path.stat().st_size:
+            self.seal.unlink(missing_ok=True)  # of a journal that was deleted
+        elif self.seal.exists():
+            try:
+                sealed = parse_json(read_text(self.seal))
+                with open_plain(self.path, "rb") as file:
+                    start = file.read()[: sealed["bytes"]]
+                found = {"bytes": len(start), "sha256": hashlib.sha256(start).hexdigest()}
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise self.damaged(f"{self.seal.name}: {reason(error)}") from None
+            if found != sealed:
+                raise self.damaged(f"lines are gone or changed that {self.seal.name} counts")
 
     def damaged(self, why: str) -> UserError:
         """The error of a journal that is not as it was written."""

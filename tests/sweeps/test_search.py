@@ -1,6 +1,7 @@
 """Searches for constants: what is tried, what is written, and what is refused."""
 
 import csv
+import hashlib
 import json
 import math
 import random
@@ -249,7 +250,11 @@ def test_a_search_that_is_killed_twenty_times_ends_with_its_number_of_trials(toy
             drive(work, pool)
         pool.server.join()  # a run under way would go on beside those of the next command
         text = work.journal.path.read_bytes()
-        work.journal.path.write_bytes(text[: len(text) - kills.randrange(200)])
+        text = text[: len(text) - kills.randrange(200)]
+        work.journal.path.write_bytes(text)
+        sealed = text[: kills.randrange(len(text))]  # at some time before
+        seal = {"bytes": len(sealed), "sha256": hashlib.sha256(sealed).hexdigest()}
+        work.journal.seal.write_text(json.dumps(seal))
     work, rows, constants = run(toy, path, 3)
     assert not work.reasons
     assert [int(row["trial"]) for row in rows] == list(range(50))

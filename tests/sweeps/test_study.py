@@ -1,5 +1,6 @@
 """Studies: ranges that move, constants from trials, what is suggested next, where trials live."""
 
+import itertools
 import math
 import re
 import shutil
@@ -204,6 +205,7 @@ JOURNALS = {
     ],
     "lines swapped": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
     "a line lost": lambda lines: [*lines[:3], *lines[4:]],
+    "a commit lost": lambda lines: [line for line in lines if '"commit"' not in line],
     "a value": lambda lines: [line.replace('"gamma.a":1.0', '"gamma.a":2.0') for line in lines],
     "a loss": lambda lines: [line.replace('"values":[3.', '"values":[2.') for line in lines],
     "a status": lambda lines: [line.replace("finished", "diverged") for line in lines],
@@ -220,6 +222,7 @@ def test_a_damaged_journal_is_one_line_and_its_advice_brings_the_same_trials(toy
     trials, journal = (work.folder / file for file in ("trials.csv", "journal.jsonl"))
     whole, before = trials.read_bytes(), len(calls(toy))
     lines = journal.read_text().splitlines(keepends=True)
+    work.journal.seal.unlink()  # as of lines that came after it
     for name, damage in JOURNALS.items():
         journal.write_text("".join(damage(lines)))
         with pytest.raises(UserError) as caught:
@@ -230,6 +233,23 @@ def test_a_damaged_journal_is_one_line_and_its_advice_brings_the_same_trials(toy
     journal.unlink()
     run(toy, path)
     assert trials.read_bytes() == whole and len(calls(toy)) == before
+
+
+def test_whatever_is_gone_from_a_journal_is_missed(toy):
+    """Without its beginning or its end a trial would be run twice, or another one in its place."""
+    path = write_search(toy)
+    work, _, _ = run(toy, path)
+    lines = work.journal.path.read_text().splitlines(keepends=True)
+    for first, count in itertools.product(range(len(lines)), (1, 2, len(lines) - 1)):
+        left = lines[:first] + lines[first + count :]
+        work.journal.path.write_text("".join(left))
+        with pytest.raises(UserError, match="lines are gone or changed"):
+            Journal(work.folder).trials(work.rounds["all"][0].key)
+    work.journal.path.write_text("".join(lines))
+    for seal in ("", "[]", "{}", '{"bytes": -1}', '{"bytes": 1e99}'):
+        work.journal.seal.write_text(seal)
+        with pytest.raises(UserError, match=r"journal.sha256.*; delete it"):
+            work_of(toy, path)
 
 
 def test_a_trial_is_what_its_runs_sealed_summary_says(toy):
