@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import io
 import logging
 import math
 import multiprocessing
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from bart_span_denoise.model import Attention, Bart
 from training.errors import UserError, reason
+from training.files import write_bytes
 
 # What is used of fairseq anywhere; once these are imported, its own modules find the rest loaded.
 _PARTS = (
@@ -160,7 +162,10 @@ def from_fairseq(state: Mapping[str, Tensor], model: Bart) -> None:
 
 
 def save(model: Bart, path: str | Path) -> None:
-    """Writes a .pt that fairseq can start from (--restore-file or --finetune-from-model)."""
+    """Writes a .pt that fairseq can start from (--restore-file or --finetune-from-model).
+
+    Whole or not at all: UserError naming the file, as on a full disk.
+    """
     history = {"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     checkpoint = {
         "args": None,
@@ -169,7 +174,9 @@ def save(model: Bart, path: str | Path) -> None:
         "optimizer_history": [history],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
     }
-    torch.save(checkpoint, path)
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    write_bytes(Path(path), content.getvalue())
 
 
 def load(path: str | Path, model: Bart) -> None:

@@ -104,6 +104,8 @@ def test_weights_go_to_fairseq_and_come_back_unchanged(positions, tmp_path):
     fairseq = fairseq_interop.fairseq()
     model = small(positions=positions)
     fairseq_interop.save(model, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="/dev/full: cannot write"):
+        fairseq_interop.save(model, "/dev/full")
     checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
     theirs = fairseq_interop.build(model).eval()
     theirs.load_state_dict(checkpoint["model"], strict=True)
