@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import NoneType
 from typing import NamedTuple
@@ -68,12 +68,14 @@ def forward_pass(
         )
     logits_at = tied[0].size if tied else None  # in a model of several widths
     applied, wanted, rule = applied or {}, prescription.forward(logits_at), prescription.form
-    attends = _attentions(tensors)
-    held = [one for reader in READERS for one in reader(model, attends)]  # what modules hold
-    traced = [*_traced(tensors, {name for one in held for name in one.queries})]
-    measured = [one.path for one in traced if one.factor == "attention_scale"]
-    known = {home for name in measured for home in _homes(name)}
-    held = [one for one in held if not _sizeless(one) or one.path not in known] + traced
+    attends, measured = _attentions(tensors), _measured(tensors)
+    # What modules hold. A measurement stands above what is known of a module by its queries alone,
+    # above a convention, and above a number without the head dimension that it belongs to.
+    held = [one for reader in READERS for one in reader(model, attends - measured)]
+    held = [one for one in held if not _is_vague(one) or one.path not in measured]
+    if head_dim is None:
+        held = [one for one in held if not _sizeless(one) or _is_near(one.path, attends)]
+    held += _traced(tensors, {name for one in held for name in one.queries})
     factors: dict[tuple[str, int | None], Factor] = {}
     for _, name, size in applied_factors(model):
         value = wanted.factors(size).get(choose("forward factor", name, FACTORS), 1.0)
@@ -105,11 +107,33 @@ def forward_pass(
 
 
 def _attentions(tensors: Sequence[Tensor]) -> set[str]:
-    """Paths of the modules that make queries, whatever their class is called: around each the
-    smallest module that holds another matrix."""
-    matrices = Counter(home for one in tensors if len(one.shape) > 1 for home in _homes(one.name))
-    queries = [one.name for one in tensors if Role.QUERY in one.role.parts]
-    return {next((home for home in _homes(name) if matrices[home] > 1), "") for name in queries}
+    """Paths of the modules that make queries and keys, whatever their class is called, as far up
+    as one that holds another matrix, too."""
+    holds: defaultdict[str, list[str]] = defaultdict(list)
+    matrices = [one for one in tensors if len(one.shape) > 1]
+    for one in matrices:
+        kinds = [kind for kind in (Role.KEY, Role.QUERY, Role.VALUE) if kind in one.role.parts]
+        for home in _homes(one.name):
+            holds[home].append(kinds[0] if kinds else "other")
+    paths = set()
+    for query in (one.name for one in matrices if Role.QUERY in one.role.parts):
+        for home in _homes(query):
+            if Role.KEY in holds[home] and len(holds[home]) > 1:
+                paths.add(home)
+                if "other" in holds[home]:
+                    break
+    return paths
+
+
+def _measured(tensors: Sequence[Tensor]) -> set[str]:
+    """Paths of the modules around tensors whose attention's factor a trace has measured."""
+    factors = ((one.name, {each.factor for each in one.measured}) for one in tensors)
+    return {home for name, kinds in factors if "attention_scale" in kinds for home in _homes(name)}
+
+
+def _is_near(path: str, attends: Set[str]) -> bool:
+    """Whether a module makes queries, or is inside of one that does or around it."""
+    return any(f"{a}.".startswith(f"{path}.") or f"{path}.".startswith(f"{a}.") for a in attends)
 
 
 def _homes(name: str) -> Iterator[str]:
@@ -117,6 +141,11 @@ def _homes(name: str) -> Iterator[str]:
     while name:
         name = name.rpartition(".")[0]
         yield name
+
+
+def _is_vague(one: Held) -> bool:
+    """An attention's factor that is a convention, or without the head dimension it belongs to."""
+    return one.factor == "attention_scale" and (one.assumed or _sizeless(one))
 
 
 def _sizeless(one: Held) -> bool:

@@ -77,13 +77,7 @@ class Recorder(TorchFunctionMode):
     def _see(self, call: Call) -> None:
         """Notes what a call does, and what its results carry."""
         notes = self.notes
-        first: Any = call.bound("input").get("input")
         views = [t for t in call.ins if id(t) in notes.views]
-        normed = call.bare in calls.NORMS and len(views) > 1  # by vectors of its own
-        if id(first) in notes.views and (normed or call.takes_input):  # learned queries, latents
-            notes.put(first, notes.use(first, "joined", result=first))
-            del notes.views[id(first)]
-            views = [t for t in views if t is not first]
         flows = [notes.flows[id(t)] for t in call.ins if id(t) in notes.flows]
         came, lookup = joined(flows), bool(views) and call.name in calls.LOOKUPS
         flow: Flow | None = None
@@ -121,7 +115,10 @@ class Recorder(TorchFunctionMode):
     def _product(self, call: Call) -> Flow | None:
         """Activations times parameters; two activations; no activation at all, which is None."""
         notes, found, out = self.notes, calls.operands(call), call.outs[0]
-        bias = calls.bias_of(call)
+        first, bias = found[0].tensor, calls.bias_of(call)
+        if call.takes_input and id(first) in notes.views:  # learned queries
+            notes.put(first, notes.use(first, "joined", result=first))
+            del notes.views[id(first)]
         ours = [one for one in found if id(one.tensor) in notes.views]
         flows = [notes.flows[id(t)] for t, *_ in found if id(t) in notes.flows]
         came, grouped = joined(flows), calls.groups_of(call) > 1

@@ -33,13 +33,13 @@ def read_starts(
     for reading in readings:
         start = large.starts[reading.name]
         if reading.role is not None and start.is_floating_point() and start.numel():
-            _read(reading, small, large, again[reading.name].detach(), fixed=reading.name in alike)
+            _read(reading, small, large, fixed=reading.name in alike)
             if reading.start and any(rule.matches(reading.name) for rule in rules):
                 reading.keep, reading.scale = False, 1.0
                 reading.start += ", to be drawn"
 
 
-def _read(reading: Reading, small: Notes, large: Notes, again: Tensor, fixed: bool) -> None:
+def _read(reading: Reading, small: Notes, large: Notes, fixed: bool) -> None:
     name, start = reading.name, large.starts[reading.name].float()
     constant = name in large.constant and (start.numel() > 1 or fixed)
     level, before = float(start.flatten()[0]), float(small.starts[name].flatten()[0])
@@ -48,11 +48,9 @@ def _read(reading: Reading, small: Notes, large: Notes, again: Tensor, fixed: bo
     if usual is None and noise:
         return
     if usual is not None:
-        if noise and start.numel() == 1:  # of one number, three draws
-            start = torch.stack([start.flatten(), small.starts[name].flatten(), again.flatten()])
-        # As nn.Linear draws its bias.
-        about = noise and abs(start.mean() - usual) <= 4 * start.std() / start.numel() ** 0.5
-        if (constant and level == usual) or about:
+        error = float(start.std()) / start.numel() ** 0.5 if start.numel() > 1 else 0.0
+        about = abs(float(start.mean()) - usual) <= 4 * error  # as nn.Linear draws its bias
+        if (constant and level == usual) or (noise and about):
             return
     steady = constant and name in small.constant and level == before
     reading.keep = not (steady and (level == 0 or (usual == 1 and level > 0)))

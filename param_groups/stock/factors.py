@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 # What libraries call the head dimension of an attention's queries, most telling first (the last is
 # T5's and its likes' alone), and the factor on query-key products or 1 over it.
-_HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
+_HEAD_DIM = ("qk_head_dim", "head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
 _SCALE = ("scaling", "scale", "softmax_scale", "inv_norm_factor", "norm_factor")
 # Children that make queries: an attention that has one computes products itself.
 _QUERIES = re.compile(r"(w?q(uery)?(_proj)?|to_q|c_attn|w?qkv(_proj)?|query_key_value)", re.I)
@@ -38,9 +39,12 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
     from param_groups.layers import Scaled
 
     for path, module in model.named_modules():
-        named = "attention" in type(module).__name__.lower()
-        if (named or path in attends) and not isinstance(module, Scaled):
+        if isinstance(module, Scaled):
+            pass
+        elif "attention" in type(module).__name__.lower():
             yield from _of_attention(path, module)
+        elif path in attends:  # nothing says that it does what libraries do
+            yield from (one for one in _of_attention(path, module) if not one.assumed)
         if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
             for name, value in scales.items():  # peft's, by adapter
                 where = f"scaling[{name!r}]"
@@ -85,8 +89,8 @@ def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:
     kind, library = type(module).__name__, type(module).__module__.partition(".")[0]
     sizes = (getattr(module, name, None) for name in _HEAD_DIM)
     size = next((size for size in sizes if isinstance(size, int)), None)
-    numbers = {name: _number(module, name) for name in _SCALE}
-    name, value = next(((n, v) for n, v in numbers.items() if v is not None), ("", None))
+    read = {name: _number(module, name) for name in _SCALE}
+    name, value = next(((n, v) for n, v in read.items() if v is not None), ("", None))
     computes = any(_QUERIES.fullmatch(child) for child, _ in module.named_children())
     if hasattr(module, "key_value_proj_dim") and value in (None, 1.0):
         # T5 and its likes multiply by nothing: their initial queries are that much smaller.
@@ -103,7 +107,7 @@ def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:
         yield Held(path, kind, "", "attention_scale", 1.0, size)
     elif value is not None:
         yield Held(path, kind, name, "attention_scale", value, size)
-    elif library == "transformers" and computes:
+    elif (library == "transformers" and computes) or any(_is_unread(module, n) for n in _SCALE):
         yield Held(path, kind, "", "attention_scale", None, size)
     elif size is not None:  # of one's own, as libraries have it
         yield Held(path, kind, "", "attention_scale", size**-0.5, size, assumed=True)
@@ -117,6 +121,14 @@ def _number(holder: object, name: str) -> float | None:
     value = getattr(holder, name, None)
     if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
         return float(value) if value.numel() == 1 and not value.is_meta else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's, too
         return float(value)
     return None
+
+
+def _is_unread(module: nn.Module, name: str) -> bool:
+    """Whether a factor of this name is not one number: a learned one, or one per head."""
+    import torch
+
+    value = getattr(module, name, None)
+    return isinstance(value, torch.Tensor) and not value.is_meta

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -234,6 +235,8 @@ NOT_KNOWN = "has scale 1 on query-key products, and its head dimension is not kn
         (attention("MHA", APART, scale=1.0, head_dim=32), "has scale 1 .*asks for 0.176777"),
         (attention("MLA", LATENT, softmax_scale=1.0, qk_head_dim=32), "softmax_scale 1 .*0.176777"),
         (attention("MHA", APART, scale=torch.tensor(1.0), head_dim=32), "scale 1 .*0.176777"),
+        (attention("MHA", APART, scale=np.float32(1), head_dim=32), "scale 1 .*0.176777"),
+        (attention("MHA", APART, scale=torch.ones(2), head_dim=32), "does not say what it mult"),
         (nn.ModuleDict({"mix": attention("Mix", APART, scale=0.5, head_dim=32)}), "0.5 .*0.176777"),
         (attention("Attention", APART, scale=1.0), NOT_KNOWN),
         (attention("WindowAttention", "to_qkv o_proj", scale=1.0, num_heads=2), NOT_KNOWN),
@@ -255,6 +258,17 @@ def test_an_attention_is_known_by_what_makes_queries_and_its_number_is_never_pas
     assert plan(model, rules, rule, head_dim=32, **options).forward[0].value == 32**-0.5
     with pytest.raises(PlanError, match="asks for 1 for head dimension 32"):
         plan(model, rules, Everett("mup", 64, 64, qk_exponent=0.0), head_dim=32, **options)
+
+
+def test_of_a_module_known_by_its_queries_alone_nothing_is_assumed():
+    """No convention stands in a plan as if it had been read; nor is what makes no queries one."""
+    mix = attention("Mix", APART, head_dim=32)
+    rules = [Rule(f"0.{key}.weight", role) for key, role in PLACES.items() if hasattr(mix, key)]
+    options = {"lr": 0.1, "absorb_multipliers": True}
+    rule = Everett("mup", 64, 64, qk_exponent=-0.5)
+    assert plan(nn.Sequential(mix), rules, rule, **options).forward == ()
+    gate = attention("ChannelAttention", "fc", scale=1.0)
+    assert plan(nn.Sequential(gate), [Rule("0.fc.weight", "hidden")], rule, **options).forward == ()
 
 
 T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 2}

@@ -240,3 +240,42 @@ def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
     assert "input head.weight" not in read(lambda n: Scaled(n, into=0.5)).factors
     said = read(lambda n: Scaled(n, into=32 / n)).factors["input head.weight"]
     assert said == "0.5 (1 at the smaller width)"
+
+
+class NormedMatrix(nn.Module):
+    """A readout whose matrix is normed by a vector of its own before it is used."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.tokens = nn.Embedding(20, n)
+        self.head, self.gain = nn.Parameter(torch.randn(20, n)), nn.Parameter(torch.ones(n))
+
+    def forward(self, ids):
+        return F.linear(self.tokens(ids), F.rms_norm(self.head, self.gain.shape, self.gain))
+
+
+def test_a_matrix_that_a_vector_norms_stays_what_it_is_used_as():
+    assert {rule.pattern: rule.role for rule in read(NormedMatrix).rules}["head"] == "readout"
+
+
+class Inverse(nn.Module):
+    """An attention that has a head dimension as an attribute, and divides by it in its code."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.tokens, self.head, self.head_dim = nn.Embedding(20, n), nn.Linear(n, 20), 16
+        self.q, self.k, self.v, self.out = (nn.Linear(n, n, bias=False) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        q, k, v = (
+            each(x).unflatten(-1, (-1, 16)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        y = (q @ k.mT / 16).softmax(-1) @ v
+        return self.head(self.out(y.transpose(1, 2).flatten(2)))
+
+
+def test_what_a_trace_measured_stands_above_a_convention():
+    rules, rule = read(Inverse).rules, Everett("mup", WIDE, BASE, qk_exponent=-1.0)
+    made = plan(Inverse(WIDE), rules, rule, lr=0.1, absorb_multipliers=True)
+    assert [(one.value, one.head_dim) for one in made.forward] == [(1 / 16, 16)]

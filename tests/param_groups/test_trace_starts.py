@@ -52,20 +52,22 @@ class Starts(nn.Module):
         self.resid = nn.Parameter(torch.full((2,), 1.1))
         self.dt_bias = nn.Parameter(torch.linspace(-6.6, -2, n))
         self.noise, self.head = nn.Parameter(0.1 * torch.randn(n)), linear(n, 20)
-        self.lone, self.fixed = nn.Parameter(torch.randn(1)), nn.Parameter(torch.full((1,), -4.0))
+        self.gate, self.fixed = nn.Parameter(torch.randn(1)), nn.Parameter(torch.full((1,), -4.0))
         nn.init.zeros_(self.blocks[1].weight)
 
     def forward(self, ids):
         x = self.tokens(ids)
         for gain, block in zip(self.resid, self.blocks, strict=True):
-            y = block(self.norm(x)) + self.noise + self.lone + self.fixed
-            x = gain * x + y.relu() * F.softplus(y + self.dt_bias)
+            y = block(self.norm(x)) + self.noise + self.fixed
+            x = gain * x + self.gate * y.relu() * F.softplus(y + self.dt_bias)
         return self.head(x)
 
 
 def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
     found = read(Starts)
-    assert found.starts == {
+    starts = dict(found.starts)
+    assert starts.pop("gate").startswith("starts between")  # one number may be from any law
+    assert starts == {
         "norm.weight": "starts at 0",
         "blocks.1.weight": "starts at 0",
         "resid": "starts at 1.1",
@@ -74,13 +76,14 @@ def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
     }
     assert "acts as 1" in found["norm.weight"].why
     model = Starts(WIDE)
-    dt = model.dt_bias.detach().clone()
+    dt, gate = model.dt_bias.detach().clone(), model.gate.item()
     rule = Everett("mup", WIDE, BASE)
     numbers = plan(model, found.rules, rule, lr=0.1, absorb_multipliers=True)
     numbers.initialise(model, seed=0)
+    assert model.gate.item() == gate
     assert torch.equal(model.dt_bias, dt) and not model.blocks[1].weight.any()
     assert model.resid.tolist() == pytest.approx([1.1, 1.1]) and not model.norm.weight.any()
-    assert not model.noise.any() and not model.lone.any() and model.fixed == -4.0
+    assert not model.noise.any() and model.fixed == -4.0
     assert model.blocks[0].weight.all()  # torch's noise is no start
     x = torch.randn(500, WIDE)
     assert model.norm(x).std().item() == pytest.approx(1, rel=0.05)

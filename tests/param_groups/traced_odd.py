@@ -144,8 +144,6 @@ class Pooled(nn.Module):
 
     patch_embedding 48 0: patch.weight
     position_embedding: latents
-    norm_scale: norm.weight
-    norm_bias: norm.bias
     query n -1: attn.query.weight
     key n -1: attn.key.weight
     value n -1: attn.value.weight
@@ -157,11 +155,10 @@ class Pooled(nn.Module):
         super().__init__()
         self.patch, self.head = linear(48, n), linear(n, 5)
         self.latents, self.attn = nn.Parameter(torch.randn(1, 3, n)), Cross(n, bias=False)
-        self.norm = nn.LayerNorm(n)
 
     def forward(self, image):
         x = self.patch(patches(image))
-        return self.head(self.attn(self.norm(self.latents).expand(len(x), -1, -1), x).mean(1))
+        return self.head(self.attn(self.latents.expand(len(x), -1, -1), x).mean(1))
 
 
 class Parallel(nn.Module):
