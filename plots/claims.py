@@ -12,7 +12,8 @@ findings all must; one that does not, with errors for all of them together (Bonf
 from it, by more than its error; empty where that is not known. An effect has its date, and says
 *after the data* where it is younger than the commit that the runs of its tables were made from. A
 later preset stands for an earlier one where it has as many seeds and sizes; else both are judged.
-A preset called closer, with more seeds at fewer places, counts only where it has as many of both.
+A preset called closer, with more seeds at fewer places, counts only where it has as many seeds and
+as large sizes.
 *Prepared*: the sweep that would decide, and has not run.
 """
 
@@ -225,12 +226,14 @@ def _drift(estimate: Estimate, low: float, high: float, room: float) -> tuple[st
     return (TOWARD if change.value < 0 else AWAY) if sure else STILL, arrived
 
 
-def matching(figure: str, pattern: str) -> list[tuple[str, Finding]]:
-    """(preset, finding) of a figure's shipped tables whose names match. Of one name a later preset
-    stands for the earlier ones, unless it rests on fewer seeds or sizes, and then beside them, but
-    for `closer`, which has fewer on purpose; of a pattern with a group the largest measured."""
+def matching(figure: str, pattern: str, only: str | None = None) -> list[tuple[str, Finding]]:
+    """(preset, finding) of a figure's shipped tables, or of those of one preset, whose names match.
+    Of one name a later preset stands for the earlier ones, unless it rests on fewer seeds or sizes,
+    and then beside them, but for `closer`, which has fewer on purpose; of a pattern with a group
+    the largest measured."""
     named: dict[str, list[tuple[str, Finding]]] = {}
-    for preset in ("", tables.DESKTOP, tables.CLOSER, tables.WIDE):
+    every = ("", tables.DESKTOP, tables.CLOSER, tables.WIDE)
+    for preset in every if only is None else (f"_{only}",):
         for line in catalogue.of_shipped(figure + preset):
             if isinstance(line, Finding):
                 before = named.get(line.name, [])
@@ -261,7 +264,8 @@ def judge(paper: str, entry: Mapping[str, Any]) -> Claim:
     """A claim with what its findings say, and what a run without its cause says."""
 
     def judgements(of: Mapping[str, Any]) -> list[Judgement]:
-        lines, effect = matching(of["figure"], of["findings"]), entry.get("effect", 0)
+        lines = matching(of["figure"], of["findings"], of.get("preset"))
+        effect = entry.get("effect", 0)
         words = [str(of.get("published", line.published)) for _, line in lines]
         return [
             replace(judgement(line, published, effect, len(lines)), preset=preset)

@@ -11,6 +11,7 @@ from plots import catalogue, claims, rates
 from plots.claims import AWAY, NO, NONE, STILL, TOWARD, UNKNOWN, YES, Claim, claimed, judgement
 from plots.findings import Estimate, Finding
 from plots.tables import CLOSER, DESKTOP, WIDE
+from sweeps.sweep_file import load_sweep
 
 # Every figure's findings take most of a minute: one process has the tests that need them.
 pytestmark = pytest.mark.xdist_group("claims")
@@ -197,6 +198,16 @@ def test_a_later_preset_replaces_an_earlier_one_where_it_is_not_weaker(
     assert [one.finding.measured[:6] for one in claim.judgements] == [last]
 
 
+def test_a_claim_of_one_preset_is_judged_by_it_alone(figure):
+    """As where its runs are longer: what others say is of another claim."""
+    early = finding(0.1, 0.003, "gains", 10, {32: 0.2, 128: 0.1})
+    late = finding(0.3, 0.003, "gains", 10, {64: 0.3})
+    entry = {**figure([early], [early], closer=[late]), "findings": "power"}
+    for preset, value in ((None, "+0.100"), ("closer", "+0.300")):
+        claim = claims.judge("paper", {**entry, "preset": preset})
+        assert [one.finding.measured[:6] for one in claim.judgements] == [value]
+
+
 def test_fits_through_fewer_widths_or_of_fewer_seeds_are_the_weaker_ones():
     def fit(widths, seeds):
         sweep = SimpleNamespace(chosen_from={1.0: dict.fromkeys(range(seeds), 0.0)})
@@ -291,6 +302,36 @@ def test_every_claim_is_tested_or_says_why_not_and_no_number_is_tried_twice():
         of = claim.entry["figure"]
         tried.update((of + one.preset, one.finding.name) for one in claim.judgements)
     assert tried and max(tried.values()) == 1, tried.most_common(3)
+
+
+def plan_of(prepared, folder):
+    """(seeds at the largest size or fresh ones, sizes) of a prepared preset's runs."""
+    file, preset, _ = prepared.split(", ", 2)
+    path = claims.PAGE.parents[1] / file
+    sweep = load_sweep(path, folder, preset.removeprefix("preset "), draft=True)
+    seeds = {}
+    for point in sweep.points:
+        for size in [value for key, value in point.values if key.startswith("model.")] or [0]:
+            seeds.setdefault(size, set()).add(point.seed)
+    fresh = sweep.config.extend.seeds if sweep.config.extend else ()
+    return max(len(seeds[max(seeds)]), len(fresh)), sorted(seeds)
+
+
+@pytest.mark.thorough
+def test_a_prepared_run_is_not_weaker_than_what_it_would_replace(tmp_path):
+    """Of fewer seeds or at smaller sizes it would be dropped, and its claim stay as it is."""
+    compared = 0
+    for claim in claims.claims():
+        if "prepared" not in claim.entry or not claim.judgements:
+            continue
+        seeds, sizes = plan_of(claim.entry["prepared"], tmp_path)
+        for estimate in (one.finding.estimate for one in claim.judgements):
+            fit = estimate.fitted > 1  # whose second number is that of its sizes
+            basis = seeds, len(sizes) if fit else sizes[-1]
+            pairs = list(zip(basis, estimate.basis, strict=True))
+            assert all(new >= old for new, old in pairs), (claim.entry["claim"], pairs)
+            compared += 1
+    assert compared
 
 
 @pytest.mark.thorough
