@@ -126,11 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         args = _parser().parse_args(words)
         result = args.command(args)
         if isinstance(result, str):
-            print(result)
+            _say(result)
         else:
             value, rows, text = result
-            print(json.dumps(value, indent=1) if args.json else text(align(rows)))
-        sys.stdout.flush()
+            _say(json.dumps(value, indent=1) if args.json else text(align(rows)))
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
@@ -140,6 +139,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception:  # of a user's file: not the exit code of a bad verdict
         traceback.print_exc()
         raise SystemExit(2) from None
+
+
+def _say(text: str) -> None:
+    """Prints; PlanError for what cannot be written, as on a full disk."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
+        raise PlanError(f"standard output: cannot write: {error.strerror}") from None
 
 
 def published_exponents(_: argparse.Namespace) -> _Result:

@@ -7,8 +7,8 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TextIO
 
 LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
@@ -26,23 +26,38 @@ class RunError(UserError):
     """What is wrong with one run's folder; other runs of a sweep go on."""
 
 
-class _Forgiving:
-    """stderr, where a message that cannot be written (a full device) ends nothing."""
+class Unprinted(OSError):
+    """Standard output cannot be written to, as on a full disk."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+
+class _Guarded:
+    """stdout or stderr, and what becomes of an error of writing to it (a full device)."""
+
+    def __init__(self, stream: TextIO, guard: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._stream, self._guard = stream, guard
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
+        with self._guard():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with self._guard():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """An error of stdout names no file: Unprinted does, unless its reader is gone."""
+    try:
+        yield
+    except (BrokenPipeError, Unprinted):
+        raise
+    except OSError as error:
+        raise Unprinted(f"standard output: cannot write: {error.strerror}") from None
 
 
 @contextmanager
@@ -51,8 +66,8 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
 
     A user's mistake is a UserError, a PlanError of param_groups, or one of
     `kinds`; any other error is a bug and keeps its traceback. Ctrl-C gives exit code 130. If the
-    reader closes the pipe early, as `| head` does, the exit code is 141, without a line. A closed
-    or full stderr does not end the command.
+    reader closes the pipe early, as `| head` does, the exit code is 141, without a line. A full
+    disk behind stdout is one line, too; a closed or full stderr does not end the command.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by whoever started the command
@@ -60,18 +75,12 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
             if opened == number:  # else something has its number already
                 os.set_inheritable(number, True)  # the processes of runs have it, too
             setattr(sys, name, os.fdopen(opened, "w" if number else "r"))
-    shown = sys.stderr
-    sys.stderr = _Forgiving(shown)
+    shown = sys.stdout, sys.stderr
+    sys.stdout = _Guarded(sys.stdout, _named)
+    sys.stderr = _Guarded(sys.stderr, lambda: suppress(OSError))
     try:
         yield
-        try:
-            sys.stdout.flush()
-        except OSError as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            # What Python holds for it would give the exit code 120 at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise UserError(f"standard output: cannot write: {error.strerror}") from None
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
@@ -83,15 +92,19 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
                 # It is stdout that nobody reads, and not a pipe between processes.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
                 raise SystemExit(141) from None
-        if not (isinstance(error, kinds) or is_users(error)):
+        if not (isinstance(error, (Unprinted, *kinds)) or is_users(error)):
             raise
         line = " ".join(str(error).splitlines())[:LONGEST_LINE]
         many = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
         more = "; raise the limit, `ulimit -n`, or take fewer workers" if many else ""
         print(f"error: {line}{more}", file=sys.stderr, flush=True)
+        try:
+            sys.stdout.flush()
+        except OSError:  # what Python holds for it would give the exit code 120 at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(2) from None
     finally:
-        sys.stderr = shown
+        sys.stdout, sys.stderr = shown
 
 
 def is_users(error: Exception) -> bool:

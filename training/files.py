@@ -87,11 +87,12 @@ def refuse_file(folder: Path) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replaces a file atomically: a reader, or a crash, sees the old content or the new one.
 
-    What is in /dev, such as /dev/stdout, is no file to be replaced.
+    A device, or what is open, such as /dev/stdout, is written to and not replaced.
     """
     temporary = _hidden(path)
     with writing(path):
-        if path.is_relative_to("/dev"):
+        folder = os.path.realpath(path.parent)  # /dev/fd is a folder of /proc
+        if folder == "/dev" or folder.startswith("/proc/") or path.is_char_device():
             path.write_bytes(content)
             return
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ The FILE runs in a process of its own. A verdict is what that has written down; 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from param_groups.roles import PlanError
 
+# What printing ends in: nobody reads it any more, or there is no room for it.
+UNPRINTED = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A command and the file that has it.
 COMMANDS = {"check": "command", "audit": "audit", "transfer": "transfer_command"}
 
@@ -52,7 +55,7 @@ def main(name: str, words: Sequence[str]) -> None:
 def judge() -> None:
     """The command in this process, `judge VERDICT NAME ...`; writes its exit code there."""
     place, name, *words = sys.argv[1:]
-    code = 2
+    code, lost = 2, None
     try:
         run(name, words)
         code = 0
@@ -61,16 +64,21 @@ def judge() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and _is_ours(error):
             code = int(error.code or 0)
-        elif isinstance(error, BrokenPipeError) and _is_ours(error):
-            code = 141  # `| head` has seen enough
+        elif isinstance(error, OSError) and error.errno in UNPRINTED and _is_ours(error):
+            lost = error
         else:
             _tell(error, words)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = 141
-    if code == 141:
+    except OSError as error:
+        lost = error
+    if lost:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
+        code = 2
+        if isinstance(lost, BrokenPipeError):  # `| head` has seen enough
+            code = 141
+        else:
+            print(f"error: standard output: cannot write: {lost.strerror}", file=sys.stderr)
     Path(place).write_text(str(code))
 
 

@@ -38,19 +38,21 @@ def results_in(folder: Path) -> Iterator[None]:
 def write(path: Path, content: str | bytes, adds: bool = False) -> None:
     """Replaces a file, or adds to its end; CheckError where that fails, as on a full disk.
 
-    What is in /dev, such as /dev/stdout, is no file to be replaced.
+    A device, or what is open, such as /dev/stdout, is written to and not replaced.
     """
     content = content if isinstance(content, bytes) else content.encode()
-    straight = adds or path.is_relative_to("/dev")
-    target = path if straight else path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder = os.path.realpath(path.parent)  # /dev/fd is a folder of /proc
     try:
-        with open(target, "ab" if adds else "wb") as file:
+        device = folder == "/dev" or folder.startswith("/proc/") or path.is_char_device()
+        straight = adds or device
+        with open(path if straight else temporary, "ab" if adds else "wb") as file:
             file.write(content)
         if not straight:
-            os.replace(target, path)
+            os.replace(temporary, path)
     except OSError as error:
-        if not straight:
-            target.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise CheckError(
             f"{path}: cannot write: {error.strerror}; mend that and give the same command again"
         ) from None

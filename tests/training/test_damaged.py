@@ -5,12 +5,14 @@ import errno
 import gc
 import os
 import pickle
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
+from param_groups.check import written
 from tests.processes import finished
 from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
@@ -225,6 +227,26 @@ def test_files_that_cannot_be_written_are_named_in_one_line(tmp_path, monkeypatc
         with pytest.raises(UserError, match=f"{path.name}: cannot write: No space left"):
             write_json(path, {"a": 1})
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("write", [files.write_bytes, written.write])
+def test_a_file_in_shared_memory_is_replaced_and_what_is_open_is_written_to(write, tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        path = Path(name, "table.csv")
+        path.write_text("old")
+        reader = path.open()
+        write(path, b"new")
+        assert (reader.read(), path.read_text()) == ("old", "new")
+        if write is files.write_bytes:
+            write(Path(name, "new", "table.csv"), b"new")
+    with open(tmp_path / "redirected", "wb") as file:
+        write(Path(f"/dev/fd/{file.fileno()}"), b"told")
+    assert (tmp_path / "redirected").read_text() == "told"
+    (tmp_path / "full").symlink_to("/dev/full")
+    for path in (Path("/dev/full"), tmp_path / "full"):
+        with pytest.raises(ValueError, match=f"{path}: cannot write: No space left on device"):
+            write(path, b"new")
+        assert path.is_char_device()
 
 
 class Bomb:

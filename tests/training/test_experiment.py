@@ -95,12 +95,44 @@ def test_what_the_system_refuses_is_told_with_what_to_do(number, file, more, cap
     assert capsys.readouterr().err == f"error: [Errno {number}] {os.strerror(number)}{more}\n"
 
 
-def test_a_full_disk_behind_stdout_is_named(capsys, monkeypatch):
+FULL = "error: standard output: cannot write: No space left on device\n"
+
+
+@pytest.mark.parametrize("length", [1, 100, 100_000])  # within the buffer, and beyond it
+def test_a_full_disk_behind_stdout_is_named(length, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))
+    with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
+        for _ in range(1000):
+            print("x" * length)
+    assert capsys.readouterr().err == FULL
+    sys.stdout.close()  # as Python does at its end: nothing is held that cannot be written
+
+
+def test_a_mistake_is_told_though_stdout_is_full(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))
     with pytest.raises(SystemExit, match="2"), one_line_errors():
         print("plan")
-    wanted = "error: standard output: cannot write: No space left on device\n"
-    assert capsys.readouterr().err == wanted
+        raise UserError("a mistake")
+    assert capsys.readouterr().err == "error: a mistake\n"
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nanolm_c4.train nanolm_c4/configs/laptop.yaml --plan --json".split(),
+        "param_groups exponents".split(),
+        "param_groups trace FILE".split(),
+        "param_groups check FILE --seeds 1 --out OUT".split(),
+    ],
+)
+def test_a_command_on_a_full_disk_says_so_in_one_line(words, tmp_path):
+    names = {"OUT": str(tmp_path), "FILE": "examples/coordinate_check_mlp.py"}
+    command = [sys.executable, "-m", *(names.get(word, word) for word in words)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    assert done.returncode == 2
+    assert done.stderr.endswith(FULL) and done.stderr.lower().count("error") == 1
 
 
 @pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])
