@@ -200,6 +200,9 @@ def test_what_cannot_be_observed_is_refused_before_training(toy):
     del task.model.blocks[0].attention.heads
     with pytest.raises(UserError, match="blocks.0 of Dropping cannot be observed"):
         loop.train(task, toy.folder / "run")
+    few = toy.config(training__observe_samples=31)
+    with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
+        loop.train(toy.build_task(few), toy.folder / "run")
     assert not (toy.folder / "run").exists()
 
 

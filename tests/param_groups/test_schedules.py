@@ -295,6 +295,7 @@ def test_corners(name, floor):
 def test_no_warmup_starts_at_the_peak(name):
     assert factor(name, 0, warmup_steps=0, total_steps=7) == 1.0
     assert factor(name, 0, warmup_steps=0, total_steps=1, floor=0.3) == 1.0
+    assert factor(name, 7, warmup_steps=0, total_steps=7) == (name == "constant")  # no floor: 0
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -68,6 +68,8 @@ def test_set_keys_leaves_its_argument_alone():
         ("training.batch_size=1000000000000", "less than or equal to 1048576"),
         ("training.divergence_factor=.inf", "expected a finite number"),
         ("optimizer.learning_rate=1", "did you mean 'optimizer.lr'"),
+        ("learning_rate=1", "did you mean 'optimizer.lr'"),
+        ("optimizer.wd=1", "did you mean 'optimizer.weight_decay'"),
         (".".join(["a"] * 1000) + "=1", "unknown key"),
     ],
 )
@@ -81,6 +83,13 @@ def test_epsilon_defaults_to_the_optimisers_own(name, eps):
     assert load(Config, LAPTOP, [f"optimizer.name={name}"]).optimizer.epsilon == eps
     given = load(Config, LAPTOP, [f"optimizer.name={name}", "optimizer.eps=1e-3"])
     assert given.optimizer.epsilon == 1e-3
+
+
+def test_observing_every_no_step_is_observing_nothing():
+    every = "training.observe_every=0"
+    assert load(Config, LAPTOP, [every]).model_dump() == load(Config, LAPTOP).model_dump()
+    with pytest.raises(UserError, match="observe_samples 3 is given, but nothing is observed"):
+        load(Config, LAPTOP, [every, "training.observe_samples=3"])
 
 
 def test_the_saved_config_is_complete_and_reads_back():
