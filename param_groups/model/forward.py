@@ -190,7 +190,7 @@ def _of_module(
     attention = one.factor == "attention_scale"
     if one.factor in applied and not one.grows:
         value, source = applied[one.factor], "applied says"
-    elif attention and _sizeless(one) and size is None and not one.queries:
+    elif _sizeless(one) and size is None and not one.queries:
         raise PlanError(
             f"{one.path!r} ({one.kind}) has {one.name} {one.value:g} on query-key products, and "
             "its head dimension is not known: give plan(..., head_dim=), for which "

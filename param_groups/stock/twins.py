@@ -194,15 +194,13 @@ def _timm(model: Any) -> Twins:
 
     lacks = missing()
     for key, default in known.items():  # those that add tensors which the model has
-        values: dict[Any, Any] = {
-            True: [False],
-            False: [True],
-            None: [1.0],
-        }  # 0 is False, and True 1
+        others: list[Any] = []
         if isinstance(default, str):  # a Literal
             others = [*typing.get_args(signature[key].annotation)]
-        else:
-            others = values.get(default, []) if isinstance(default, (int, type(None))) else []
+        elif default is None:
+            others = [1.0]
+        elif isinstance(default, int) and default in (False, True):  # or 0 and 1, no rate of 0.0
+            others = [not default]
         for other in others:
             if lacks and (left := missing(**{key: other})) < lacks:
                 options[key], lacks = other, left
