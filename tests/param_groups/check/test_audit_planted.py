@@ -11,6 +11,7 @@ from param_groups.check.reading import read
 from tests.param_groups.check import planted
 from training.optim import optimizers
 
+pytestmark = pytest.mark.xdist_group("planted")
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
 
