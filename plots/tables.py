@@ -157,6 +157,8 @@ def read(
         raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run {maker} first")
+    if RUN in table and (unnamed := table[RUN].isna()).any():
+        raise TableError(f"{path}: row {unnamed.argmax() + 1} names no run, so it may stand twice")
     numbers = [
         *(column for column in (*columns, PARAMETERS) if column in table and column not in WORDS),
         *(column for column in numbers if column in table),
