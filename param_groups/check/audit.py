@@ -53,7 +53,14 @@ from torch import nn
 
 from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
 from param_groups.check.measuring import Build, optimizer_of, pooled
-from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
+from param_groups.check.nearest import (
+    EXACT,
+    Readings,
+    nearest_rule,
+    one_power,
+    plans_of,
+    powers_of,
+)
 from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
@@ -116,8 +123,11 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         lines += [(n, "not in the models of all sizes") for n in others if n not in everywhere]
     table = [("tensor", "kind", "optimiser", *(f"{key}^" for key in NUMBERS))]
     for n in numbers.names:
-        values = {key: [getattr(readings[s][n], key) for s in sizes] for key in NUMBERS}
-        cells = [_text(_power(v, sizes, 1 if k == "init" else 2)) for k, v in values.items()]
+        cells = []
+        for key in NUMBERS:
+            powers = powers_of([getattr(readings[size][n], key) for size in sizes], sizes)
+            power = one_power(powers, 0.15 if key == "init" else EXACT)
+            cells.append(_text(power and round(power, 1 if key == "init" else 2) + 0.0))
         table.append((pooled(n), kinds[n], first[n].optimizer or "none", *cells))
     return Audit(
         table=align([*dict.fromkeys(table)]),
@@ -191,16 +201,6 @@ def _together(lines: Iterable[tuple[str, str]], names: Sequence[str]) -> list[st
     alike = Counter((pooled(name), text) for name, text in found)
     whole = [(pooled(n) if alike[pooled(n), t] == blocks[pooled(n)] else n, t) for n, t in found]
     return [f"{name}: {text}" for name, text in dict.fromkeys(whole)]
-
-
-def _power(values: Sequence[float], sizes: Sequence[int], digits: int) -> float | None:
-    """p in value = size^p; None for zeros, nan where it is no power between all sizes."""
-    if not all(values):
-        return None if not any(values) else math.nan
-    pairs = zip(values, values[1:], sizes, sizes[1:], strict=False)
-    steps = [math.log(large / small) / math.log(b / a) for small, large, a, b in pairs]
-    straight = max(steps) - min(steps) < (0.3 if digits == 1 else 2 * EXACT)
-    return round(steps[0], digits) + 0.0 if straight else math.nan
 
 
 def _text(value: object) -> str:
