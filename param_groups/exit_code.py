@@ -27,11 +27,12 @@ def with_exit_code(command: Callable[[], None], words: Sequence[str]) -> None:
     ended: BaseException | None = None
     try:
         command()
+    except PlanError as error:
+        ended = error
+        print(f"error: {error}", file=sys.stderr)
     except BaseException as error:
         ended = error
-        if isinstance(error, PlanError):
-            print(f"error: {error}", file=sys.stderr)
-        elif isinstance(error, SystemExit) and _is_ours(error):
+        if isinstance(error, SystemExit) and _is_ours(error):
             code = int(error.code or 0)
         elif isinstance(error, OSError) and error.errno in UNPRINTED and _is_ours(error):
             lost = error

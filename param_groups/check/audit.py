@@ -37,7 +37,6 @@ something is not read, and for a mistake in the command or the file.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import math
@@ -52,7 +51,7 @@ import torch
 from torch import nn
 
 from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
-from param_groups.check.measuring import Build, optimizer_of, pooled
+from param_groups.check.measuring import Check, begun, pooled
 from param_groups.check.nearest import (
     EXACT,
     Readings,
@@ -267,7 +266,7 @@ def main(
     elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
-        build = functools.partial(_planned, task)
+        build = lambda width: _drawn(task(width, 0))
     else:
         build = function_of(module, args.file, *signature)
 
@@ -322,11 +321,6 @@ def main(
         raise SystemExit(2 if result.unread else 1)
 
 
-def _planned(task: Build, width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _drawn(check: Check) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A check's model as its plan draws it, with its optimiser."""
-    check = task(width, 0)
-    if check.plan is not None:
-        check.plan.initialise(check.model, 0, overwrite=True)
-    if check.after_init is not None:
-        check.after_init(check.model)
-    return check.model, optimizer_of(check, decays=True)
+    return check.model, begun(check, 0, decays=True)
