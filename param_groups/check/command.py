@@ -52,8 +52,9 @@ from param_groups.check.measuring import (
     measure,
 )
 from param_groups.check.written import results_in, write, write_table
+from param_groups.model.factors import unnamed
 from param_groups.model.trace import Trace, traced
-from param_groups.roles import Rule
+from param_groups.roles import Role, Rule
 
 TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
@@ -190,6 +191,15 @@ def function_of(module: ModuleType, path: Path, signature: str, returns: str) ->
     return function
 
 
+def _unnamed_queries(check: Check) -> list[str]:
+    """A line where the plan says nothing of what a model's attentions multiply by."""
+    plan = check.planned
+    roles = {row.name: Role(row.role) for row in plan.rows}
+    one = any(factor.name == "attention_scale" for factor in plan.forward)
+    said = "" if one else unnamed(check.model, lambda m: check.loss(m, check.batches[0]), roles)
+    return [f"not judged: {said}"] if said else []
+
+
 def run(target: Target, args: argparse.Namespace) -> int:
     """Measures, writes the results, prints the verdicts; the exit code."""
     folder = (args.out or Path("coordinate_check") / target.name) / target.part
@@ -206,6 +216,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
     rules = target.build.rules if isinstance(target.build, Ruled) else ()
     left = judging.not_judged(measurement.plans, measurement.held, rules)
+    left += _unnamed_queries(target.build(min(args.widths), 0))
     code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,

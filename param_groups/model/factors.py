@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
 
 from param_groups.model.notes import Attention, Notes
-from param_groups.roles import Measured
+from param_groups.model.recording import Recorder
+from param_groups.roles import Measured, Role
 
 _NAMES = {
     "embedding": "embed_scale",
@@ -48,6 +53,23 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
         if place in _NAMES and name in large.parameters:
             found.setdefault(name, []).append(Measured(_NAMES[place], float(f"{factor:.7g}")))
     return found, said
+
+
+def unnamed(model: nn.Module, run: Callable[[nn.Module], Any], roles: Mapping[str, Role]) -> str:
+    """What one pass shows of attentions whose queries have another role; "" if there are none."""
+    recorder = Recorder(model, {})
+    with torch.compiler.set_stance("force_eager"), recorder:
+        run(model)
+    for one in recorder.notes.attentions if not recorder.notes.doubts else ():
+        names = next((one.parts[place] for place in _places(one)), {})
+        kinds = {kind for name in names if name in roles for kind in roles[name].parts}
+        if one.soft and kinds and not kinds & {Role.QUERY, Role.KEY, Role.VALUE}:
+            by = "what was not read" if one.factor is None else f"{one.factor:.4g}"
+            return (
+                f"{min(names)} ({min(kinds)}) makes queries, whose products with keys are "
+                f"multiplied by {by} at head dimension {one.head_dim}: give it the role query"
+            )
+    return ""
 
 
 def _places(one: Attention) -> Sequence[str]:

@@ -33,6 +33,7 @@ def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]
 LORA = "lora_scaling"  # on which prescriptions say nothing: one value for all sizes
 FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier", LORA)
 _MEASURED = "take it out of the forward pass or, if it is meant, out of its rule's `measured`"
+_BESIDE = {Role.MLP_IN, Role.MLP_OUT, Role.READOUT, Role.TOKEN_EMBEDDING}  # in no attention
 _STOCK_EXPONENT = -0.5  # libraries divide attention logits by the root of the head dimension
 
 
@@ -70,7 +71,7 @@ def forward_pass(
     applied, wanted, rule = applied or {}, prescription.forward(logits_at), prescription.form
     attends, measured = _attentions(tensors), _measured(tensors)
     # What modules hold. A measurement stands above what is known of a module by its queries alone,
-    # above a convention, and above a number without the head dimension that it belongs to.
+    # above a convention, what is no number, and a number without the head dimension it belongs to.
     held = [one for reader in READERS for one in reader(model, attends - measured)]
     held = [one for one in held if not _is_vague(one) or one.path not in measured]
     if head_dim is None:
@@ -107,22 +108,31 @@ def forward_pass(
 
 
 def _attentions(tensors: Sequence[Tensor]) -> set[str]:
-    """Paths of the modules that make queries and keys, whatever their class is called, as far up
-    as one that holds another matrix, too."""
-    holds: defaultdict[str, list[str]] = defaultdict(list)
-    matrices = [one for one in tensors if len(one.shape) > 1]
-    for one in matrices:
-        kinds = [kind for kind in (Role.KEY, Role.QUERY, Role.VALUE) if kind in one.role.parts]
-        for home in _homes(one.name):
-            holds[home].append(kinds[0] if kinds else "other")
+    """Paths of the modules that make queries and keys, whatever their class is called: from the
+    innermost up to those that hold another attention, or a matrix of no attention, too."""
+    holds: defaultdict[str, list[Role]] = defaultdict(list)
+    for one in tensors:
+        for home in _homes(one.name) if len(one.shape) > 1 else ():
+            holds[home].append(one.role)
     paths = set()
-    for query in (one.name for one in matrices if Role.QUERY in one.role.parts):
-        for home in _homes(query):
-            if Role.KEY in holds[home] and len(holds[home]) > 1:
+    for one in tensors:
+        leaf, *above = _homes(one.name)
+        queries, most = 0, len(tensors)  # in the module below; what one with an output may hold
+        for home in (above if len(holds[leaf]) == 1 else (leaf, *above)) if _asks(one.role) else ():
+            kinds = {part for role in holds[home] for part in role.parts}
+            count = sum(map(_asks, holds[home]))
+            several = count > queries and kinds - {Role.QUERY, Role.KEY, Role.VALUE}
+            if queries and (several or kinds & _BESIDE or len(holds[home]) > most):
+                break
+            if Role.KEY in kinds:
                 paths.add(home)
-                if "other" in holds[home]:
-                    break
+                queries, out = count, Role.ATTENTION_OUTPUT in kinds
+                most = len(holds[home]) if out else most
     return paths
+
+
+def _asks(role: Role) -> bool:
+    return Role.QUERY in role.parts
 
 
 def _measured(tensors: Sequence[Tensor]) -> set[str]:
@@ -144,8 +154,8 @@ def _homes(name: str) -> Iterator[str]:
 
 
 def _is_vague(one: Held) -> bool:
-    """An attention's factor that is a convention, or without the head dimension it belongs to."""
-    return one.factor == "attention_scale" and (one.assumed or _sizeless(one))
+    """An attention's factor that is a convention, no number, or without its head dimension."""
+    return one.factor == "attention_scale" and (one.assumed or None in (one.value, one.head_dim))
 
 
 def _sizeless(one: Held) -> bool:

@@ -43,7 +43,7 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
             pass
         elif "attention" in type(module).__name__.lower():
             yield from _of_attention(path, module)
-        elif path in attends:  # nothing says that it does what libraries do
+        elif path in attends or _is_part(path, module, attends):  # no convention is known of it
             yield from (one for one in _of_attention(path, module) if not one.assumed)
         if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
             for name, value in scales.items():  # peft's, by adapter
@@ -80,6 +80,12 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
             config.d_model**-0.5,
             hint="set it to False, as tie_word_embeddings=False does in the config",
         )
+
+
+def _is_part(path: str, module: nn.Module, attends: Set[str]) -> bool:
+    """Whether a module without parameters stands in an attention, whose products it may take."""
+    inside = any(path.startswith(f"{home}." if home else "") for home in attends)
+    return inside and next(module.parameters(), None) is None
 
 
 def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:

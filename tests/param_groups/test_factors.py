@@ -1,5 +1,6 @@
 """Factors of the forward pass that stock models hold are those that their plans count on."""
 
+import copy
 import re
 
 import numpy as np
@@ -215,8 +216,14 @@ def test_an_attention_of_ones_own_may_be_fused_and_read_its_scale():
 def attention(kind, matrices, **numbers):
     """A module of any class name that holds numbers and makes queries."""
     module = type(kind, (nn.Module,), {})()
-    for key in matrices.split():
-        setattr(module, key, nn.Linear(64, 192 if key.endswith("qkv") else 64, bias=False))
+    for path in matrices.split():  # those with a dot stand in a module of their own
+        *inner, key = path.split(".")
+        owner = module
+        for part in inner:
+            if part not in owner._modules:
+                owner.add_module(part, nn.Module())
+            owner = owner._modules[part]
+        setattr(owner, key, nn.Linear(64, 192 if key.endswith("qkv") else 64, bias=False))
     for key, value in numbers.items():
         setattr(module, key, value)
     return module
@@ -225,7 +232,9 @@ def attention(kind, matrices, **numbers):
 APART, LATENT = "q_proj k_proj v_proj o_proj", "wq_a wq_b wkv_b wo"
 PLACES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "to_qkv": "qkv"}
 PLACES |= {"o_proj": "attention_output", "wo": "attention_output", "wq_b": "query"}
-PLACES |= {"wq_a": "hidden", "wkv_b": "key_value"}
+PLACES |= {"wq_a": "hidden", "wkv_b": "key_value", "mix": "hidden", "up": "mlp_in"}
+IN_LISTS = " ".join(f"head.{i}.{key}" for i in "01" for key in APART.split()[:3])
+AS_32 = "has scale 1 .*asks for 0.176777"
 NOT_KNOWN = "has scale 1 on query-key products, and its head dimension is not known: give plan"
 
 
@@ -238,6 +247,15 @@ NOT_KNOWN = "has scale 1 on query-key products, and its head dimension is not kn
         (attention("MHA", APART, scale=np.float32(1), head_dim=32), "scale 1 .*0.176777"),
         (attention("MHA", APART, scale=torch.ones(2), head_dim=32), "does not say what it mult"),
         (nn.ModuleDict({"mix": attention("Mix", APART, scale=0.5, head_dim=32)}), "0.5 .*0.176777"),
+        (attention("MHA", "in.q_proj in.k_proj in.mix o_proj", scale=1.0, head_dim=32), AS_32),
+        (attention("MLA", "in.wq_a in.wq_b in.wkv_b wo", scale=1.0, head_dim=32), AS_32),
+        (
+            attention("MHA", "in.q_proj in.k_proj in.v_proj in.o_proj", scale=1.0, head_dim=32),
+            AS_32,
+        ),
+        (attention("MHA", f"{IN_LISTS} mix", scale=1.0, head_dim=32), AS_32),
+        (attention("MSA", "to_qkv", scale=1.0, head_dim=32), AS_32),
+        (attention("MHA", APART, core=attention("Dot", "", scale=1.0, head_dim=32)), AS_32),
         (attention("Attention", APART, scale=1.0), NOT_KNOWN),
         (attention("WindowAttention", "to_qkv o_proj", scale=1.0, num_heads=2), NOT_KNOWN),
         (attention("MSA", "to_qkv o_proj", scale=1.0, num_heads=2), NOT_KNOWN),
@@ -267,6 +285,11 @@ def test_of_a_module_known_by_its_queries_alone_nothing_is_assumed():
     options = {"lr": 0.1, "absorb_multipliers": True}
     rule = Everett("mup", 64, 64, qk_exponent=-0.5)
     assert plan(nn.Sequential(mix), rules, rule, **options).forward == ()
+    beside = attention("Block", "attn.q_proj attn.k_proj attn.o_proj mlp.up mlp.mix", scale=0.5)
+    rules = [Rule(f"*.{key}.weight", PLACES[key]) for key in "q_proj k_proj o_proj up mix".split()]
+    twice = nn.ModuleDict({"blocks": nn.Sequential(beside, copy.deepcopy(beside))})
+    twice.scale = 0.5
+    assert plan(twice, rules, rule, **options).forward == ()
     gate = attention("ChannelAttention", "fc", scale=1.0)
     assert plan(nn.Sequential(gate), [Rule("0.fc.weight", "hidden")], rule, **options).forward == ()
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, plan
+from param_groups import CompleteP, Everett, PlanError, Role, plan
+from param_groups.model.factors import unnamed
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
     BASE,
@@ -63,9 +64,13 @@ def test_every_tensor_is_right_or_refused(name):
         ratio = round(math.log2(row.lr / at_base[row.name].lr), 3)
         got[row.name] = (row.role + layout, row.fan_in, ratio, start)
     assert got == expectations(case, got), str(found)
+    roles = {row.name: Role(row.role) for row in at_base.rows}
+    assert at_base.forward or not unnamed(small, case.run, roles)
     if case.attention:
         with pytest.raises(PlanError, match="on query-key products"):
             planned(wide, power + 0.25)
+        said = unnamed(small, case.run, dict.fromkeys(roles, Role.HIDDEN))
+        assert f"multiplied by {case.attention(case.head_dim(BASE)):.4g} at head dim" in said
 
 
 # What the first form of a trace got wrong, and other inputs of each kind
@@ -279,3 +284,26 @@ def test_what_a_trace_measured_stands_above_a_convention():
     rules, rule = read(Inverse).rules, Everett("mup", WIDE, BASE, qk_exponent=-1.0)
     made = plan(Inverse(WIDE), rules, rule, lr=0.1, absorb_multipliers=True)
     assert [(one.value, one.head_dim) for one in made.forward] == [(1 / 16, 16)]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_number_per_head_is_the_factor_that_a_trace_measures(learned):
+    class Attention(Apart):
+        def __init__(self, n):
+            super().__init__(n)
+            self.head_dim, scale = 8, torch.full((n // 8, 1, 1), 0.25)
+            self.scale = nn.Parameter(scale) if learned else scale
+
+        def forward(self, x):
+            q, k, v = self.three(x)
+            return self.d(merged((q @ k.mT * self.scale).softmax(-1) @ v))
+
+    build = stack(Attention)
+    rules, power = read(build).rules, math.log(0.25) / math.log(8)
+    planned = lambda power: plan(
+        build(WIDE), rules, Everett("standard", WIDE, BASE, qk_exponent=power), lr=1.0
+    )
+    (one,) = planned(power).forward
+    assert (one.value, one.head_dim) == (pytest.approx(0.25), 8)
+    with pytest.raises(PlanError, match="as traced. multiplies by 0.25 on query-key products"):
+        planned(-0.5)

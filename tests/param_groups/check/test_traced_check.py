@@ -124,3 +124,41 @@ def test_heads_that_grow_in_a_trace_are_warned_of():
     assert not judging.not_judged(plans, {}, rules)
     (note,) = judging.heads_note(plans, rules)
     assert note.startswith("warning: head dimensions 8 to 16")
+
+
+HIDDEN = FILE.replace("self.three(x +", "self.three(x + self.mixed(x) +")
+HIDDEN = HIDDEN.replace(
+    "    def forward",
+    """        for key in "abc":
+            setattr(self, key, nn.Linear(width, width, bias=False))
+
+    def mixed(self, x):
+        a, b, c = (getattr(self, key)(x).unflatten(-1, (-1, 16)).transpose(1, 2) for key in "abc")
+        return ((a @ b.mT / 16).softmax(-1) @ c).transpose(1, 2).flatten(2)
+
+    def forward""",
+)
+HIDDEN = HIDDEN.replace("import Everett", "import Everett, Rule").replace("BASE", "width")
+HIDDEN = HIDDEN.replace("lambda rules: plan(model, rules", "plan(model, RULES")
+HIDDEN = (
+    HIDDEN.replace("SMALL", "None")
+    + """
+RULES = [Rule("one.weight", "token_embedding"), Rule("three.weight", "readout")]
+RULES += [Rule(f"{key}.weight", "hidden") for key in ("two", "a", "b", "c")]
+"""
+)
+
+
+def test_queries_that_no_rule_names_are_not_judged(capsys, tmp_path, monkeypatch):
+    """Their products are read in a pass, whatever modules are called."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hidden.py").write_text(HIDDEN)
+    options = "--widths 16 32 64 --seeds 1 --steps 2 --tolerance 9"
+    with pytest.raises(SystemExit) as end:
+        main(["check", "hidden.py", *options.split()])
+    said = capsys.readouterr().out
+    makes = (
+        "not judged: a.weight (hidden) makes queries, whose products with keys are multiplied by"
+    )
+    assert end.value.code == 2
+    assert f"{makes} 0.0625 at head dimension 16: give it the role query" in said
