@@ -266,7 +266,7 @@ def main(
     elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
-        build = lambda width: _drawn(task(width, 0))
+        build = lambda width, *_: _drawn(task(width, 0))
     else:
         build = function_of(module, args.file, *signature)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from param_groups.prescription import Forward, Size, Tensor
 from param_groups.quantities import CONSTANT, NORMAL, Numbers, check_positive, finite
@@ -80,7 +80,7 @@ class Tuned(Compared):
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
         """Every number over that at the base size; 0 where both are."""
         there = vars(self.rule.relative(self.at_base(tensor)))
-        shares = {}
+        shares: dict[str, Any] = {}
         for key in ("init_std", "multiplier", "lr", "eps", "decay"):
             here = vars(numbers)[key]
             if here and not there[key]:
