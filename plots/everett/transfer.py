@@ -53,9 +53,9 @@ class Axis(NamedTuple):
 def read(paths: tables.Paths) -> dict[str, Axis]:
     """The axes of all tables given."""
     axes: dict[str, Axis] = {}
-    for place, path in enumerate(paths):
-        numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
-        table = tables.read(path, (*tables.RESULTS, RATE), numbers=numbers)
+    numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
+    read = [tables.read(path, (*tables.RESULTS, RATE), numbers=numbers) for path in paths]
+    for place, (path, table) in enumerate(zip(paths, read, strict=True)):  # nothing fitted before
         first = "" if table.empty else table[CURVE].iloc[0].partition("_")[0]
         usual = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
         size, symbol = GROWS.get(first, usual)
