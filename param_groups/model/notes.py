@@ -267,7 +267,7 @@ def ranges(
             found[name] = None
             continue
         if slope is not None:
-            outputs = torch.atleast_1d(slope.abs()).movedim(axis, 0)
+            outputs = slope.abs().reshape(slope.shape or (1,)).movedim(axis, 0)
             reached = (outputs.reshape(len(outputs), -1).sum(1) > 0).int()
             ends = torch.diff(reached, prepend=reached[:1] * 0, append=reached[:1] * 0)
             if edges := (ends.nonzero().flatten() + shift).tolist():
