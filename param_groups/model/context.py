@@ -68,8 +68,8 @@ def _inputs_of_branches(readings: Sequence[Reading], large: Notes) -> None:
     first of its block's MLP."""
     last = {r.name: r.fan_out for r in readings if r.role is Role.MLP_OUT}
     for reading in readings:
-        ends = [ends for inside, ends in large.branches if reading.name in inside]
-        widths = {last[name] for name in frozenset[str]().union(*ends) & {*last}}
+        ends = [ends for inside, _, ends in large.branches if reading.name in inside]
+        widths = {last[name] for name, _ in frozenset().union(*ends) if name in last}
         if reading.role is Role.HIDDEN and reading.fan_in in widths:
             reading.role, reading.why = Role.MLP_IN, reading.why or "the first of a residual branch"
 

@@ -136,10 +136,9 @@ class Notes:
         self.splits: dict[str, tuple[int, ...]] = {}
         # Parameters that reach the output, whose results are sorted, which are looked up.
         self.output, self.chosen, self.tables = set[str](), set[str](), set[str]()
-        self.branch: set[str] = set()  # inside a residual branch
-        self.beside: set[str] = set()  # reaches a branch from elsewhere, as an encoder does
-        self.closing: set[tuple[str, int]] = set()  # the last products of branches
-        self.branches: list[tuple[set[str], set[str]]] = []  # what is in them, what ends them
+        # Of residual branches what is in them, what reaches them from elsewhere (an encoder's) and
+        # their last products.
+        self.branches: list[tuple[set[str], set[str], frozenset[tuple[str, int]]]] = []
         self.doubts: list[str] = []
 
     def names(self, *tensors: Tensor | None) -> frozenset[str]:
@@ -234,11 +233,7 @@ class Notes:
             return False
         inside = {name for name, bit in self.bits.items() if new & bit}
         below = {name for name in inside if self.fed[name] & stream.serial}
-        ends = other.made - stream.made
-        self.branch |= below
-        self.beside |= inside - below
-        self.closing |= ends
-        self.branches.append((below, {name for name, _ in ends}))
+        self.branches.append((below, inside - below, other.made - stream.made))
         self.note_factor("embedding" if stream.names <= self.tables else "stream", stream)
         if len(other.names) == 1:
             self.note_factor("branch", other)
