@@ -72,7 +72,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
-    lost = "sum" if p.shape != q.shape and "sum" in use.path.split() else use.op
+    lost = "sum" if "sum" in use.path.split() else use.op
     known = use.op != "a product of parameters" and (_is_table(use) or lost in _VECTORS)
     if not (known or use.summed):
         reading.problem = f"goes into {lost}, after which nothing is known of it"

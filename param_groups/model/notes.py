@@ -217,9 +217,10 @@ class Notes:
                 self.use(t, "scale")
         same = [t for t in views if t.numel() == largest]
         names = NOTHING if call.name in calls.PRODUCTS else self.names(*same)
+        step = "sum" if any(self.grows(same[0], axis) for axis in calls.mixed(call)) else ""
         for i, t in enumerate(call.outs):
             self.alive.append(t)
-            path = f"{self.views[id(same[0])][1]} {calls.step(call, i)}".strip()
+            path = f"{self.views[id(same[0])][1]} {step or calls.step(call, i)}".strip()
             self.views[id(t)] = names, path
 
     def join_stream(self, stream: Flow, other: Flow) -> bool:

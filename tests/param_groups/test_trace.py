@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Role, plan
+from param_groups import CompleteP, Everett, PlanError, Role, plan, traced
 from param_groups.model.factors import unnamed
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
@@ -191,6 +191,37 @@ def test_a_bias_of_chosen_experts_is_a_vector(picked):
     assert (str(bias.role), str(bias.layout)) == ("hidden_bias", "vector")
     assert str(found["blocks.0.mlp.gate.weight"].role) == "router"
     assert str(found["blocks.0.mlp.up"].layout) == "experts_transposed"
+
+
+@pytest.mark.parametrize(
+    ("mixed", "refused"),
+    [
+        (lambda w: w.flatten().cumsum(0)[-w.shape[1] :], True),
+        (lambda w: torch.fft.fft(w[0]).real, True),
+        (lambda w: w.sum() * torch.ones(()), True),
+        (lambda w: torch.sum(w, dim=0), False),  # of four vectors
+        (lambda w: torch.fft.fft(w, dim=0).real[1], False),
+        (lambda w: w.mean(), False),  # moves as one entry does
+    ],
+)
+def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
+    """Its entries move alike, so that a sum moves as many times as far."""
+
+    class Shifted(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.w, self.head = (
+                linear(6, n),
+                nn.Parameter(torch.ones(4, n)),
+                linear(n, 3),
+            )
+
+        def forward(self, x):
+            return self.head(self.first(x) * mixed(self.w))
+
+    reading = traced(Shifted, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))["w"]
+    assert ("goes into sum" in reading.problem) is refused
+    assert refused or reading.role is Role.LAYER_SCALE
 
 
 # Factors beside the attention's
