@@ -27,6 +27,7 @@ class Reading:
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
         start: how a fresh one starts, in words; `scale`, `keep` and `parts` as in `Rule`.
+        grew: how many times as many inputs are summed as at the smaller width.
         inside: whether a residual branch holds it; `after_blocks`: whether it meets something
             that a branch has joined.
         places: of which attention's places its outputs are, and which outputs.
@@ -45,6 +46,7 @@ class Reading:
     scale: float = 1.0
     keep: bool = False
     parts: tuple[int, ...] | None = None
+    grew: float = 1.0
     inside: bool = False
     after_blocks: bool = False
     places: Mapping[str, Ranges] = field(default_factory=dict)
@@ -134,6 +136,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
         parts = " + ".join(map(str, large.splits[name]))
         reading.why = f"{reading.why}; split into {parts}".removeprefix("; ")
     reading.fan_in, reading.fan_out = use.fans
+    reading.grew = use.fans[0] / pair[0].fans[0]
     reading.layout = _layout(reading, pair)
     if "one_hot" in use.marks:
         reading.fan_in, reading.layout = 1, Layout.TABLE

@@ -216,7 +216,11 @@ class Notes:
             if t.numel() < largest:
                 self.use(t, "scale")
         same = [t for t in views if t.numel() == largest]
-        names = NOTHING if call.name in calls.PRODUCTS else self.names(*same)
+        several = len({self.names(t) for t in same}) > 1 and sum(n > 1 for n in same[0].shape) > 1
+        masked = several and call.bare in calls.TIMES
+        for t in same if masked else ():
+            self.use(t, "a product of parameters")
+        names = NOTHING if masked or call.name in calls.PRODUCTS else self.names(*same)
         step = "sum" if any(self.grows(same[0], axis) for axis in calls.mixed(call)) else ""
         for i, t in enumerate(call.outs):
             self.alive.append(t)
