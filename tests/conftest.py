@@ -9,6 +9,8 @@ from pathlib import Path
 # Tests run in parallel processes; more threads than cores would only slow them down. It is torch's
 # number, too, which is not imported here: the process that only hands out tests does without.
 os.environ["OMP_NUM_THREADS"] = "1"
+# What is compiled is compiled here: a process for it would import torch once more.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # bf16 is tested on processors that can only imitate it, too.
 os.environ.setdefault("TRAINING_EMULATE_BF16", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"

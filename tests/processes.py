@@ -26,7 +26,7 @@ _context = multiprocessing.get_context("forkserver")
 # A run of two processes needs torch's compiler, which takes as long to import as torch itself does.
 _context.set_forkserver_preload(
     "torch torch._dynamo accelerate pytest training.loop measure.probes sweeps.driver "
-    "vit_imagenet.data".split()
+    "vit_imagenet.data vit_imagenet.model vit_imagenet.transforms".split()
 )
 
 

@@ -73,13 +73,17 @@ def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
 
 @pytest.mark.parametrize(
     ("end", "code", "says"),
-    [("", 141, ""), ("/dev/full", 2, "standard output: cannot write: No space left on device\n")],
+    [
+        ("/dev/stdout", 0, ""),
+        ("", 141, ""),
+        ("/dev/full", 2, "standard output: cannot write: No space left on device\n"),
+    ],
 )
-def test_a_verdict_that_cannot_be_printed(tmp_path, ended, end, code, says):
+def test_a_verdict_and_what_cannot_be_printed(tmp_path, ended, end, code, says):
     text = (ROOT / "examples/coordinate_check_mlp.py").read_text()
     options = "--widths 16 32 64 --steps 1 --seeds 1 --out".split()
     found, said = ended("check", text, *options, str(tmp_path), end=end)
-    assert found == code and said.endswith(says) and said.count("error: ") == bool(says)
+    assert found == code and said.endswith(says) and said.count("error: ") == (code == 2)
 
 
 def test_a_file_that_is_no_python_is_one_line(ended):

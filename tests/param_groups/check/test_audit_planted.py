@@ -11,6 +11,7 @@ from param_groups.check.reading import read
 from tests.param_groups.check import planted
 from training.optim import optimizers
 
+pytestmark = pytest.mark.xdist_group("planted")
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
 
@@ -49,27 +50,17 @@ def refused(subject, mode):
     return own and mode == "per_group"
 
 
-def is_clean(subject, ways):
-    """Of (absorbed or not, which decay)."""
-    for absorb, (wd, mode) in ways:
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("place", range(len(SUBJECTS)), ids=lambda at: SUBJECTS[at].label)
+def test_every_shipped_rule_audits_clean_under_every_decay(place, half):
+    """Absorbed or not in turn, so that the next rule has the other half."""
+    subject = SUBJECTS[place]
+    for i, (wd, mode) in enumerate(planted.DECAYS):
+        absorb = bool((place + i + half) % 2)
         if not refused(subject, mode):
             decay = (wd / 10 if subject.label.startswith("dinan") else wd, mode)
             result = audited(dataclasses.replace(subject, decay=decay, absorb=absorb))
             assert not result.deviations and not result.unread, (absorb, mode)
-
-
-@pytest.mark.parametrize("place", range(len(SUBJECTS)), ids=lambda at: SUBJECTS[at].label)
-def test_every_shipped_rule_audits_clean_under_every_decay(place):
-    """Absorbed or not in turn, so that the next rule has the other half."""
-    ways = [(bool((place + i) % 2), decay) for i, decay in enumerate(planted.DECAYS)]
-    is_clean(SUBJECTS[place], ways)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("absorb", [True, False])
-def test_every_shipped_rule_audits_clean_absorbed_or_not(absorb):
-    for subject in SUBJECTS:
-        is_clean(subject, [(absorb, decay) for decay in planted.DECAYS])
 
 
 def invisible(case):

@@ -18,6 +18,7 @@ from param_groups.check.slopes import BAD, decided
 from tests.param_groups.check import planted
 from training.optim import optimizers
 
+pytestmark = pytest.mark.xdist_group("planted")  # 198 plans, which test_audit_planted has, too
 QUANTITY = {"eps": "epsilon"}
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import sys
+from multiprocessing import get_context
 
 import pytest
 
@@ -199,6 +200,8 @@ def strict(text):
 
 
 def test_a_rule_without_the_width_moves_and_one_with_it_stays(file, capsys, monkeypatch):
+    """Trained by processes that have torch; files that fail are tried in new ones."""
+    monkeypatch.setattr(transfer_command, "get_context", lambda _: get_context("fork"))
     assert said(file) == 1
     out = file.parent / "out"
     result = strict((out / "transfer.json").read_text())
@@ -291,7 +294,9 @@ def test_what_has_no_rate_is_refused(new, message, tmp_path):
         ("import os; os._exit(0)", "a process that trains has ended without a word"),
     ],
 )
-def test_a_file_that_fails_is_one_line(file, line, message, capsys):
+def test_a_file_that_fails_is_one_line(file, line, message, capsys, monkeypatch):
+    if "raise" in line:
+        monkeypatch.setattr(transfer_command, "get_context", lambda _: get_context("fork"))
     file.write_text(f"def task(width, seed):\n    {line}\n")
     assert said(file) == 2
     assert message in capsys.readouterr().err
