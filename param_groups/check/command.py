@@ -54,6 +54,7 @@ from param_groups.check.measuring import (
 from param_groups.check.written import results_in, write, write_table
 from param_groups.model.factors import unnamed
 from param_groups.model.trace import Trace, traced
+from param_groups.plan import Plan
 from param_groups.roles import Role, Rule
 
 TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
@@ -191,12 +192,13 @@ def function_of(module: ModuleType, path: Path, signature: str, returns: str) ->
     return function
 
 
-def _unnamed_queries(check: Check) -> list[str]:
-    """A line where the plan says nothing of what a model's attentions multiply by."""
-    plan = check.planned
-    roles = {row.name: Role(row.role) for row in plan.rows}
-    one = any(factor.name == "attention_scale" for factor in plan.forward)
-    said = "" if one else unnamed(check.model, lambda m: check.loss(m, check.batches[0]), roles)
+def _unnamed_queries(build: Build, plans: Mapping[int, Plan]) -> list[str]:
+    """A line where plans say nothing of what a model's attentions multiply by."""
+    width = min(plans)
+    if any(factor.name == "attention_scale" for factor in plans[width].forward):
+        return []
+    check, roles = build(width, 0), {row.name: Role(row.role) for row in plans[width].rows}
+    said = unnamed(check.model, lambda model: check.loss(model, check.batches[0]), roles)
     return [f"not judged: {said}"] if said else []
 
 
@@ -216,7 +218,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
     rules = target.build.rules if isinstance(target.build, Ruled) else ()
     left = judging.not_judged(measurement.plans, measurement.held, rules)
-    left += _unnamed_queries(target.build(min(args.widths), 0))
+    left += _unnamed_queries(target.build, measurement.plans)
     code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,
