@@ -137,6 +137,13 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def listed(value: object) -> tuple[Any, ...]:
+    """A list of a saved plan; ValueError for text and mappings, of which Python makes some, too."""
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    raise ValueError(f"{repr(value)[:80]} is no list")
+
+
 def check_saved(record: Any, of: str = "", **known: Iterable[str]) -> None:
     """PlanError for a field of a saved plan, row or factor that holds no such value, and for one
     that is none of those `known`; `of` is whose field it is, in words."""
