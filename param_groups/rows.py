@@ -199,6 +199,8 @@ def spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row,
     for row in rows:
         if not math.isfinite(row.lr):
             raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
+        if not math.isfinite(row.eps):
+            raise PlanError(f"{row.name!r} gets the epsilon {row.eps:g}; lower eps")
         if row.decay_per_step >= 1:
             raise PlanError(
                 f"weight_decay {asked.weight_decay:g} removes {row.decay_per_step:.3g} times "

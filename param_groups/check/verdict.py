@@ -69,9 +69,11 @@ def judge() -> None:
         else:
             _tell(error, words)
     try:
-        sys.stdout.flush()
+        print(end="", flush=True)
     except OSError as error:
         lost = error
+    except ValueError:  # the FILE has closed it
+        code = 2
     if lost:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
         code = 2
@@ -99,6 +101,8 @@ def _tell(error: BaseException, words: Sequence[str]) -> None:
     ]
     if isinstance(error, SyntaxError):
         lines.append(f"{error.filename}, line {error.lineno}")
+    if getattr(sys.stdout, "closed", False):
+        lines, error = [" ".join(files)], ValueError("it has closed standard output")
     if not lines:
         traceback.print_exc()
         return

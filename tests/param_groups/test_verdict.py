@@ -57,6 +57,14 @@ def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
         assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "probe", ["import sys; sys.stdout.close()", "import sys; sys.stdout = None"]
+)
+def test_a_file_that_closes_standard_output_is_one_line(ended, probe):
+    code, said = ended("check", TASK + probe)
+    assert code == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
 def test_a_file_that_is_no_python_is_one_line(ended):
     code, said = ended("check", "def task(:\n")
     assert code == 2 and said.startswith("error: ") and "file.py, line 1: SyntaxError" in said
