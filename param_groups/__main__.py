@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import textwrap
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from param_groups import __version__
+from param_groups.exit_code import with_exit_code
 from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.roles import PlanError
 from param_groups.rows import align
@@ -116,40 +115,22 @@ _Result = tuple[object, Rows, Callable[[str], str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
     words = [*(sys.argv[1:] if argv is None else argv)]
-    try:
-        if words and words[0] in ("check", "audit", "transfer"):  # with options of their own
-            from param_groups.check import verdict  # and with torch
-
-            run = verdict.main if argv is None else verdict.run
-            run(words[0], words[1:])
-            return
-        args = _parser().parse_args(words)
-        result = args.command(args)
-        if isinstance(result, str):
-            _say(result)
-        else:
-            value, rows, text = result
-            _say(json.dumps(value, indent=1) if args.json else text(align(rows)))
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise SystemExit(141) from None
-    except PlanError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except Exception:  # of a user's file: not the exit code of a bad verdict
-        traceback.print_exc()
-        raise SystemExit(2) from None
+    with_exit_code(lambda: _run(words, apart=argv is None), words)
 
 
-def _say(text: str) -> None:
-    """Prints; PlanError for what cannot be written, as on a full disk."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
-        raise PlanError(f"standard output: cannot write: {error.strerror}") from None
+def _run(words: Sequence[str], apart: bool) -> None:
+    """A command; one with options of its own in another process, if `apart`."""
+    if words and words[0] in ("check", "audit", "transfer"):
+        from param_groups.check import verdict  # and with torch
+
+        (verdict.main if apart else verdict.run)(words[0], words[1:])
+        return
+    args = _parser().parse_args(words)
+    result = args.command(args)
+    if not isinstance(result, str):
+        value, rows, text = result
+        result = json.dumps(value, indent=1) if args.json else text(align(rows))
+    print(result)
 
 
 def published_exponents(_: argparse.Namespace) -> _Result:

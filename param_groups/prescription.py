@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from param_groups.families import ALIASES, exponent_optimizer
-from param_groups.quantities import Asked, Numbers, check_positive, python_number
+from param_groups.quantities import Asked, Numbers, check_positive, finite, python_number
 from param_groups.roles import IN, OUT, UNTIE, Layout, Measured, PlanError, Role, choose
 
 
@@ -355,8 +355,7 @@ def numbers_of(prescription: Prescription, tensor: Tensor, asked: Asked) -> Numb
     rates: dict[int, float] = {}
     parts = dict.fromkeys(tensor.parts)
     for part in parts:
-        prescription.refuse(part, asked)
-        one = prescription(part)
+        one = _numbers(prescription, part, asked)
         if (one.optimizer or prescription.optimizer) == "muon":
             one = replace(one, lr=one.lr / rates.setdefault(part.fan_out, one.lr))
         numbers.append(one)
@@ -378,6 +377,26 @@ def numbers_of(prescription: Prescription, tensor: Tensor, asked: Asked) -> Numb
         )
     return replace(numbers[0], lr=rates[first], parts=each)
 
+
+def _numbers(prescription: Prescription, tensor: Tensor, asked: Asked) -> Numbers:
+    """The same of a tensor that is not fused; PlanError for what is no number of its kind."""
+    try:
+        prescription.refuse(tensor, asked)
+        numbers = prescription(tensor)
+    except (OverflowError, ZeroDivisionError) as error:
+        raise PlanError(f"{prescription.form} has no numbers for {tensor}: {error}") from error
+    values = {key: python_number(vars(numbers)[key]) for key in (*_SIZES, "init_mean")}
+    for key, value in values.items():
+        negative = key in _SIZES and finite(value) and value < 0
+        if not finite(value) or negative or (key == "multiplier" and value == 0):
+            raise PlanError(
+                f"{prescription.form} gives {tensor} the {key} {value!r}, expected a finite number"
+                + (" above 0" if key == "multiplier" else " of at least 0" * (key in _SIZES))
+            )
+    return replace(numbers, **values)
+
+
+_SIZES = ("init_std", "multiplier", "lr", "eps", "decay")
 
 # For people and for JSON
 

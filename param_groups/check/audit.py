@@ -37,7 +37,6 @@ something is not read, and for a mistake in the command or the file.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import math
@@ -52,8 +51,15 @@ import torch
 from torch import nn
 
 from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
-from param_groups.check.measuring import Build, optimizer_of, pooled
-from param_groups.check.nearest import EXACT, Readings, nearest_rule, plans_of
+from param_groups.check.measuring import Check, begun, pooled
+from param_groups.check.nearest import (
+    EXACT,
+    Readings,
+    nearest_rule,
+    one_power,
+    plans_of,
+    powers_of,
+)
 from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
@@ -116,8 +122,11 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         lines += [(n, "not in the models of all sizes") for n in others if n not in everywhere]
     table = [("tensor", "kind", "optimiser", *(f"{key}^" for key in NUMBERS))]
     for n in numbers.names:
-        values = {key: [getattr(readings[s][n], key) for s in sizes] for key in NUMBERS}
-        cells = [_text(_power(v, sizes, 1 if k == "init" else 2)) for k, v in values.items()]
+        cells = []
+        for key in NUMBERS:
+            powers = powers_of([getattr(readings[size][n], key) for size in sizes], sizes)
+            power = one_power(powers, 0.15 if key == "init" else EXACT)
+            cells.append(_text(power and round(power, 1 if key == "init" else 2) + 0.0))
         table.append((pooled(n), kinds[n], first[n].optimizer or "none", *cells))
     return Audit(
         table=align([*dict.fromkeys(table)]),
@@ -193,16 +202,6 @@ def _together(lines: Iterable[tuple[str, str]], names: Sequence[str]) -> list[st
     return [f"{name}: {text}" for name, text in dict.fromkeys(whole)]
 
 
-def _power(values: Sequence[float], sizes: Sequence[int], digits: int) -> float | None:
-    """p in value = size^p; None for zeros, nan where it is no power between all sizes."""
-    if not all(values):
-        return None if not any(values) else math.nan
-    pairs = zip(values, values[1:], sizes, sizes[1:], strict=False)
-    steps = [math.log(large / small) / math.log(b / a) for small, large, a, b in pairs]
-    straight = max(steps) - min(steps) < (0.3 if digits == 1 else 2 * EXACT)
-    return round(steps[0], digits) + 0.0 if straight else math.nan
-
-
 def _text(value: object) -> str:
     if isinstance(value, (float, Fraction)):
         return "no power" if math.isnan(value) else f"{float(value):.4g}"
@@ -267,7 +266,7 @@ def main(
     elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
-        build = functools.partial(_planned, task)
+        build = lambda width, *_: _drawn(task(width, 0))
     else:
         build = function_of(module, args.file, *signature)
 
@@ -322,11 +321,6 @@ def main(
         raise SystemExit(2 if result.unread else 1)
 
 
-def _planned(task: Build, width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _drawn(check: Check) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A check's model as its plan draws it, with its optimiser."""
-    check = task(width, 0)
-    if check.plan is not None:
-        check.plan.initialise(check.model, 0, overwrite=True)
-    if check.after_init is not None:
-        check.after_init(check.model)
-    return check.model, optimizer_of(check, decays=True)
+    return check.model, begun(check, 0, decays=True)

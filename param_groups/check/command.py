@@ -48,6 +48,7 @@ from param_groups.check.measuring import (
     Coordinate,
     Measurement,
     check_numbers,
+    checked,
     measure,
 )
 from param_groups.check.written import results_in, write, write_table
@@ -138,8 +139,8 @@ class Ruled:
     trace: functools._lru_cache_wrapper[Trace]
 
     def __call__(self, width: int, seed: int) -> Check:
-        check = self.task(width, seed)
-        if isinstance(check, Check) and callable(check.plan):
+        check = checked(self.task(width, seed))
+        if callable(check.plan):
             check = replace(check, plan=check.plan([*self.trace().rules]))
         return check
 
@@ -151,7 +152,7 @@ class Ruled:
 
 def trace_of(task: Build, widths: Sequence[int]) -> Trace:
     """What a trace reads of a task's models at the two smallest widths, in one pass to the loss."""
-    first = task(min(widths), 0)
+    first = checked(task(min(widths), 0))
     run = lambda model: first.loss(model, first.batches[0])
     return traced(lambda width: task(width, 0).model, run, sorted(widths)[:2])
 

@@ -90,6 +90,18 @@ class Check:
 Build = Callable[[int, int], Check]  # (width, seed) -> Check
 
 
+def checked(check: object) -> Check:
+    """What a task returns; CheckError for what is no check, and for one without batches."""
+    if not isinstance(check, Check):
+        raise CheckError(
+            f"task(width, seed) returned {type(check).__name__}; expected a "
+            "param_groups.check.Check"
+        )
+    if not len(check.batches):
+        raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
+    return check
+
+
 @dataclass(frozen=True)
 class Coordinate:
     """One measured RMS.
@@ -154,14 +166,7 @@ def measure(
     result = Measurement()
     runs = [(width, seed) for width in sorted(widths) for seed in seeds]
     for number, (width, seed) in enumerate(runs, start=1):
-        check = build(width, seed)
-        if not isinstance(check, Check):
-            raise CheckError(
-                f"task(width, seed) returned {type(check).__name__}; expected a "
-                "param_groups.check.Check"
-            )
-        if not len(check.batches):
-            raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
+        check = checked(build(width, seed))
         result.plans[width] = check.planned
         _check_rows(result.plans)
         if check.optimizer is not None:
@@ -284,10 +289,7 @@ def _measure_one(
 ) -> tuple[list[Coordinate], tuple[str, ...]]:
     """The points of one width and seed, and the modules that were never called."""
     model = check.model.to(device)
-    check.planned.initialise(model, seed, overwrite=True)
-    if check.after_init is not None:
-        check.after_init(model)
-    optimizer = optimizer_of(check)
+    optimizer = begun(check, seed)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.planned)
     with _embedded(check) as ids:
@@ -347,10 +349,15 @@ def _measure_one(
     return points, tuple(name for name in parts if name not in first)
 
 
-def optimizer_of(check: Check, decays: bool = False) -> torch.optim.Optimizer:
-    """The check's own, or torch's update rule of the plan's prescription (Adam where it names
-    none). Both without decay unless it `decays`: the check judges decay as a number, since it moves
-    a tensor by a share of itself, whatever its rate."""
+def begun(check: Check, seed: int, *, decays: bool = False) -> torch.optim.Optimizer:
+    """Draws the model as its plan says, if it has one; the check's own optimiser, or torch's update
+    rule of the plan's prescription (Adam where it names none). Both without decay unless it
+    `decays`: the check judges decay as a number, since it moves a tensor by a share of itself,
+    whatever its rate."""
+    if check.plan is not None:
+        check.plan.initialise(check.model, seed, overwrite=True)
+    if check.after_init is not None:
+        check.after_init(check.model)
     optimizer = check.optimizer
     if optimizer is None:
         name = str(check.planned.prescription.get("optimizer", "adam"))

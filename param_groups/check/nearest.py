@@ -8,16 +8,18 @@ its multipliers absorbed, in the forward pass, or the readout's alone there.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from param_groups.check.measuring import pooled
 from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
 from param_groups.check.reading import Reading
-from param_groups.check.theory import PlanExponents
+from param_groups.check.theory import PlanExponents, power_between
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
 from param_groups.roles import Layout, PlanError, Role, fans
@@ -153,37 +155,50 @@ def _fans(name: str, one: Reading) -> tuple[int, int]:
 
 # Its verdicts
 
+Between = tuple[Fraction | None, ...] | None  # between neighbouring sizes; None: all are zero
 Miss = tuple[str, str, float, float]  # (tensor, number, power, the expected one)
 
 
-@dataclass(frozen=True)
-class Alike:
-    """What tensors have whose numbers go alike: powers between neighbouring sizes as they were
-    read, None where a number is zero. Epsilon goes with the gradient to the power of `square`."""
+def powers_of(values: Sequence[float], sizes: Sequence[int]) -> Between:
+    """The powers of the size in a number that is read at several."""
+    pairs = zip(itertools.pairwise(values), itertools.pairwise(sizes), strict=True)
+    return tuple(power_between(*of, b / a) for of, (a, b) in pairs) if any(values) else None
+
+
+def one_power(powers: Between, tolerance: float) -> float | None:
+    """The power that a number has between all sizes; nan where these are not one, or some values
+    are zero; None where all are."""
+    if powers is None or None in powers:
+        return None if powers is None else math.nan
+    values = [float(one) for one in powers if one is not None]
+    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
+
+
+class Alike(NamedTuple):
+    """What tensors have whose numbers go alike, but for their random initial values. Epsilon goes
+    with the gradient to the power of `square`."""
 
     kind: str
     own: str
     muon: bool
     square: int
-    lr: tuple[Fraction | None, ...]
-    eps: tuple[Fraction | None, ...]
-    decay: tuple[Fraction | None, ...]
+    lr: Between
+    eps: Between
+    decay: Between
 
 
 def _alike(name: str, numbers: PlanExponents) -> Alike:
-    between = [numbers.powers(name, pair) for pair in numbers.pairs]
-    muon = numbers.by_muon(name)
-    square = epsilon_power(numbers.plans[numbers.sizes[0]][name].optimizer)
-    up = int(muon and numbers.size != "depth")  # which `PlanExponents` has in the step
-    lr, eps = [one.of("rate") for one in between], [one.epsilon for one in between]
+    rows, sizes = [numbers.plans[size][name] for size in numbers.sizes], numbers.sizes
+    without = numbers.all_zero(name, "epsilon")
+    powers = numbers.powers(name)
     return Alike(
-        between[0].kind,
-        between[0].own,
-        muon,
-        square,
-        lr=tuple(None if one is None else one + up for one in lr),
-        eps=tuple(None if one is None else square * one for one in eps),
-        decay=tuple(one.decay for one in between),
+        powers.kind,
+        powers.own,
+        numbers.by_muon(name),
+        epsilon_power(rows[0].optimizer),
+        lr=powers_of([row.lr for row in rows], sizes),
+        eps=None if without else powers_of([row.eps for row in rows], sizes),
+        decay=powers_of([row.decay_per_step for row in rows], sizes),
     )
 
 
@@ -257,7 +272,7 @@ def _missed(
             ),
             *(
                 lambda one, home=home: (
-                    ZERO if one.muon else (one.lr[0] or ZERO) + shift * lost(one, home)
+                    ZERO if one.muon else ((one.lr and one.lr[0]) or ZERO) + shift * lost(one, home)
                 )
                 for home in homes
             ),
@@ -279,23 +294,21 @@ def _starts(form: Form, numbers: PlanExponents) -> Iterator[Miss]:
     """Matrices whose initial size does not follow a rule, over the width."""
     closest = min(large / small for small, large in numbers.pairs)
     for name in numbers.names if numbers.size != "depth" else ():
-        shapes = [numbers.plans[size][name].shape for size in numbers.sizes]
-        kind = numbers.powers(name).kind
-        if len(shapes[0]) < 2 or kind == "constant":
+        rows, kind = (
+            [numbers.plans[size][name] for size in numbers.sizes],
+            numbers.powers(name).kind,
+        )
+        if len(rows[0].shape) < 2 or kind == "constant":
             continue
         # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).
-        noise = 4 / math.sqrt(min(map(math.prod, shapes))) / math.log(closest)
+        noise = 4 / math.sqrt(min(math.prod(row.shape) for row in rows)) / math.log(closest)
         aim = form.kept.get(kind, ZERO) - form.rule.start[kind]
-        powers = [numbers.powers(name, pair).of("start") for pair in numbers.pairs]
+        powers = powers_of([row.init_std for row in rows], numbers.sizes)
         if (power := _off(powers, aim, DRAWN + noise)) is not None:
             yield name, "init", round(power, 1) + 0.0, float(aim)
 
 
-def _off(powers: Sequence[Fraction | None], aim: Fraction, tolerance: float) -> float | None:
+def _off(powers: Between, aim: Fraction, tolerance: float) -> float | None:
     """The power that is not the expected one, nan if there is none; None where all is well."""
-    if powers.count(None) == len(powers):
-        return None
-    values, wanted = [math.nan if one is None else float(one) for one in powers], float(aim)
-    if all(abs(value - wanted) <= tolerance for value in values):
-        return None
-    return values[0] if max(values) - min(values) <= 2 * tolerance else math.nan
+    far = [one is None or abs(float(one) - float(aim)) > tolerance for one in powers or ()]
+    return one_power(powers, tolerance) if any(far) else None

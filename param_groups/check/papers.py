@@ -81,16 +81,13 @@ class Promise:
             return -step
         if self.family == "adafactor":
             return -step - self.start[kind]
-        gradient = ZERO if kind == "readout" else self.start["readout"]
-        if kind == "hidden":
-            gradient += self.residual - (self.attention if own == "query" else ZERO)
-        return -step - gradient
+        return self.gradient(kind) - step + (self.attention if own == "query" else ZERO)
 
     def gradient(self, kind: str) -> Fraction:
         """The power of the size in a tensor's gradient at first (Everett et al., B.7)."""
-        if self.size == "depth":
-            return -self.residual if kind == "hidden" else ZERO
-        return ZERO if kind in ("readout", "constant") else -self.start["readout"]
+        if kind in ("readout", "constant"):
+            return ZERO
+        return -self.start["readout"] - (self.residual if kind == "hidden" else ZERO)
 
     def epsilon(self, kind: str, own: str = "") -> Fraction:
         """The power of the size in epsilon, where it is added to the gradient's size."""

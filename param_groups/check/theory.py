@@ -83,13 +83,12 @@ def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None
         readout = ONE
     start = {"embedding": ZERO, "hidden": HALF, "readout": readout}
     d = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
-    below = {"embedding": readout, "hidden": readout, "readout": ZERO}
-    given = {"adam": dict.fromkeys(LAYERS, ZERO), "adafactor": start, "sgd": below}[family]
-    step = {layer: d[layer] - given[layer] for layer in LAYERS}
+    still = Promise("stability", size, family, start, dict.fromkeys(LAYERS, ZERO))
+    step = {layer: d[layer] + still.update(layer) for layer in LAYERS}
     # Head dimension times attention scale multiplies what queries and keys do to the logits.
     attention = numbers.factor("attention_scale") or ZERO
     step["query"] = step["hidden"] + (2 if family == "sgd" else 1) * attention
-    return Promise("stability", size, family, start, step, attention=attention, published=False)
+    return replace(still, step=step, attention=attention, published=False)
 
 
 # A plan's numbers
@@ -289,7 +288,7 @@ def expected_gradient(
         return None
     if expected.size == "depth":
         inside = any(numbers.powers(name).kind == "hidden" for name in names)
-        return -expected.residual if inside else ZERO
+        return expected.gradient("hidden" if inside else "embedding")
     multiplier = numbers.powers(name).multiplier if name in numbers.names else ZERO
     return multiplier + (expected.update("readout") if step else -expected.start["readout"])
 

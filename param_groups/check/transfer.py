@@ -63,12 +63,12 @@ Losses = Mapping[Run, float]  # infinite where a run diverged
 
 
 def means(grid: Grid, losses: Losses, width: int) -> dict[float, float]:
-    """Rate -> mean loss over the seeds that choose, at rates where all of them have run."""
+    """Octave -> mean loss over the seeds that choose, at rates where all of them have run."""
     rates: dict[float, float] = {}
     for octave in sorted({run.octave for run in losses if run.width == width}):
         runs = grid.all_of(width, [octave], grid.seeds)
         if all(run in losses for run in runs):
-            rates[2.0**octave] = fmean(losses[run] for run in runs)
+            rates[octave] = fmean(losses[run] for run in runs)
     return rates
 
 
@@ -90,9 +90,8 @@ def wanted(grid: Grid, losses: Losses) -> list[Run]:
 def _beyond(grid: Grid, losses: Losses, width: int) -> list[Run]:
     """The next rate where the best one is at an edge, or where every run diverged."""
     known = means(grid, losses, width)
-    octaves = [math.log2(rate) for rate in known]
-    ends = any(map(math.isfinite, known.values()))
-    best = math.log2(fits.best_grid_value(known)) if ends else octaves[0]
+    octaves, ends = [*known], any(map(math.isfinite, known.values()))
+    best = fits.best_grid_value(known) if ends else octaves[0]
     if best == octaves[0]:
         further, grown = octaves[0] - grid.step, grid.octaves[0] - octaves[0]
     elif best == octaves[-1]:
@@ -106,7 +105,7 @@ def judged_octaves(grid: Grid, losses: Losses, width: int) -> list[float]:
     """The best rate of the smallest width and this one's own, as far as they are known."""
     of = [means(grid, losses, one) for one in (grid.widths[0], width)]
     best = [fits.best_grid_value(one) for one in of if any(map(math.isfinite, one.values()))]
-    return sorted({math.log2(rate) for rate in best}) if len(best) == 2 else []
+    return sorted({*best}) if len(best) == 2 else []
 
 
 # Answers
@@ -115,11 +114,13 @@ def judged_octaves(grid: Grid, losses: Losses, width: int) -> list[float]:
 @dataclass(frozen=True)
 class AtWidth:
     """What one width says. `lowest` and `at_base` are mean losses of the seeds that judge, at its
-    best grid rate and at the smallest width's; `price` is their mean difference, `error` its
-    standard error (NaN: one seed). `losses` has the mean over the seeds that choose by rate."""
+    best grid rate, whose log2 is `octave`, and at the smallest width's; `price` is their mean
+    difference, `error` its standard error (NaN: one seed). `losses` has the mean over the seeds
+    that choose by rate."""
 
     width: int
     best: Optimum | None
+    octave: float
     lowest: float
     at_base: float
     price: float
@@ -186,12 +187,12 @@ def seed_noise(grid: Grid, losses: Losses) -> tuple[float, float]:
     for width in grid.widths:
         known = means(grid, losses, width)
         lowest = min(known.values(), default=math.inf)
-        rates = [rate for rate, mean in known.items() if math.isfinite(mean)]  # rising
-        best = rates.index(fits.best_grid_value(known)) if rates else 0
-        beside = rates[max(best - 1, 0) : best + 2]  # a steep curve has no others near its best
-        near = [r for r in rates if r in beside or known[r] <= (1 + NEAR) * lowest]
+        octaves = [octave for octave, mean in known.items() if math.isfinite(mean)]  # rising
+        best = octaves.index(fits.best_grid_value(known)) if octaves else 0
+        beside = octaves[max(best - 1, 0) : best + 2]  # a steep curve has no others near its best
+        near = [one for one in octaves if one in beside or known[one] <= (1 + NEAR) * lowest]
         if len(near) > 1 and len(grid.seeds) > 1:
-            of = np.array([[losses[Run(width, math.log2(r), s)] for s in grid.seeds] for r in near])
+            of = np.array([[losses[Run(width, one, s)] for s in grid.seeds] for one in near])
             rest = of - of.mean(axis=0) - of.mean(axis=1, keepdims=True) + of.mean()
             total += float((rest**2).sum())
             freedom += (len(near) - 1) * (len(grid.seeds) - 1)
@@ -200,14 +201,12 @@ def seed_noise(grid: Grid, losses: Losses) -> tuple[float, float]:
 
 def _at(grid: Grid, losses: Losses, width: int, noise: float) -> AtWidth:
     known = means(grid, losses, width)
-    unknown = AtWidth(width, None, math.nan, math.nan, math.nan, math.nan, known)
-    if not any(map(math.isfinite, known.values())):
-        return unknown
-    best = fits.optimum(known, fits.WINDOW, noise / math.sqrt(len(grid.seeds)))
+    rates = {2.0**octave: loss for octave, loss in known.items()}
     first = means(grid, losses, grid.widths[0])
-    if not any(map(math.isfinite, first.values())):
-        return unknown
-    octaves = math.log2(best.grid_value), math.log2(fits.best_grid_value(first))
+    if not all(any(map(math.isfinite, of.values())) for of in (known, first)):
+        return AtWidth(width, None, math.nan, math.nan, math.nan, math.nan, math.nan, rates)
+    best = fits.optimum(rates, fits.WINDOW, noise / math.sqrt(len(grid.seeds)))
+    octaves = fits.best_grid_value(known), fits.best_grid_value(first)
     seeds = grid.fresh or grid.seeds
     pairs = [
         [losses.get(Run(width, octave, seed), math.nan) for octave in octaves] for seed in seeds
@@ -217,7 +216,8 @@ def _at(grid: Grid, losses: Losses, width: int, noise: float) -> AtWidth:
     spread = (
         np.std(above, ddof=1) if len(above) > 1 and all(map(math.isfinite, above)) else math.nan
     )
-    return AtWidth(width, best, own, base, base - own, float(spread) / len(above) ** 0.5, known)
+    error = float(spread) / len(above) ** 0.5
+    return AtWidth(width, best, octaves[0], own, base, base - own, error, rates)
 
 
 def _power(inside: Mapping[int, Optimum], freedom: float) -> tuple[PowerLaw | None, float, float]:

@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_map_only
 
 from param_groups.check import transfer
 from param_groups.check.command import TASK, as_json, load_function, with_rules
-from param_groups.check.measuring import Check, CheckError, optimizer_of
+from param_groups.check.measuring import Check, CheckError, begun
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.check.written import results_in, write, write_table
 from param_groups.roles import PlanError, choose
@@ -246,8 +246,6 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     def built(width: int) -> Check:  # with initial values and dropout that follow the seed
         torch.manual_seed(run.seed)
         check = task(width, run.seed)
-        if not isinstance(check, Check) or not len(check.batches):
-            raise CheckError(f"{args.file}: task(width, seed) returns {TASK[1]}, with batches")
         if check.plan is None and check.optimizer is None:
             raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
         return check
@@ -256,11 +254,7 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     base = built(smallest) if run.width != smallest else None
     check = built(run.width)  # the last, as it leaves the generator where the seed puts it
     model = check.model.to(device)
-    if check.plan is not None:
-        check.plan.initialise(model, run.seed, overwrite=True)
-    if check.after_init is not None:
-        check.after_init(model)
-    optimizer = optimizer_of(check, decays=True)
+    optimizer = begun(check, run.seed, decays=True)
     set_rate(optimizer, check, 2.0**run.octave / global_rate(base or check))
     peaks = [group["lr"] for group in optimizer.param_groups]
     warmup = round(args.warmup * args.steps)
@@ -344,8 +338,7 @@ def _collapse(grid: Grid, answer: Answer, runs: Runs) -> tuple[float, float] | N
     """`transfer.collapse` of the curves at every width's best grid rate; None where one is lost."""
     curves = {}
     for one in answer.at:
-        rate = math.log2(one.best.grid_value) if one.best else math.nan
-        of = [runs.curves.get(Run(one.width, rate, seed), [math.inf]) for seed in grid.seeds]
+        of = [runs.curves.get(Run(one.width, one.octave, seed), [math.inf]) for seed in grid.seeds]
         if not all(math.isfinite(value) for curve in of for value in curve):
             return None
         curves[one.width] = [curve[:-1] for curve in of]

@@ -6,20 +6,16 @@ The FILE runs in a process of its own. A verdict is what that has written down; 
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from param_groups.exit_code import with_exit_code
 from param_groups.roles import PlanError
 
-# What printing ends in: nobody reads it any more, or there is no room for it.
-UNPRINTED = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A command and the file that has it.
 COMMANDS = {"check": "command", "audit": "audit", "transfer": "transfer_command"}
 
@@ -55,56 +51,9 @@ def main(name: str, words: Sequence[str]) -> None:
 def judge() -> None:
     """The command in this process, `judge VERDICT NAME ...`; writes its exit code there."""
     place, name, *words = sys.argv[1:]
-    code, lost = 2, None
+    code = 0
     try:
-        run(name, words)
-        code = 0
-    except PlanError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except BaseException as error:
-        if isinstance(error, SystemExit) and _is_ours(error):
-            code = int(error.code or 0)
-        elif isinstance(error, OSError) and error.errno in UNPRINTED and _is_ours(error):
-            lost = error
-        else:
-            _tell(error, words)
-    try:
-        print(end="", flush=True)
-    except OSError as error:
-        lost = error
-    except ValueError:  # the FILE has closed it
-        code = 2
-    if lost:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints at its end
-        code = 2
-        if isinstance(lost, BrokenPipeError):  # `| head` has seen enough
-            code = 141
-        else:
-            print(f"error: standard output: cannot write: {lost.strerror}", file=sys.stderr)
+        with_exit_code(lambda: run(name, words), words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
     Path(place).write_text(str(code))
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether this package, or argparse for it, has raised this: nobody else called them."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [str(frame.f_globals.get("__name__")) for frame in frames]
-    return all(name == "argparse" or name.startswith("param_groups.") for name in names)
-
-
-def _tell(error: BaseException, words: Sequence[str]) -> None:
-    """One line with the FILE's line where it has happened; a traceback where the FILE has none."""
-    files = {str(Path(word)) for word in words}
-    lines = [
-        f"{frame.f_code.co_filename}, line {line}"
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename in files
-    ]
-    if isinstance(error, SyntaxError):
-        lines.append(f"{error.filename}, line {error.lineno}")
-    if getattr(sys.stdout, "closed", False):
-        lines, error = [" ".join(files)], ValueError("it has closed standard output")
-    if not lines:
-        traceback.print_exc()
-        return
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    print(f"error: {lines[-1]}: {what[:1000]}; there is no verdict", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from param_groups.prescription import Forward, Size, Tensor
 from param_groups.quantities import CONSTANT, NORMAL, Numbers, check_positive, finite
@@ -66,21 +66,30 @@ class Tuned(Compared):
             return replace(numbers, init_mean=mean, init_std=0.0, init_distribution=CONSTANT)
         if role not in self.init:
             raise PlanError(f"Tuned: init has no {role}; give its standard deviation at the base")
-        std = self.init[role] * numbers.init_std
-        distribution = NORMAL if std > 0 else CONSTANT
-        return replace(numbers, init_std=std, init_mean=0.0, init_distribution=distribution)
+        std, power = self.init[role], numbers.init_std
+        if std and not power:
+            if role.facts.kind != "logits":  # to which the width does nothing
+                raise PlanError(
+                    f"Tuned: {self.rule.form} starts {tensor} at 0, which has no power of the size "
+                    f"for init {std:g}; give init 0, or a rule that draws it"
+                )
+            power = 1.0
+        distribution = NORMAL if std * power > 0 else CONSTANT
+        return replace(numbers, init_std=std * power, init_mean=0.0, init_distribution=distribution)
 
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
-        """Every number over that at the base size."""
-        there = self.rule.relative(self.at_base(tensor))
-        return replace(
-            numbers,
-            init_std=numbers.init_std / there.init_std if there.init_std else 1.0,
-            multiplier=numbers.multiplier / there.multiplier,
-            lr=numbers.lr / there.lr,
-            eps=numbers.eps / there.eps,
-            decay=numbers.decay / there.decay if there.decay else 0.0,
-        )
+        """Every number over that at the base size; 0 where both are."""
+        there = vars(self.rule.relative(self.at_base(tensor)))
+        shares: dict[str, Any] = {}
+        for key in ("init_std", "multiplier", "lr", "eps", "decay"):
+            here = vars(numbers)[key]
+            if here and not there[key]:
+                raise PlanError(
+                    f"Tuned: {self.rule.form} gives {tensor} the {key} 0 at the base size and "
+                    f"{here:g} here, which no power of the size joins"
+                )
+            shares[key] = here / there[key] if here else 0.0
+        return replace(numbers, **shares)
 
     def forward(self, size: Size | None = None) -> Forward:
         """Factors over those at the base size; attention as said above."""

@@ -19,11 +19,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from param_groups.families import OPTIMIZER_FAMILY, epsilon_power
 from param_groups.prescription import Forward, Momenta, Prescription, Size, Tensor, plain
 from param_groups.quantities import (
+    Asked,
     Numbers,
     check_finite,
     check_flag,
@@ -34,9 +35,6 @@ from param_groups.quantities import (
 )
 from param_groups.roles import Layout, PlanError, choose
 from param_groups.rules.everett import Everett
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,11 @@ class Around(Prescription):
     def relative(self, tensor: Tensor) -> Numbers:
         """The same without the initial size."""
         return self.change(tensor, self.rule.relative(tensor))
+
+    def refuse(self, tensor: Tensor, asked: Asked) -> None:
+        """A tensor that the rule refuses; a tie and a meaning of decay by the changed numbers."""
+        self.rule.refuse(replace(tensor, reads_out=False), replace(asked, weight_decay=0.0))
+        super().refuse(tensor, asked)
 
     def forward(self, size: Size | None = None) -> Forward:
         """The rule's."""

@@ -40,14 +40,14 @@ def read(paths: tables.Paths) -> Data:
     tables.expect(paths, *(f"{name.rpartition('/')[2]}.csv" for name in TABLES))
     data: Data = []
     *short, long = paths
-    for place, path in enumerate(short):
-        table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
+    read = [tables.read(path, horizons.COLUMNS) for path in short]  # before anything is fitted
+    table = tables.read(long, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
+    for place, (path, own) in enumerate(zip(short, read, strict=True)):
         optimizer = path.name.partition(".")[0].split("_")[2]
         horizon = "fixed" if place < 3 else "compute_optimal"
         length = "200 steps" if place < 3 else "1 token per parameter"
-        own = entries({optimizer: table})
-        data += [(length, entry) for entry in own if entry.horizon == horizon]
-    table = tables.read(long, (*horizons.COLUMNS, PARAMETERIZATION, LENGTH))
+        found = entries({optimizer: horizons.by_rule(own)})
+        data += [(length, entry) for entry in found if entry.horizon == horizon]
     table = table.assign(**{CURVE: table[LENGTH].map("{:.0f} steps".format)})
     lines = rates.lines_of(table, {PARAMETERIZATION: style.LABELS, CURVE: {}}, {})
     for (rule, steps, _), sweeps in lines.items():

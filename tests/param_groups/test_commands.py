@@ -174,3 +174,13 @@ def test_the_module_runs_as_a_program():
     done = run("exponents", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["ntk"]["readout"]["lr"]["adam"]["full"] == "-1/2"
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(0)\n", "1 / 0\n"])
+def test_a_file_that_ends_a_trace_is_one_line(text, tmp_path, capsys):
+    (tmp_path / "file.py").write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main(["trace", str(tmp_path / "file.py")])
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.startswith(f"error: {tmp_path}/file.py, line ")
+    assert printed.err.count("\n") == 1

@@ -25,23 +25,37 @@ PROBES = {
     "many lines": "raise ValueError('one\\ntwo')",
 }
 
+# The other process, whose stdout is `end`, or a pipe that nobody reads, as behind `| head`.
+JUDGE = """
+import os, sys
+from param_groups.check import verdict
+read, write = os.pipe()
+os.close(read)
+end = sys.argv.pop(1)
+os.dup2(os.open(end, os.O_WRONLY) if end else write, 1)
+sys.stdout = open(1, "w", closefd=False)
+sys.modules["param_groups.check.figure"] = None
+verdict.judge()
+"""
+
 
 @pytest.fixture
 def ended(tmp_path, monkeypatch, capsys):
     """(exit code, errors) of a command on a file, whose process has torch imported already."""
-    (tmp_path / "judge.py").write_text("from param_groups.check import verdict\nverdict.judge()\n")
+    (tmp_path / "judge.py").write_text(JUDGE)
 
-    def run(command, text):
+    def run(command, text, *options, end="/dev/stdout"):
         programs = []
 
         def start(words):
-            programs.append(Program(tmp_path / "judge.py", *words[3:], cwd=ROOT, PYTHONPATH=ROOT))
+            judge = tmp_path / "judge.py", end, *words[3:]
+            programs.append(Program(*judge, cwd=ROOT, PYTHONPATH=ROOT))
             return programs[0]
 
         monkeypatch.setattr(verdict.subprocess, "Popen", start)
         (tmp_path / "file.py").write_text(text)
         with pytest.raises(SystemExit) as stopped:
-            verdict.main(command, [str(tmp_path / "file.py")])
+            verdict.main(command, [str(tmp_path / "file.py"), *options])
         (program,) = programs
         return stopped.value.code, program.communicate()[1] + capsys.readouterr().err
 
@@ -63,6 +77,17 @@ def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
 def test_a_file_that_closes_standard_output_is_one_line(ended, probe):
     code, said = ended("check", TASK + probe)
     assert code == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [("", 141, ""), ("/dev/full", 2, "standard output: cannot write: No space left on device\n")],
+)
+def test_a_verdict_that_cannot_be_printed(tmp_path, ended, end, code, says):
+    text = (ROOT / "examples/coordinate_check_mlp.py").read_text()
+    options = "--widths 16 32 64 --steps 1 --seeds 1 --out".split()
+    found, said = ended("check", text, *options, str(tmp_path), end=end)
+    assert found == code and said.endswith(says) and said.count("error: ") == bool(says)
 
 
 def test_a_file_that_is_no_python_is_one_line(ended):

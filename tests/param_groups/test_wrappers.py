@@ -1,5 +1,6 @@
 """Prescriptions around others: closed forms, orders that are equal, orders that mean nothing."""
 
+import functools
 import itertools
 import math
 import shutil
@@ -9,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import param_groups
 from param_groups import (
@@ -22,15 +24,17 @@ from param_groups import (
     PlanError,
     Prescription,
     Role,
+    Rule,
     Size,
     Tensor,
     Tuned,
+    plan,
 )
 from param_groups.rules.muon import MUON_CONVENTIONS
 from tests.param_groups.test_prescriptions import BLOCK, fans
 
 M, R = 4.0, 3.0  # width and depth over those of the base
-INIT = dict.fromkeys(Role, 0.02)
+INIT = dict.fromkeys(Role, 0.02) | {"lora_b": 0.0}  # which rules start at zero
 
 
 class Mine(Prescription):
@@ -258,6 +262,26 @@ def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_
     rule, up = rules()["mup"], Tensor("mlp_in", 256, 1024)
     assert Tuned(Muon(rule), INIT)(up).lr == 1.0
     assert Muon(Tuned(rule, INIT))(up).lr == 2.0
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
+    class Careful(Mine):
+        def refuse(self, tensor, asked):
+            super().refuse(tensor, asked)
+            if tensor.role is Role.HIDDEN:
+                raise PlanError("no hidden matrix here")
+
+    model, options = torch.nn.Linear(256, 256, bias=False), {"lr": 0.1, "applied": {}}
+    rule = AROUND[name](Careful())
+    options["applied"] = rule.forward().factors()
+    for role in ("hidden", "mlp_in"):
+        call = functools.partial(plan, model, [Rule("weight", role, trunk=False)], rule, **options)
+        if role == "hidden":
+            with pytest.raises(PlanError, match="no hidden matrix here"):
+                call()
+        else:
+            assert call()["weight"].lr > 0
 
 
 # A new role is one row

@@ -322,6 +322,22 @@ def test_an_epsilon_of_another_power_than_table_1s_is_named(capsys, power):
     assert code == 1 and "weight: eps goes as size^" in text
 
 
+@pytest.mark.parametrize("sizes", [[64], [256], [128, 256], [64, 256]])
+@pytest.mark.parametrize("key", ["lr_scale", "weight_decay", "eps"])
+def test_a_number_that_is_zero_at_some_sizes_follows_no_rule(capsys, key, sizes):
+    """Between a zero and a number there is no power, which is no agreement either."""
+
+    def build(n):
+        model, optimizer = nanogpt(n)
+        optimizer.param_groups[0] |= {"lr_scale": 1.0}
+        optimizer.param_groups[0] |= {key: 0.0} if n in sizes else {}
+        return model, optimizer
+
+    code, text = run(capsys, build)
+    number = {"lr_scale": "lr", "weight_decay": "decay"}.get(key, key)
+    assert code == 1 and f"h.*.qkv.weight: {number} goes as size^no power" in text
+
+
 def test_frozen_tensors_are_left_out(capsys):
     def build(n):
         model = GPT(n)

@@ -54,6 +54,15 @@ def test_a_known_power_is_found_and_named(power, verdict):
     assert sum(covered) >= 17  # of 20 intervals of 95 %
 
 
+@pytest.mark.parametrize("fresh", [(), (2, 3)])
+def test_a_rate_whose_logarithm_is_rounded_is_the_same_rate(fresh):
+    octaves = (-2.5, -1.5, -0.5, 0.5)  # as SGD's
+    assert math.log2(2.0**-0.5) != -0.5
+    grid = Grid((64, 128, 256), octaves, 1.0, (0, 1), fresh)
+    said = answer(grid, trained(grid, law(0.0, best=-0.5)))
+    assert said.verdict == STAYS and all(math.isfinite(one.price) for one in said.at)
+
+
 def test_a_power_between_the_words_is_undecided_and_says_what_would_decide():
     one = answer(GRID, trained(GRID, law(0.2, noise=0.02)))
     assert one.verdict == UNDECIDED and "--" in one.advice
@@ -84,7 +93,7 @@ def test_the_grid_grows_past_an_edge_at_the_widths_that_need_it(best):
     assert one.verdict == MOVES and one.power.exponent == pytest.approx(-0.5, abs=0.02)
     for width in GRID.widths:
         rates = transfer.means(GRID, losses, width)
-        assert min(rates) < one.power(width) < max(rates)
+        assert min(rates) < math.log2(one.power(width)) < max(rates)
 
 
 def test_a_rate_without_neighbours_is_no_best_rate():
