@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from param_groups.roles import PlanError
@@ -39,7 +40,8 @@ def with_exit_code(command: Callable[[], None], words: Sequence[str]) -> None:
         else:
             _tell(error, words)
     try:
-        sys.stdout.flush()
+        with suppress(ValueError):  # the file has closed it, which printing has found out before
+            print(end="", flush=True)
     except OSError as error:
         lost = error
     if lost:
@@ -69,6 +71,8 @@ def _tell(error: BaseException, words: Sequence[str]) -> None:
     ]
     if isinstance(error, SyntaxError):
         lines.append(f"{error.filename}, line {error.lineno}")
+    if getattr(sys.stdout, "closed", False):
+        lines, error = [*words[:1]], ValueError("it has closed standard output")
     if not lines:
         traceback.print_exc()
         return

@@ -29,6 +29,7 @@ from torch.optim.adamw import adamw
 # 0.68 and 1.13; exact values are not the aim.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+NUMBER = (int, float, Tensor)
 LAYOUTS = ("linear", "transposed", "experts", "experts_transposed")  # of param_groups.roles.Layout
 
 
@@ -97,7 +98,7 @@ class MuonAdamW(torch.optim.Optimizer):
         super().add_param_group(param_group)
         try:
             _check(self.param_groups[-1])
-        except ValueError:
+        except Exception:
             del self.param_groups[-1]
             raise
 
@@ -180,7 +181,7 @@ class MuonAdamW(torch.optim.Optimizer):
             [],
             [state["step"] for state in states],
             fused=group["fused"],
-            foreach=not group["fused"],
+            foreach=not (group["fused"] or isinstance(group["lr"], Tensor)),  # as torch has it
             found_inf=self.found_inf,
             has_complex=any(map(torch.is_complex, params)),
             lr=group["lr"],
@@ -199,10 +200,11 @@ def _check(group: dict[str, Any]) -> None:
     if kind not in ("muon", "adam"):
         raise ValueError(f"a group's optimizer is {kind!r}; expected 'muon' or 'adam'")
     for key in ("lr", "weight_decay", *(["eps"] if kind == "adam" else [])):
-        if not group.get(key, -1) >= 0:
+        if not (isinstance(group.get(key), NUMBER) and group[key] >= 0):
             raise ValueError(f"a group's {key} is {group.get(key)}; expected a number from 0 on")
-    for key, value in (("momentum", momentum), *(("betas", beta) for beta in betas or (None,))):
-        if value is None or not 0 <= value < 1:
+    pair = betas if isinstance(betas, (tuple, list)) and len(betas) == 2 else (None,)
+    for key, value in (("momentum", momentum), *(("betas", beta) for beta in pair)):
+        if not (isinstance(value, NUMBER) and 0 <= value < 1):
             raise ValueError(f"a group's {key} is {group.get(key)}; expected 0 <= {key} < 1")
     parts, layout = _parts(group)
     if layout not in LAYOUTS:

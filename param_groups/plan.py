@@ -33,6 +33,7 @@ from param_groups.rows import (
     Row,
     check_saved,
     factor_differences,
+    listed,
     named_by,
     row_differences,
     spared,
@@ -287,17 +288,18 @@ class Plan:
                 Row(
                     **{
                         **row,
-                        **{key: tuple(row[key]) for key in ("shape", "tied_to")},
-                        "parts": tuple(map(tuple, row.get("parts", ()))),
+                        **{key: listed(row[key]) for key in ("shape", "tied_to")},
+                        "parts": tuple(map(listed, listed(row.get("parts", ())))),
                     }
                 )
-                for row in data["rows"]
+                for row in listed(data["rows"])
             )
-            factors = tuple(Factor(**factor) for factor in data["forward"])
+            factors = tuple(Factor(**factor) for factor in listed(data["forward"]))
             found = cls(**{**data, "rows": rows, "forward": factors})
             check_saved(found, decay_mode=DECAY_MODES)
+            words = {"role": [*Role], "init_distribution": DISTRIBUTIONS, "optimizer": AVERAGES}
             for row in rows:
-                check_saved(row, f"{row.name}: ", role=[*Role], init_distribution=DISTRIBUTIONS)
+                check_saved(row, f"{row.name}: ", **words)
             for factor in factors:
                 check_saved(factor, f"{factor.name}: ")
         except PlanError:

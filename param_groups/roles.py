@@ -467,6 +467,7 @@ _WRAPPERS = {
     "DataParallel": "a DataParallel wrapper",
     "FullyShardedDataParallel": "an FSDP version 1 wrapper (fully_shard, version 2, is fine)",
     "OptimizedModule": "torch.compile",
+    "ScriptModule": "TorchScript",
     "DeepSpeedEngine": "DeepSpeed's engine",
 }
 

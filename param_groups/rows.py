@@ -137,6 +137,13 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+def listed(value: object) -> tuple[Any, ...]:
+    """A list of a saved plan; ValueError for text and mappings, of which Python makes some, too."""
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    raise ValueError(f"{repr(value)[:80]} is no list")
+
+
 def check_saved(record: Any, of: str = "", **known: Iterable[str]) -> None:
     """PlanError for a field of a saved plan, row or factor that holds no such value, and for one
     that is none of those `known`; `of` is whose field it is, in words."""
@@ -192,6 +199,8 @@ def spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row,
     for row in rows:
         if not math.isfinite(row.lr):
             raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
+        if not math.isfinite(row.eps):
+            raise PlanError(f"{row.name!r} gets the epsilon {row.eps:g}; lower eps")
         if row.decay_per_step >= 1:
             raise PlanError(
                 f"weight_decay {asked.weight_decay:g} removes {row.decay_per_step:.3g} times "

@@ -32,11 +32,18 @@ def c4(options: argparse.Namespace) -> None:
 
     SHA256SUMS keeps these names, so that a later command asks for what is missing alone.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    os.environ["HF_HUB_DISABLE_XET"] = "1"  # its addresses would be asked unseen
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, utils
 
-    endpoint = os.environ.get("HF_ENDPOINT", "https://")
-    if not re.fullmatch(rf"https://.*|{LOCAL}", endpoint):  # its SHA-256s come from there, too
-        raise UserError(f"HF_ENDPOINT: {endpoint} given; expected https://, as http can be forged")
+    def safe(address: str, whence: str) -> None:  # the hub's SHA-256s come from there, too
+        if not re.fullmatch(rf"https://.*|{LOCAL}", address):
+            raise UserError(f"{whence}: {address} given; expected https://, as http can be forged")
+
+    safe(os.environ.get("HF_ENDPOINT", "https://"), "HF_ENDPOINT")
+    client = utils.get_session()  # all others look, too, at where the hub redirects to
+    asks = [*client.event_hooks["request"], lambda one: safe(str(one.url), "the hub's redirect")]
+    made = {"event_hooks": {"request": asks}, "follow_redirects": True, "timeout": None}
+    utils.set_client_factory(lambda: type(client)(**made))
     folder, place = FETCHED / C4_REVISION, {"repo_type": "dataset", "revision": C4_REVISION}
     sums = folder / "SHA256SUMS"
     lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if sums.exists() else []
@@ -51,6 +58,8 @@ def c4(options: argparse.Namespace) -> None:
                 try:
                     metadata = get_hf_file_metadata(hf_hub_url(C4_PATH, name, **place))
                     hf_hub_download(C4_PATH, name, local_dir=folder, **place)
+                except UserError:
+                    raise
                 except Exception as error:  # of the hub's library, of its client, of this disk
                     reason = str(error).strip().partition("\n")[0]
                     raise UserError(

@@ -318,6 +318,8 @@ def test_c4(server, call):
     for faults, words in (
         (["404"], "en/c4-validation.00000-of-00001.json.gz: did not come from the hub ("),
         (["absurd"] * 20, ".json.gz: did not come from the hub ("),
+        (["", "", "to http://127.0.0.2:9{path}"], "the hub's redirect: http://127.0.0.2:9"),
+        (["", "to http://127.0.0.2:9{path}"], ".json.gz given; expected https://, as http can"),
         (["", "", "endless"], "did not come from the hub (OSError: [Errno 27] File too large"),
         (["", "", "forged"], ".json.gz: not the hub's SHA-256; delete it and"),
     ):

@@ -122,6 +122,10 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
             "and other rates; plan the model before the parametrisation is registered, or after "
             "torch.nn.utils.parametrize.remove_parametrizations"
         )
+    if parameter.is_inference():
+        return "was made in torch.inference_mode, where nothing is trained; build the model outside"
+    if parameter.layout is not torch.strided:
+        return "is sparse, for which no plan has numbers; plan the model before it becomes so"
     if parameter.numel() == 0:
         return f"has no entries (shape {tuple(parameter.shape)}); build the model without it"
     if parameter.dtype not in _DTYPES:
@@ -136,14 +140,14 @@ def _problem(name: str, parameter: nn.Parameter) -> str | None:
 def _replaced(layer: nn.Module) -> tuple[str, str] | None:
     """A tensor of a layer that is no Parameter and is made of one, and that one's name.
 
-    Known by what is there: a tensor of the same shape whose name the Parameter's contains (weight
-    beside weight_orig, weight_v, raw_weight), whatever put it there.
+    Known by what is there: a tensor of the same shape that is called weight, as what torch's layers
+    use, or whose name the Parameter's contains (bias beside bias_orig), whatever put it there.
     """
     held = {**vars(layer), **layer._buffers}
     made = {key: value for key, value in held.items() if isinstance(value, torch.Tensor)}
     for own, parameter in layer.named_parameters(recurse=False):
         for key, value in made.items():
-            if key in own and value.shape == parameter.shape:
+            if (key in own or key == "weight") and value.shape == parameter.shape:
                 return key, own
     return None
 

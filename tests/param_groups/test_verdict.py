@@ -72,6 +72,14 @@ def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
 
 
 @pytest.mark.parametrize(
+    "probe", ["import sys; sys.stdout.close()", "import sys; sys.stdout = None"]
+)
+def test_a_file_that_closes_standard_output_is_one_line(ended, probe):
+    code, said = ended("check", TASK + probe)
+    assert code == 2 and said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("end", "code", "says"),
     [
         ("/dev/stdout", 0, ""),
