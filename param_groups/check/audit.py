@@ -63,7 +63,7 @@ from param_groups.check.nearest import (
 from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
-from param_groups.roles import PlanError
+from param_groups.roles import Layout, PlanError
 from param_groups.rows import align
 
 NUMBERS = ("init", "lr", "eps", "decay")
@@ -157,7 +157,7 @@ def _unlike(
         shapes = tuple(readings[size][name].shape for size in sizes)
         pools.setdefault((pooled(name), kinds[name], shapes), []).append(name)
         # Norms and biases are of one kind by shape, and trainers tell them apart by name.
-        last = name.rpartition(".")[2] if len(one.shape) < 2 else one.table
+        last = name.rpartition(".")[2] if len(one.shape) < 2 else one.layout == Layout.TABLE
         pools.setdefault((kinds[name], last), []).append(name)
         if kinds[name] in ("hidden", "readout"):
             pools.setdefault((kinds[name],), []).append(name)
@@ -259,13 +259,13 @@ def main(
         raise PlanError("--widths and --depths: give two different sizes or more")
     signature = f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)"
     module = load_module(args.file) if load is load_function else None
-    layouts: dict[str, str] = {}
+    layouts: dict[str, Layout] = {}  # of a trace, from use
     build: Callable[..., Any]
     if module is None:
         build = load(args.file, *signature)
     elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
-        layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
+        layouts = {r.name: Layout(r.layout) for r in task.trace().readings if r.layout}
         build = lambda width, *_: _drawn(task(width, 0))
     else:
         build = function_of(module, args.file, *signature)
@@ -279,9 +279,9 @@ def main(
 
     readings: Readings = {
         size: {
-            name: replace(one, layout=layouts[name], table=layouts[name] == "table")
-            if name in layouts
-            else one
+            name: replace(
+                one, layout=layouts.get(name, one.layout) if one.shape[1:] else one.layout
+            )
             for name, one in read(*built(size), args.ignore).items()
         }
         for size in sizes
