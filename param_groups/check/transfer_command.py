@@ -26,7 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -189,7 +189,7 @@ def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
         try:
             while runs := transfer.wanted(grid, curves.losses):
                 jobs = {pool.submit(train, args, run, threads): run for run in runs}
-                for future in _ended(jobs):
+                for future in as_completed(jobs):
                     curves.keep(jobs[future], _result(future, args.file, jobs[future]))
                     done += 1
                     left = len(jobs) - sum(run in curves.curves for run in runs)
@@ -201,14 +201,6 @@ def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
                 kept = f"{len(curves.curves)} runs are kept; the same command goes on"
                 raise CheckError(f"stopped: {kept}") from None
             raise
-
-
-def _ended(jobs: Mapping[Future[list[float]], Run]) -> Iterator[Future[list[float]]]:
-    """Futures as they end."""
-    waiting = set(jobs)
-    while waiting:
-        ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from ended
 
 
 def _result(future: Future[list[float]], file: Path, run: Run) -> list[float]:
