@@ -59,7 +59,7 @@ class Layout(StrEnum):
     LINEAR = "linear"  # (out, in, *kernel), as nn.Linear and nn.Conv2d
     TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
-    VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
+    VECTOR = "vector"  # (width,) or (): elementwise, so fan_in is 1
     EXPERTS = "experts"  # (experts, out, in), or a stack of layers; more axes may lead
     EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
     OUTS_IN = "outs_in"  # (heads, size, in): all axes but the last are outputs
@@ -85,7 +85,7 @@ class Facts(NamedTuple):
         start: "normal" values, "one" or "zero".
         spread: what the variance of normal values is over: the "width", the "fan_in" or nothing.
         gradient: whether the power of its gradient is known.
-        shared: whether several heads may share it, whose gradients then add up.
+        shared: whether several heads or channels may share it, whose gradients then add up.
         parts: the roles that a fused matrix holds, by name.
     """
 
@@ -162,8 +162,8 @@ class Role(StrEnum):
     HIDDEN = "hidden", Facts("hidden", (IN, OUT))
     # One small kernel per channel, as in ConvNeXt.
     DEPTHWISE = "depthwise", Facts("embedding", spread="fan_in")
-    # A gain per channel on a residual branch.
-    LAYER_SCALE = "layer_scale", _vector("one")
+    # A gain on a residual branch, of each channel or of several at once.
+    LAYER_SCALE = "layer_scale", _vector("one", shared=True)
     # Numbers added to attention logits, as in T5 and Swin.
     RELATIVE_POSITION = (
         "relative_position",
@@ -324,9 +324,11 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     tables may carry leading axes of size one, (1, T, n). A transposed convolution's fan_in is its
     input channels, which is right where its stride is its kernel; where windows overlap, a rule's
     `scale` of stride / kernel (in two dimensions) makes up for it. PlanError for too few axes."""
-    if len(shape) < (1 if layout is Layout.VECTOR else 2):
+    if layout is Layout.VECTOR:
+        return 1, shape[-1] if shape else 1
+    if len(shape) < 2:
         raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
-    if layout in (Layout.TABLE, Layout.VECTOR):
+    if layout is Layout.TABLE:
         return 1, shape[-1]
     if layout is Layout.TRANSPOSED:
         return shape[0], shape[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from plots import style, tables
-from plots.findings import Printed
+from plots.findings import Finding, Printed
 from plots.naming import AnyOf
 from plots.tables import PRESETS, TableError
 
@@ -87,6 +87,25 @@ def of_shipped(name: str) -> Sequence[Printed]:
     """What a figure says of its shipped tables; () where it has none."""
     module, paths = load(name), shipped(name)
     return list(module.findings(module.read(paths))) if paths else ()
+
+
+def saying(name: str, finding: str) -> Sequence[Path]:
+    """The shipped tables of a figure that a finding rests on: of `AnyOf` those from which alone it
+    can be had; else, and where it compares tables, all."""
+    paths = shipped(name)
+    if len(paths) < 2 or not isinstance(load(name).TABLES, AnyOf):
+        return paths
+    return [path for path in paths if finding in _said_alone(name, path)] or paths
+
+
+@functools.cache
+def _said_alone(name: str, path: Path) -> set[str]:
+    module = load(name)
+    try:
+        said = list(module.findings(module.read([path])))
+    except TableError:  # it takes another table beside it
+        return set()
+    return {line.name for line in said if isinstance(line, Finding)}
 
 
 @contextlib.contextmanager

@@ -147,8 +147,8 @@ class Claim:
         """Whether the effect is younger than the earliest table it judges, or one has no date."""
         paths = [
             path
-            for preset in {one.preset for one in self.judgements}
-            for path in catalogue.shipped(self.entry["figure"] + preset)
+            for one in self.judgements
+            for path in catalogue.saying(self.entry["figure"] + one.preset, one.finding.name)
         ]
         dates = [tables.origin(path).get("date") or "" for path in paths]
         return str(self.entry["since"]) > min(dates, default="")

@@ -19,6 +19,7 @@ import pandas as pd
 
 from training.conditions import SIGNS, parse
 from training.errors import UserError
+from training.files import refuse_changed
 
 Paths = Sequence[Path]
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,8 +149,8 @@ def read(
     try:
         stat = path.stat()
         table = _load(path, stat.st_mtime_ns, stat.st_size)
-    except TableError:
-        raise
+    except UserError as error:
+        raise TableError(str(error)) from None
     except Exception as error:  # whatever pandas and the decompressor of a damaged file raise
         raise TableError(f"{path}: cannot read the table: {error}") from None
     missing = [column for column in columns if column not in table]
@@ -157,6 +158,8 @@ def read(
         raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run {maker} first")
+    if RUN in table and (unnamed := table[RUN].isna()).any():
+        raise TableError(f"{path}: row {unnamed.argmax() + 1} names no run, so it may stand twice")
     numbers = [
         *(column for column in (*columns, PARAMETERS) if column in table and column not in WORDS),
         *(column for column in numbers if column in table),
@@ -188,6 +191,7 @@ def read(
 @functools.lru_cache(8)
 def _load(path: Path, *_: int) -> pd.DataFrame:
     """A file as it was at some time and length: figures read their tables more than once."""
+    refuse_changed(path)
     table = pd.read_csv(path, low_memory=False)  # a column has one type from its first row on
     _refuse_twice([(path, table)])
     return table

@@ -41,7 +41,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
-from training.files import parse_json, read_text
+from training.files import parse_json, read_text, refuse_changed
 from training.settings import RunConfig
 
 FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
@@ -80,7 +80,9 @@ read_file = cached(read_yaml)
 
 @cached
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV table, all of them text; OSError or ValueError where there is none."""
+    """The rows of a CSV table, all of them text; OSError or ValueError where there is none, or
+    another one than was written."""
+    refuse_changed(path)
     rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     if rows and "curve" not in rows[0]:
         raise UserError(f"{path}: no column curve; delete it, and the sweep writes it again")
@@ -98,7 +100,9 @@ def plain(value: Any) -> float | str:
 
 @cached
 def read_manifest(path: Path) -> list[dict[str, Any]]:
-    """The runs that a sweep has asked for so far; none if the manifest is missing or damaged."""
+    """The runs that a sweep has asked for so far; none if the manifest is missing or damaged.
+    UserError for another one than was written."""
+    refuse_changed(path)
     try:
         entries = parse_json(read_text(path))
         return [{**entry, "run": entry["run"], "curve": entry["curve"]} for entry in entries]
@@ -229,6 +233,7 @@ class Sources:
         path, command = self._place("constants.yaml", search, "search", preset)
         if not path.exists():
             raise Missing(f"{path} does not exist; first run {command}")
+        refuse_changed(path)
         entries = read_file(path).get("constants") or []
         fitting = [e for e in entries if all(config.get(k) == v for k, v in e["where"].items())]
         if not fitting:

@@ -33,7 +33,7 @@ from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment, runs
 from training.errors import UserError
-from training.files import write_text
+from training.files import write_table
 from training.runs import Summary
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class SearchWork(Work):
         content = {"search": {**made, **settings}, "constants": entries}
         # One object may stand in several places; aliases would make the file hard to read.
         text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
-        write_text(self.table, text)
+        write_table(self.table, text)
         rows = [
             {
                 **study.where,
@@ -165,7 +165,7 @@ class SearchWork(Work):
         ]
         keys = [*self.config.grid, "round", "trial", *self.config.search]
         header = ["study", *keys, "rate", "loss", "status", "run"]
-        write_csv(self.folder / "trials.csv", header, rows)
+        write_csv(self.folder / "trials.csv", header, rows, write_table)
 
     def listed(self) -> list[str]:
         """What is to do, one line per study; later rounds are not known, and not counted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.request import FRESH, plain, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
-from training.errors import RunError
-from training.files import parse_json, read_text, reading, write_json, write_text
+from training import files
+from training.errors import RunError, UserError
+from training.files import parse_json, read_text, reading, write_text
 from training.runs import Summary
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Cells = Mapping[str, Any]
 Arrays = Mapping[str, "np.ndarray"]
+Write = Callable[[Path, str], None]
 KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
 
 
@@ -89,7 +92,9 @@ def write_table(
         return None
     try:
         old = read_table(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError) and not _is_whole(sweep, points):
+            raise  # what it says of other curves would stay
         old = []
     measured = dict.fromkeys(itertools.chain(*(row.keys() for row in (*rows, *old[:1]))))
     further = [k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA]
@@ -104,7 +109,7 @@ def write_table(
         cells = [plain(row.get(key)) for key in (*grids[row["curve"]], "seed")]
         return curves.index(row["curve"]), *((isinstance(cell, str), cell) for cell in cells)
 
-    write_csv(path, header, sorted(everything, key=order))
+    write_csv(path, header, sorted(everything, key=order), files.write_table)
     return path
 
 
@@ -115,13 +120,20 @@ def _at(config: Any, key: str) -> Any:
     return config
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Cells]) -> None:
+def write_csv(
+    path: Path, header: Sequence[str], rows: Iterable[Cells], write: Write = write_text
+) -> None:
     """Writes a table, whole or not at all; columns that a row lacks are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows([row.get(column) for column in header] for row in rows)
-    write_text(path, text.getvalue())
+    write(path, text.getvalue())
+
+
+def _is_whole(sweep: Sweep, points: Sequence[Point]) -> bool:
+    """Whether a command is for all curves and runs, so that nothing of before stays in a table."""
+    return {*sweep.config.curves} == {point.curve for point in points} and not sweep.where
 
 
 def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[Any]:
@@ -158,7 +170,8 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
         }
         for p in every
     ]
-    write_json(path, [*_others(sweep, every, read_manifest(path)), *entries])
+    old = [] if _is_whole(sweep, points) else _others(sweep, every, read_manifest(path))
+    files.write_table(path, json.dumps([*old, *entries], indent=1, allow_nan=False) + "\n")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

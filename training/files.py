@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from training.errors import RunError, UserError, reason
 
+NOTES = "tables.json"  # checksums of the tables of a folder
 LOCK_SECONDS = 2.0  # a process that only looks at a lock holds it for a moment
 
 
@@ -115,6 +116,44 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Writes JSON atomically; raises ValueError for NaN, which JSON does not have."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_table(path: Path, text: str) -> None:
+    """Replaces a table that others read atomically, its checksum in `tables.json` beside it.
+
+    What was there is counted, too, until it is replaced: a kill leaves either.
+    """
+    content, notes, noted = text.encode("utf-8"), path.with_name(NOTES), dict[str, Any]()
+    new = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    found, old = _sum(path), list[Any]()
+    with suppress(OSError, ValueError, TypeError):  # damaged notes: what is written now counts
+        noted = dict(parse_json(read_text(notes)))
+        old = [found] if found in noted.get(path.name, ()) else []
+    if old != [new]:
+        write_json(notes, {**noted, path.name: [new, *old]})
+        write_bytes(path, content)
+    write_json(notes, {**noted, path.name: [new]})
+
+
+def refuse_changed(path: Path) -> None:
+    """UserError unless a table is as `write_table` has left it, as far as that is noted."""
+    notes, again = path.with_name(NOTES), "; give the command that makes it again"
+    for _ in range(3):  # a driver may write it between two looks
+        found = _sum(path)
+        with reading(notes, f"{again}, or delete it"):
+            sums = parse_json(read_text(notes)).get(path.name) if notes.exists() else None
+            if sums is None or found in sums:
+                return
+    raise UserError(
+        f"{path}: not as it was written{again}, without --curves and --where; changes of your own "
+        "belong in a copy elsewhere"
+    )
+
+
+def _sum(path: Path) -> dict[str, Any] | None:
+    with suppress(OSError):
+        return checksum(path)
+    return None
 
 
 def sync(path: Path) -> None:

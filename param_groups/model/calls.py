@@ -26,7 +26,7 @@ SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
-ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
+ACTS = SUMS | {"sum", "exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
 class Call(NamedTuple):

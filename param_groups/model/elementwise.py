@@ -24,6 +24,10 @@ def flow(
         return _norm(notes, call, came)
     for t in views:
         notes.use(t, _taken(call, t), marks=came.marks)
+        if calls.TIMES.get(bare) == 1:
+            notes.scaled[id(out)] = t
+    if bare == "sum" and id(call.ins[0]) in notes.scaled:
+        return _inner_product(notes, call) or came
     if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
         return _sum(notes, flows, came)
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
@@ -56,6 +60,21 @@ def flow(
             notes.attentions[i].added |= added
         return replace(came, factor=rebased(notes, came, before, out))
     return came
+
+
+def _inner_product(notes: Notes, call: Call) -> Flow | None:
+    """Activations times a parameter, summed over what grows in it: a product by hand."""
+    scaled, one, out = call.ins[0], notes.scaled[id(call.ins[0])], call.outs[0]
+    dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+    dims = (dims,) if isinstance(dims, int) else dims or range(scaled.ndim)
+    over = {dim % scaled.ndim - scaled.ndim + one.ndim for dim in dims}
+    long = [axis for axis, size in enumerate(one.shape) if size > 1]
+    summed, made = ([axis for axis in long if (axis in over) is inside] for inside in (True, False))
+    if not any(notes.grows(one, axis) for axis in summed):
+        return None
+    at = made[0] - one.ndim if made else -1
+    at += sum(axis > made[0] for axis in over) if made and out.ndim < scaled.ndim else 0
+    return notes.use(one, "sum", (summed, made), out, at)
 
 
 def _taken(call: Call, tensor: Tensor) -> str:

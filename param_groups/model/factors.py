@@ -57,7 +57,7 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
 
 def unnamed(model: nn.Module, run: Callable[[nn.Module], Any], roles: Mapping[str, Role]) -> str:
     """What one pass shows of attentions whose queries have another role; "" if there are none."""
-    recorder = Recorder(model, {})
+    recorder = Recorder(model, {}, dict(model.named_parameters()))
     with torch.compiler.set_stance("force_eager"), recorder:
         run(model)
     for one in recorder.notes.attentions if not recorder.notes.doubts else ():

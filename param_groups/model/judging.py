@@ -72,10 +72,10 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = name in large.branch or bool(places and name in large.beside)
-    if use.op == "a product of parameters" or not (
-        use.summed or _is_table(use) or use.op in _VECTORS
-    ):
-        reading.problem = f"goes into {use.op}, after which nothing is known of it"
+    lost = "sum" if p.shape != q.shape and "sum" in use.path.split() else use.op
+    known = use.op != "a product of parameters" and (_is_table(use) or lost in _VECTORS)
+    if not (known or use.summed):
+        reading.problem = f"goes into {lost}, after which nothing is known of it"
     elif use.summed:
         _matrix(reading, pairs, pair, large)
     else:

@@ -109,10 +109,13 @@ class Use:
 
 
 class Notes:
-    """The notes of one pass; `starts` are the fresh values of the parameters."""
+    """The notes of one pass; `starts` are the fresh values of the parameters, `other` parameters of
+    the model at another width."""
 
-    def __init__(self, model: nn.Module, starts: Mapping[str, Tensor]) -> None:
-        self.parameters, self.starts = dict(model.named_parameters()), starts
+    def __init__(
+        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> None:
+        self.parameters, self.starts, self.other = dict(model.named_parameters()), starts, other
         same = {n: bool((t == t.flatten()[0]).all()) for n, t in starts.items() if t.numel()}
         self.constant = {name for name, constant in same.items() if constant}
         owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
@@ -127,6 +130,7 @@ class Notes:
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
         self.joined = 0  # activations after a residual sum, as bits
+        self.scaled: dict[int, Tensor] = {}  # the parameter's view in activations times it
         self.attentions: list[Attention] = []
         self.factors: dict[tuple[str, str], float] = {}  # of a place and a parameter
         self.splits: dict[str, tuple[int, ...]] = {}
@@ -171,8 +175,7 @@ class Notes:
         (names, path), at, first = self.views[id(tensor)], len(self.results), 0
         for name in names:
             whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
-            steps = _strides(whole)
-            own = [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
+            own = self._axes(tensor, name)
             summed, made = (tuple(own[i] for i in group) for group in axes)
             sizes = [
                 tensor.shape[i] if o is None or whole.ndim != tensor.ndim else whole.shape[o]
@@ -189,6 +192,21 @@ class Notes:
             return Flow()
         self.results.append((result, axis, first))
         return Flow(frozenset((name, at) for name in names))
+
+    def _axes(self, tensor: Tensor, name: str) -> list[int | None]:
+        """Of which of its parameter's axes a view's are; None for one that it split or merged."""
+        steps = _strides(self.parameters[name])
+        return [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
+
+    def grows(self, tensor: Tensor, axis: int) -> bool:
+        """Whether an axis of a view has another size at the other width."""
+        for name in self.names(tensor):
+            here = self.parameters[name].shape
+            there = self.other.get(name, self.parameters[name]).shape
+            own = self._axes(tensor, name)[axis]
+            if here != there and (own is None or here[own : own + 1] != there[own : own + 1]):
+                return True
+        return False
 
     def derive(self, call: calls.Call) -> None:
         """What is made of parameters alone is the parameter still; a smaller one in it, as a weight
@@ -249,7 +267,8 @@ def ranges(
             found[name] = None
             continue
         if slope is not None:
-            reached = (slope.abs().movedim(axis, 0).flatten(1).sum(1) > 0).int()
+            outputs = torch.atleast_1d(slope.abs()).movedim(axis, 0)
+            reached = (outputs.reshape(len(outputs), -1).sum(1) > 0).int()
             ends = torch.diff(reached, prepend=reached[:1] * 0, append=reached[:1] * 0)
             if edges := (ends.nonzero().flatten() + shift).tolist():
                 pairs = zip(edges[::2], edges[1::2], strict=True)

@@ -214,7 +214,7 @@ def _few(assignment: Assignment, width: float) -> str:
     if not facts.shared or matrix or assignment.role is Role.HIDDEN_BIAS or outputs >= width:
         return ""
     return (
-        f"has {outputs} outputs, fewer than the width {width:g}: heads that share it add to its "
+        f"has {outputs} outputs, fewer than the width {width:g}: what shares one adds to its "
         "gradient, for which there is no power of the width (plan with base=, if it grows with it)"
     )
 

@@ -33,9 +33,11 @@ _ATTENDED = Flow(marks=frozenset({"attended"}))
 class Recorder(TorchFunctionMode):
     """Notes on a model's parameters, while its forward pass runs under it."""
 
-    def __init__(self, model: nn.Module, starts: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
-        self.notes, self.called = Notes(model, starts), False
+        self.notes, self.called = Notes(model, starts, other), False
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end)
 
@@ -116,9 +118,8 @@ class Recorder(TorchFunctionMode):
         """Activations times parameters; two activations; no activation at all, which is None."""
         notes, found, out = self.notes, calls.operands(call), call.outs[0]
         first, bias = found[0].tensor, calls.bias_of(call)
-        if call.takes_input and id(first) in notes.views:  # learned queries
-            notes.put(first, notes.use(first, "joined", result=first))
-            del notes.views[id(first)]
+        if call.takes_input:
+            self._learned(first)
         ours = [one for one in found if id(one.tensor) in notes.views]
         flows = [notes.flows[id(t)] for t, *_ in found if id(t) in notes.flows]
         came, grouped = joined(flows), calls.groups_of(call) > 1
@@ -147,6 +148,12 @@ class Recorder(TorchFunctionMode):
         made |= came.made if grouped else frozenset()
         return replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
 
+    def _learned(self, tensor: Tensor) -> None:
+        """A parameter that stands in an activation's place, as learned queries do."""
+        if id(tensor) in self.notes.views:
+            self.notes.put(tensor, self.notes.use(tensor, "joined", result=tensor))
+            del self.notes.views[id(tensor)]
+
     # Attention
 
     def _scores(
@@ -169,9 +176,10 @@ class Recorder(TorchFunctionMode):
         return Flow(came.made, factor=factor, scores=frozenset({at}))
 
     def _attention(self, bound: dict[str, Any]) -> Flow:
-        three = {
-            place: (self.notes.flow(bound[place]), bound[place]) for place in _SDPA.split()[:3]
-        }
+        three = {}
+        for place in _SDPA.split()[:3]:
+            self._learned(bound[place])
+            three[place] = self.notes.flow(bound[place]), bound[place]
         size, scale, mask = bound["query"].shape[-1], bound.get("scale"), bound.get("attn_mask")
         factor = times(three["query"][0].factor, three["key"][0].factor)
         factor = times(factor, size**-0.5 if scale is None else float(scale))

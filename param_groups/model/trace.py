@@ -137,8 +137,9 @@ def traced(
     widths, deeper = sorted(widths), {}
     with torch.random.fork_rng(devices=[]):
         flat = functools.partial(build, depth=min(depths)) if depths else build
-        small, large = (_record(flat, run, width) for width in widths)
         again = dict(_fresh(flat, widths[0], seed=1).named_parameters())
+        large = _record(flat, run, widths[1], again)
+        small = _record(flat, run, widths[0], large.parameters)
         if depths:
             deep = _fresh(build, widths[1], depth=max(depths))
             deeper = {name: tuple(p.shape) for name, p in deep.named_parameters()}
@@ -173,7 +174,9 @@ def _fresh(build: Build, width: int, seed: int = 0, **depth: int) -> nn.Module:
     return model
 
 
-def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Notes:
+def _record(
+    build: Build, run: Callable[[nn.Module], Any], width: int, other: Mapping[str, torch.Tensor]
+) -> Notes:
     """One pass in eval mode: dropout's 1 / (1 - p) is no factor of the model's."""
     model = _fresh(build, width).eval()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -184,7 +187,7 @@ def _record(build: Build, run: Callable[[nn.Module], Any], width: int) -> Notes:
         if p.numel() and not p.any():  # a closed branch would hide what is in it
             with torch.no_grad():
                 p.add_(1e-3 * torch.randn_like(p))
-    recorder = Recorder(model, starts)
+    recorder = Recorder(model, starts, other)
     with torch.compiler.set_stance("force_eager"), recorder:
         run(model)
     if not recorder.called:

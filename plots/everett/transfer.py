@@ -182,8 +182,16 @@ def draw(axes: Mapping[str, Axis]) -> style.Drawn:
         for panel, label in zip(grid[0], (value, "nats", "nats"), strict=False):
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
-        style.legend(figure, [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)])
+        style.legend(figure, _entries(axis))
         yield f"transfer_{re.sub('[^a-z0-9]+', '_', name.lower())}", figure, [axis.place]
+
+
+def _entries(axis: Axis) -> list[tuple[str, dict]]:
+    """Legend entries of the rules, and of an unknown error where one is drawn."""
+    entries = [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)]
+    costs = [one for rule in axis.rules for one in paid(rule, axis.lines[rule.curve]).values()]
+    unknown = any(one.value <= HIGHEST and one.bar is None for one in costs)
+    return [*entries, *[("its error is unknown", style.HOLLOW)] * unknown]
 
 
 def _look(place: int) -> dict:
@@ -191,7 +199,7 @@ def _look(place: int) -> dict:
 
 
 def _draw_rule(panels_, axis: Axis, rule: Rule, place: int) -> None:
-    """The optima, what is paid and the penalty; no bar where a difference is 0 by construction."""
+    """The optima, what is paid and the penalty; hollow where its error is unknown."""
     first, *others = panels_
     sweeps, shift, look = axis.lines[rule.curve], 1.04 ** (place - 1), _look(place)
     shape = {key: look[key] for key in ("color", "marker")}
@@ -205,9 +213,11 @@ def _draw_rule(panels_, axis: Axis, rule: Rule, place: int) -> None:
     gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
     for panel, costs in zip(others, (paid(rule, sweeps), gains), strict=False):
         shown = {n: one for n, one in costs.items() if one.value <= HIGHEST}
-        bars = [one.bar or 0.0 if one.value else 0.0 for one in shown.values()]
+        bars = [one.bar or 0.0 for one in shown.values()]
         at, values = [n * shift for n in shown], [one.value for one in shown.values()]
         panel.errorbar(at, values, bars, capsize=2, **look)
+        for size in (n for n, one in shown.items() if one.bar is None):
+            panel.plot(size * shift, shown[size].value, **look, mfc="white", zorder=3)
         edge = {"transform": panel.get_xaxis_transform(), "clip_on": False}
         for size in (n for n, one in costs.items() if one.value > HIGHEST):
             panel.plot(size * shift, 1.0, color=look["color"], **style.LOST, **edge)

@@ -47,6 +47,19 @@ def test_widths_that_scale_apart_are_refused_where_gradients_count():
         plan(wide, rules, rule("sgd"), lr=0.1, base=base)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_a_gain_that_all_channels_share_has_one_rate_where_gradients_do_not_count(shape):
+    """Its gradient adds up over them, so that under SGD there is no power."""
+    model = nn.ParameterDict({"gain": nn.Parameter(torch.ones(shape))})
+    planned = lambda kind, n: plan(
+        model, [Rule("gain", "layer_scale")], Everett("standard", n, 32, optimizer=kind), lr=0.1
+    )
+    assert len({planned("adam", n)["gain"].lr for n in (32, 64)}) == 1
+    planned("adam", 64).initialise(model, seed=0)
+    with pytest.raises(PlanError, match="'gain' .*fewer than the width 64.*use adam"):
+        planned("sgd", 64)
+
+
 @pytest.mark.parametrize("settings", [{"optimizer": "sgd"}, {"around": EpsFollows}])
 def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count(settings):
     """Under SGD the first steps of keys and norms of one head were measured to go as n^(1/2)."""

@@ -110,6 +110,7 @@ def test_fans_follow_the_layout(module, role, layout, expected):
         ((1, 197, 6), Layout.TABLE, (1, 6)),
         ((8, 6), Layout.TABLE, (1, 6)),
         ((6,), Layout.VECTOR, (1, 6)),
+        ((), Layout.VECTOR, (1, 1)),
         ((6, 18), Layout.TRANSPOSED, (6, 18)),
         ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
         ((4, 5, 6), Layout.EXPERTS, (6, 5)),
@@ -125,7 +126,7 @@ def test_fans_of_shapes(shape, layout, expected):
 
 @pytest.mark.parametrize(
     ("shape", "layout"),
-    [((), Layout.VECTOR), ((6,), Layout.LINEAR), ((6,), Layout.TABLE), ((6,), Layout.TRANSPOSED)],
+    [((), Layout.LINEAR), ((6,), Layout.LINEAR), ((6,), Layout.TABLE), ((6,), Layout.TRANSPOSED)],
 )
 def test_too_few_axes_are_an_error_that_shows_the_shape(shape, layout):
     with pytest.raises(PlanError, match="'gain'.*too few axes") as error:

@@ -369,3 +369,88 @@ class Cosine(nn.Module):
     def forward(self, x):
         x = F.normalize(F.relu(self.first(x)), dim=-1)
         return 10 * F.linear(x, F.normalize(self.rows, dim=-1))
+
+
+def numbers(model):
+    return model(IMAGE.flatten()[:30].reshape(5, 6))
+
+
+@case(run=numbers)
+class ProductsByHand(nn.Module):
+    """patch_embedding 6 0: first
+    hidden/transposed n -1: second
+    readout n -1: third
+    narrowing/experts n/4 -1: mixed
+    layer_scale 0.5: chosen
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        sizes = {"first": (n, 6), "second": (n, n), "third": (3, n), "mixed": (1, 4, n // 4)}
+        for key, size in sizes.items():
+            setattr(self, key, nn.Parameter(torch.randn(size)))
+        self.chosen = nn.Parameter(torch.full((2, 1), 0.5))
+
+    def forward(self, x):
+        x = F.linear(x, self.first)
+        x = torch.relu((x[:, :, None] * self.second).sum(-2))
+        parts = (x.unflatten(-1, (4, -1)) * self.mixed).sum(dim=-1).sigmoid()
+        x = x + (torch.stack([x, x.abs()], 1) * self.chosen).sum(1) * parts.repeat_interleave(
+            x.shape[1] // 4, 1
+        )
+        return (self.third * x[:, None]).sum(2)
+
+
+@case(run=numbers, refused="'w' sums over axes .* for which there is no layout")
+class InnerProduct(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.first, self.w = linear(6, n), nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        return (self.first(x) * self.w).sum(-1)
+
+
+@attention(refused="'blocks.0.attn.one' goes into sum, after which nothing is known")
+class Difference(nn.Module):
+    """A difference of two attentions, by a number that a growing product of vectors makes."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.qkv, self.out = linear(n, 3 * n), linear(n, n)
+        self.one, self.two = (nn.Parameter(0.1 * torch.randn(n // 4)) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
+        y = F.scaled_dot_product_attention(q, k, v)
+        by = torch.exp((self.one * self.two).sum())
+        return self.out(merged(torch.cat([y[:, :2], y[:, 2:] - by * y[:, :2]], 1)))
+
+
+@case(root, run=look)
+class PooledByAQuery(nn.Module):
+    """A query that no matrix makes, and gates that are one number each.
+
+    patch_embedding 48 0: first.weight
+    hidden_bias: first.bias
+    position_embedding: query
+    key n -1: key.weight
+    value n -1: value.weight
+    layer_scale 0.5: gate
+    layer_scale 0: closed
+    mlp_in n -1: mlp.up.weight
+    mlp_out 4*n -1: mlp.down.weight
+    readout n -1: head.weight
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.first, self.query = nn.Conv2d(3, n, 4, 4), nn.Parameter(torch.randn(1, 1, n))
+        self.key, self.value, self.mlp, self.head = linear(n, n), linear(n, n), Mlp(n), linear(n, 7)
+        self.gate, self.closed = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        x = torch.tanh(self.gate * self.first(x).flatten(2).mT)
+        x = x + self.closed * self.mlp(x)
+        places = (self.query.expand(len(x), -1, -1), self.key(x), self.value(x))
+        return self.head(merged(F.scaled_dot_product_attention(*map(heads, places)))[:, 0])

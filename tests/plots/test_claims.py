@@ -270,11 +270,25 @@ def test_an_effect_that_is_younger_than_its_table_says_so(figure, monkeypatch):
     found = [finding(0.3, 0.003, "gains")]
     of = ((["new"], False), (["new", "old"], True), (["undated"], True), ([], True))
     for names, late in of:
-        monkeypatch.setattr(catalogue, "shipped", lambda name, names=names: names)
+        monkeypatch.setattr(catalogue, "saying", lambda name, finding, names=names: names)
         entry = {**figure(found), "findings": "power", "since": "2026-02-01T12:30"}
         claim = claims.judge("paper", entry)
         assert claim.after_the_data is late
         assert claim.effect == f"effect 0.05 (2026-02-01{', after the data' * late})"
+
+
+def test_an_effect_is_as_old_as_the_table_that_its_finding_is_of():
+    """A figure that draws any of several tables has findings of each, and of all together."""
+    name, by_decay = "everett/transfer_closer", "decay: decay per step as 1/D: paid"
+    (decay,) = {
+        path
+        for one in catalogue.of_shipped(name)
+        if isinstance(one, Finding) and one.name.startswith(by_decay)
+        for path in catalogue.saying(name, one.name)
+    }
+    assert decay.name == "transfer_decay_closer.csv"
+    assert len(catalogue.shipped(name)) > 1
+    assert catalogue.saying(name, "of all") == catalogue.shipped(name)
 
 
 @pytest.mark.thorough
@@ -283,7 +297,7 @@ def test_no_effect_is_younger_than_its_table_without_saying_so():
     late = set()
     for claim in (one for one in claims.claims() if one.judgements and "effect" in one.entry):
         for one in claim.judgements:
-            for path in catalogue.shipped(claim.entry["figure"] + one.preset):
+            for path in catalogue.saying(claim.entry["figure"] + one.preset, one.finding.name):
                 date = claims.tables.origin(path)["date"]
                 late |= {claim.entry["claim"]} if claim.entry["since"] > date else set()
     page = claims.PAGE.read_text(encoding="utf-8")

@@ -1,13 +1,17 @@
 """Results that are not as a run has written them are in no table: the run is trained again."""
 
+import contextlib
 import json
 import shutil
 
 import pytest
 
+import plots.tables
 from sweeps.__main__ import main
+from tests.run_folders import Death
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
-from training import runs
+from training import files, runs
+from training.errors import UserError
 
 SWEEP = "grid: {width: [1, 2], lr: [0.25]}\ncurves: {a: {}}\nmetrics: true\n"
 LOGGED = """
@@ -87,6 +91,62 @@ def test_a_run_whose_files_change_while_others_train_is_in_no_table(toy, name):
     assert [*late.reasons] == [ours.name] and "trains the run again" in late.reasons[ours.name]
     text = (late.folder / "metrics.csv").read_text()
     assert ours.name not in text and theirs.name in text
+
+
+TABLES = {
+    "a digit": lambda p: p.write_text(p.read_text().replace("3", "2", 1)),
+    "a bit": flip,
+    "a line lost": lambda p: lines(p, lambda ls: ls[:-1]),
+    "a line twice": lambda p: lines(p, lambda ls: [*ls, ls[-1]]),
+    "emptied": lambda p: p.write_text(""),
+    "gone": lambda p: p.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", TABLES)
+@pytest.mark.parametrize("name", ["results.csv", "metrics.csv", "manifest.json"])
+def test_a_table_that_has_changed_gives_nothing_to_another_one(toy, name, damage, capsys):
+    """It would stay as it is: rows of other curves, the best rate of a sweep, a figure's points."""
+    curves = "grid: {width: [1, 2], lr: [0.25, 0.5]}\ncurves: {a: {}, b: {set: {minimum_a: 2.0}}}\n"
+    file, later = write_file(toy, curves + "metrics: true\n"), toy / "later.yaml"
+    work = drive(work_of(toy, file), FakePool())
+    whole = [path.read_bytes() for path in sorted(work.folder.glob("*.[cj]s*"))]
+    around = "{around: {sweep: s.yaml, match: [width], where: {curve: a}}, steps: [0]}"
+    write_file(toy, f"grid: {{width: [1], lr: {around}}}\ncurves: {{a: {{}}}}\n", later.name)
+    rate = dict(work_of(toy, later).left[0].values)["lr"]
+    TABLES[damage](work.folder / name)
+    changed = f"{name}: not as it was written; give the command that makes it again"
+    with pytest.raises(UserError, match=changed):
+        drive(work_of(toy, file, curves=["b"]), FakePool())
+    if damage != "gone" and name != "metrics.csv":
+        with pytest.raises(UserError, match=changed):
+            work_of(toy, later)
+    if damage != "gone" and name != "manifest.json":
+        with pytest.raises(UserError, match=changed):
+            plots.tables.read(work.folder / name, ())
+    drive(work_of(toy, file), FakePool())
+    assert whole == [path.read_bytes() for path in sorted(work.folder.glob("*.[cj]s*"))]
+    assert dict(work_of(toy, later).left[0].values)["lr"] == rate
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_table_whose_writing_is_killed_is_as_it_was_written(tmp_path, monkeypatch, number):
+    """Between its notes and itself: it is the one of before or the new one, twice in a row."""
+    path, writes, done = tmp_path / "t.csv", files.write_bytes, []
+    files.write_table(path, "a\n1\n")
+
+    def dies(*args):
+        if len(done) == number:
+            raise Death
+        done.append(args)
+        writes(*args)
+
+    for text in ("a\n2\n", "a\n3\n"):
+        done.clear()
+        with monkeypatch.context() as patch, contextlib.suppress(Death):
+            patch.setattr(files, "write_bytes", dies)
+            files.write_table(path, text)
+        files.refuse_changed(path)
 
 
 def test_results_from_before_summaries_had_a_seal_are_named_in_few_lines(toy):

@@ -14,6 +14,7 @@ from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
 from tests.run_folders import end_run
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
+from training import files
 from training.errors import UserError
 
 
@@ -153,13 +154,13 @@ def test_a_sweep_that_is_not_complete_gives_no_optimum(toy):
     manifest = source.folder / "manifest.json"
     entries = json.loads(manifest.read_text())
     wide = {"run": "tuned-new", "curve": "tuned", "values": {"width": 4, "lr": 1.0}, "seed": 0}
-    manifest.write_text(json.dumps([*entries, wide]))  # a result has asked for it
+    files.write_table(manifest, json.dumps([*entries, wide]))  # a result has asked for it
     path = write(toy, "s.yaml", USER)
     with pytest.raises(UserError, match="not complete, 1 of the runs .* to come .tuned-new.; fini"):
         load(toy, path)
     assert load(toy, path, curves=["fixed"]).points  # starts around width 1 alone
     for harmless in ({"curve": "another"}, {"fresh": True}):  # a fresh seed moves no optimum
-        manifest.write_text(json.dumps([*entries, wide | harmless]))
+        files.write_table(manifest, json.dumps([*entries, wide | harmless]))
         assert load(toy, path).points
 
 
@@ -206,11 +207,12 @@ def write_constants(package, entries):
     write(package, "search.yaml", "")
     folder = package.parent / "results" / package.name / "search"
     folder.mkdir(parents=True)
-    (folder / "constants.yaml").write_text(yaml.safe_dump({"constants": entries}))
+    files.write_table(folder / "constants.yaml", yaml.safe_dump({"constants": entries}))
+    return folder / "constants.yaml"
 
 
 def test_curves_take_the_constants_that_fit_their_runs(toy):
-    write_constants(
+    constants = write_constants(
         toy,
         [
             {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}},
@@ -227,6 +229,9 @@ def test_curves_take_the_constants_that_fit_their_runs(toy):
         ("default", "plain"): None,
         ("default", "fancy"): None,
     }
+    constants.write_text(constants.read_text().replace("5.0", "6.0"))
+    with pytest.raises(UserError, match="constants.yaml: not as it was written; give the command"):
+        load(toy, toy / "s.yaml")
 
 
 def test_a_draft_assumes_constants_that_are_not_there(toy):

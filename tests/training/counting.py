@@ -6,9 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch._inductor import config
-from torch._inductor.fx_passes import post_grad
-from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +18,10 @@ class _Written(Exception):
 
 def triton_kernels(function, *args, monkeypatch):
     """The sources of the Triton kernels that inductor makes of a function of these tensors."""
+    from torch._inductor import config  # takes as long to import as torch
+    from torch._inductor.fx_passes import post_grad
+    from torch._inductor.graph import GraphLowering
+
     codes = []
 
     def write(graph):

@@ -5,6 +5,8 @@ has failed, whatever training shows. What training shows is tried on samples: of
 and of wrong rates and starts with the verdicts on numbers left out.
 """
 
+import functools
+
 import pytest
 import torch.nn.functional as F
 
@@ -16,8 +18,13 @@ from param_groups.check.slopes import BAD, decided
 from tests.param_groups.check import planted
 from training.optim import optimizers
 
-CASES = [*planted.cases(seed=1, wrong=420, right=105)]
 QUANTITY = {"eps": "epsilon"}
+
+
+@functools.cache
+def cases():
+    """Right and wrong plans; made by who looks at them, as they take seconds."""
+    return [*planted.cases(seed=1, wrong=420, right=105)]
 
 
 def check_of(case, size, seed=0, apart=False):
@@ -46,7 +53,7 @@ def names(case):
 
 def test_the_numbers_of_every_planted_plan_are_called_wrong_and_those_of_every_right_one_right():
     missed = []
-    for case in CASES:
+    for case in cases():
         found = words(judge({size: case.plan(size) for size in case.subject.sizes}))
         if not case.power:
             missed += [(str(case), found)] if found else []
@@ -61,7 +68,7 @@ def test_the_numbers_of_every_planted_plan_are_called_wrong_and_those_of_every_r
 
 def test_an_optimiser_with_the_mistake_beside_a_right_plan_is_called_wrong():
     missed, tried = [], 0
-    for case in CASES:
+    for case in cases():
         if case.number == "start":  # is no number of an optimiser
             continue
         tried += 1
@@ -83,29 +90,27 @@ def trained(case):
     return decided(run, 3)[1]
 
 
-RIGHT = [c for c in CASES if not c.power]
-# One of every optimiser, and routers whose logits start at order one, which noise shakes most.
-SHAKEN = [c for c in RIGHT if any(w in c.subject.label for w in ("dinan hybrid sgd", "experts"))]
-RIGHT = [*dict.fromkeys([*SHAKEN, *RIGHT[::7]])]
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_right_plans_pass_in_training(part):
-    assert len(RIGHT) >= 16 and len(SHAKEN) >= 3
-    for case in RIGHT[part::2]:
+    """One of every optimiser, and routers whose logits start at order one, which noise shakes."""
+    right = [c for c in cases() if not c.power]
+    shaken = [
+        c for c in right if any(w in c.subject.label for w in ("dinan hybrid sgd", "experts"))
+    ]
+    tried = [*dict.fromkeys([*shaken, *right[::7]])]
+    assert len(tried) >= 16 and len(shaken) >= 3
+    for case in tried[part::2]:
         slopes = trained(case)
         assert not failed(slopes), (str(case), [one for one in slopes if one.verdict in BAD])
 
 
-# The update shows a wrong rate; a wrong start shows in what the module makes.
-WRONG = [c for c in CASES if c.power and c.only is None and c.number in ("rate", "start")]
-
-
 @pytest.mark.parametrize("part", range(2))
 def test_wrong_rates_and_starts_fail_in_training_alone(part):
-    cases = [c for c in WRONG if c.kind in ("query", "hidden", "readout", "embedding")][part::12]
-    assert len(cases) > 7
-    for case in cases:
+    """The update shows a wrong rate; a wrong start shows in what the module makes."""
+    wrong = [c for c in cases() if c.power and c.only is None and c.number in ("rate", "start")]
+    wrong = [c for c in wrong if c.kind in ("query", "hidden", "readout", "embedding")][part::12]
+    assert len(wrong) > 7
+    for case in wrong:
         assert failed(trained(case)), str(case)
 
 
