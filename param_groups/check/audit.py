@@ -94,7 +94,7 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         rule: the rule that is meant, by its name or the begin of it; by default any of those known.
     """
     every = [(n, r) for found in readings.values() for n, r in found.items()]
-    frozen = {n for n, r in every if r.optimizer == "frozen"}
+    frozen = {n for n, _ in every} - {n for n, r in every if r.optimizer != "frozen"}
     judged = {n for n, r in every if r.lr or r.unread or not r.optimizer}
     still = {n for n, _ in every} - judged - frozen
     readings = {
