@@ -26,7 +26,7 @@ SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
-ACTS = SUMS | {"sum", "exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
+ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
 class Call(NamedTuple):
@@ -129,6 +129,16 @@ def groups_of(call: Call) -> int:
     last = "output_padding groups" if "transpose" in call.name else "dilation groups"
     bound = call.bound(f"input weight bias stride padding {last}")
     return int(bound.get("groups", 1)) if call.name in CONVOLUTIONS else 1
+
+
+def mixed(call: Call) -> set[int]:
+    """The axes of its first tensor that a sum or a Fourier transform goes over."""
+    turned, ndim = call.name.startswith("fft_"), call.ins[0].ndim
+    if not turned and call.bare not in ("sum", "cumsum"):
+        return set()
+    dims = call.bound("input n dim" if turned else "input dim").get("dim")
+    dims = (dims,) if isinstance(dims, int) else dims or ((-1,) if turned else range(ndim))
+    return {dim % max(ndim, 1) for dim in dims}
 
 
 def looks_up(call: Call) -> bool:

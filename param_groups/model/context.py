@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 
 from param_groups.model.judging import Reading, judge
@@ -16,6 +17,13 @@ def judged(small: Notes, large: Notes, deeper: Mapping[str, Sequence[int]]) -> l
     """Readings of all parameters; `deeper` are the shapes of a deeper model, if there is one."""
     at_small, at = _places(small), _places(large)
     readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
+    usual = statistics.median([r.grew for r in readings if r.grew != 1] or [1])
+    for r in readings:
+        if r.grew != 1 and not usual**0.7 < r.grew < usual**1.4 and not r.problem:
+            r.problem = (
+                f"sums over {r.grew:.3g} times as many inputs at the larger width, where others "
+                f"sum over {usual:.3g} times as many: its rates are those of plan(..., base=)"
+            )
     _biases_of_readouts(readings)
     _inputs_of_branches(readings, large)
     _as_siblings(readings)
@@ -68,8 +76,8 @@ def _inputs_of_branches(readings: Sequence[Reading], large: Notes) -> None:
     first of its block's MLP."""
     last = {r.name: r.fan_out for r in readings if r.role is Role.MLP_OUT}
     for reading in readings:
-        ends = [ends for inside, ends in large.branches if reading.name in inside]
-        widths = {last[name] for name in frozenset[str]().union(*ends) & {*last}}
+        ends = [ends for inside, _, ends in large.branches if reading.name in inside]
+        widths = {last[name] for name, _ in frozenset().union(*ends) if name in last}
         if reading.role is Role.HIDDEN and reading.fan_in in widths:
             reading.role, reading.why = Role.MLP_IN, reading.why or "the first of a residual branch"
 

@@ -65,9 +65,7 @@ def flow(
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
     """Activations times a parameter, summed over what grows in it: a product by hand."""
     scaled, one, out = call.ins[0], notes.scaled[id(call.ins[0])], call.outs[0]
-    dims = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-    dims = (dims,) if isinstance(dims, int) else dims or range(scaled.ndim)
-    over = {dim % scaled.ndim - scaled.ndim + one.ndim for dim in dims}
+    over = {axis - scaled.ndim + one.ndim for axis in calls.mixed(call)}
     long = [axis for axis, size in enumerate(one.shape) if size > 1]
     summed, made = ([axis for axis in long if (axis in over) is inside] for inside in (True, False))
     if not any(notes.grows(one, axis) for axis in summed):

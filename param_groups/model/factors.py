@@ -14,11 +14,7 @@ from param_groups.model.notes import Attention, Notes
 from param_groups.model.recording import Recorder
 from param_groups.roles import Measured, Role
 
-_NAMES = {
-    "embedding": "embed_scale",
-    "branch": "residual_multiplier",
-    "logits": "logit_multiplier",
-}
+_NAMES = {"embedding": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
 Factors = dict[str, list[Measured]]  # of a tensor: what `plan` compares with the prescription's
 
 
@@ -60,15 +56,14 @@ def unnamed(model: nn.Module, run: Callable[[nn.Module], Any], roles: Mapping[st
     recorder = Recorder(model, {}, dict(model.named_parameters()))
     with torch.compiler.set_stance("force_eager"), recorder:
         run(model)
-    for one in recorder.notes.attentions if not recorder.notes.doubts else ():
-        names = next((one.parts[place] for place in _places(one)), {})
-        kinds = {kind for name in names if name in roles for kind in roles[name].parts}
-        if one.soft and kinds and not kinds & {Role.QUERY, Role.KEY, Role.VALUE}:
+    for one in (one for one in recorder.notes.attentions if one.soft):
+        names = next((sorted(one.parts[place]) for place in _places(one)), [])
+        kinds = {kind for name in names for kind in roles[name].parts}
+        if kinds and not kinds & {Role.QUERY, Role.KEY, Role.VALUE}:
             by = "what was not read" if one.factor is None else f"{one.factor:.4g}"
-            return (
-                f"{min(names)} ({min(kinds)}) makes queries, whose products with keys are "
-                f"multiplied by {by} at head dimension {one.head_dim}: give it the role query"
-            )
+            makes = f"{names[0]} ({min(kinds)}) makes queries, whose products with keys are"
+            size = f"head dimension {one.head_dim}"
+            return f"{makes} multiplied by {by} at {size}: give it the role query"
     return ""
 
 

@@ -27,6 +27,7 @@ class Reading:
         role, layout: None where they could not be read.
         fan_in, fan_out: inputs summed into one output, and outputs.
         start: how a fresh one starts, in words; `scale`, `keep` and `parts` as in `Rule`.
+        grew: how many times as many inputs are summed as at the smaller width.
         inside: whether a residual branch holds it; `after_blocks`: whether it meets something
             that a branch has joined.
         places: of which attention's places its outputs are, and which outputs.
@@ -45,6 +46,7 @@ class Reading:
     scale: float = 1.0
     keep: bool = False
     parts: tuple[int, ...] | None = None
+    grew: float = 1.0
     inside: bool = False
     after_blocks: bool = False
     places: Mapping[str, Ranges] = field(default_factory=dict)
@@ -71,8 +73,8 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     use = pair[1]
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
-    reading.inside = name in large.branch or bool(places and name in large.beside)
-    lost = "sum" if p.shape != q.shape and "sum" in use.path.split() else use.op
+    reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
+    lost = "sum" if "sum" in use.path.split() else use.op
     known = use.op != "a product of parameters" and (_is_table(use) or lost in _VECTORS)
     if not (known or use.summed):
         reading.problem = f"goes into {lost}, after which nothing is known of it"
@@ -110,11 +112,14 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
     sums, makes = (a != b for a, b in zip(pair[0].fans, use.fans, strict=True))
     products = [one for one in large.uses[name] if one.summed]
     mixed = {"attended" in one.marks for one in products}
-    last = all((name, one.at) in large.closing for one in products)
+    one_place = Role(min(places)) if len(places) == 1 else Role.QKV
+    placed = Role.KEY_VALUE if {*places} == {"key", "value"} else one_place
+    ends = {end for *_, closing in large.branches for end in closing}
+    last = all((name, one.at) in ends for one in products)
     table = (
         ("one_hot" in use.marks, Role.TOKEN_EMBEDDING, "takes one-hot rows"),
         (sums and places and len(mixed) > 1, Role.HIDDEN, f"holds {_said(places)} and the output"),
-        (sums and places, _placed(places), f"reaches {_said(places)}"),
+        (sums and places, placed, f"reaches {_said(places)}"),
         ("grouped" in use.marks and not sums, Role.DEPTHWISE, "a kernel per channel"),
         (not sums and not makes, Role.WIDENING, "nothing in it grows"),
         (not sums and "input" in use.marks, Role.PATCH_EMBEDDING, "takes the model's input"),
@@ -131,6 +136,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
         parts = " + ".join(map(str, large.splits[name]))
         reading.why = f"{reading.why}; split into {parts}".removeprefix("; ")
     reading.fan_in, reading.fan_out = use.fans
+    reading.grew = use.fans[0] / pair[0].fans[0]
     reading.layout = _layout(reading, pair)
     if "one_hot" in use.marks:
         reading.fan_in, reading.layout = 1, Layout.TABLE
@@ -150,13 +156,6 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
         reading.why = "looked up, and the readout too"
         if name not in large.tied:  # else `plan` sees it
             reading.problem = "is a table and the readout at once, which most rules refuse"
-
-
-def _placed(places: Mapping[str, Ranges]) -> Role:
-    if len(places) == 1:
-        (place,) = places
-        return Role(place)
-    return Role.KEY_VALUE if {*places} == {"key", "value"} else Role.QKV
 
 
 def _said(places: Mapping[str, Ranges]) -> str:

@@ -136,10 +136,9 @@ class Notes:
         self.splits: dict[str, tuple[int, ...]] = {}
         # Parameters that reach the output, whose results are sorted, which are looked up.
         self.output, self.chosen, self.tables = set[str](), set[str](), set[str]()
-        self.branch: set[str] = set()  # inside a residual branch
-        self.beside: set[str] = set()  # reaches a branch from elsewhere, as an encoder does
-        self.closing: set[tuple[str, int]] = set()  # the last products of branches
-        self.branches: list[tuple[set[str], set[str]]] = []  # what is in them, what ends them
+        # Of residual branches what is in them, what reaches them from elsewhere (an encoder's) and
+        # their last products.
+        self.branches: list[tuple[set[str], set[str], frozenset[tuple[str, int]]]] = []
         self.doubts: list[str] = []
 
     def names(self, *tensors: Tensor | None) -> frozenset[str]:
@@ -217,10 +216,15 @@ class Notes:
             if t.numel() < largest:
                 self.use(t, "scale")
         same = [t for t in views if t.numel() == largest]
-        names = NOTHING if call.name in calls.PRODUCTS else self.names(*same)
+        several = len({self.names(t) for t in same}) > 1 and sum(n > 1 for n in same[0].shape) > 1
+        masked = several and call.bare in calls.TIMES
+        for t in same if masked else ():
+            self.use(t, "a product of parameters")
+        names = NOTHING if masked or call.name in calls.PRODUCTS else self.names(*same)
+        step = "sum" if any(self.grows(same[0], axis) for axis in calls.mixed(call)) else ""
         for i, t in enumerate(call.outs):
             self.alive.append(t)
-            path = f"{self.views[id(same[0])][1]} {calls.step(call, i)}".strip()
+            path = f"{self.views[id(same[0])][1]} {step or calls.step(call, i)}".strip()
             self.views[id(t)] = names, path
 
     def join_stream(self, stream: Flow, other: Flow) -> bool:
@@ -234,11 +238,7 @@ class Notes:
             return False
         inside = {name for name, bit in self.bits.items() if new & bit}
         below = {name for name in inside if self.fed[name] & stream.serial}
-        ends = other.made - stream.made
-        self.branch |= below
-        self.beside |= inside - below
-        self.closing |= ends
-        self.branches.append((below, {name for name, _ in ends}))
+        self.branches.append((below, inside - below, other.made - stream.made))
         self.note_factor("embedding" if stream.names <= self.tables else "stream", stream)
         if len(other.names) == 1:
             self.note_factor("branch", other)
@@ -267,7 +267,7 @@ def ranges(
             found[name] = None
             continue
         if slope is not None:
-            outputs = torch.atleast_1d(slope.abs()).movedim(axis, 0)
+            outputs = slope.abs().reshape(slope.shape or (1,)).movedim(axis, 0)
             reached = (outputs.reshape(len(outputs), -1).sum(1) > 0).int()
             ends = torch.diff(reached, prepend=reached[:1] * 0, append=reached[:1] * 0)
             if edges := (ends.nonzero().flatten() + shift).tolist():

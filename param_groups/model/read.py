@@ -15,17 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from param_groups.layers import Multiplied
 from param_groups.prescription import Prescription, Size, Tensor
-from param_groups.roles import (
-    IN,
-    Assignment,
-    Fans,
-    Layout,
-    PlanError,
-    Role,
-    Rule,
-    assign,
-    fans_of,
-)
+from param_groups.roles import IN, Assignment, Fans, Layout, PlanError, Role, Rule, assign, fans_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -60,12 +50,10 @@ def read(
     tensors = []
     for one in assignments:
         inside, unplaced = _place(one, lists, last_norm)
-        fan_in, fan_out = one.fans
         tensors.append(
             Tensor(
-                role=one.role,
-                fan_in=fan_in,
-                fan_out=fan_out,
+                one.role,
+                *one.fans,
                 size=sizes.get(one.name),
                 inside=inside,
                 reads_out=_reads_out(model, one),

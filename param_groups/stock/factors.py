@@ -47,15 +47,8 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
             yield from (one for one in _of_attention(path, module) if not one.assumed)
         if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
             for name, value in scales.items():  # peft's, by adapter
-                where = f"scaling[{name!r}]"
-                yield Held(
-                    path,
-                    type(module).__name__,
-                    where,
-                    "lora_scaling",
-                    value,
-                    hint=_LORA.format(value),
-                )
+                scaling = f"scaling[{name!r}]", "lora_scaling", value
+                yield Held(path, type(module).__name__, *scaling, hint=_LORA.format(value))
     config: Any = getattr(model, "config", None)
     places: list[tuple[str, object, str]] = []
     for path, module in model.named_modules():
@@ -72,14 +65,9 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
             word = "logit" if name.startswith(("logit", "lm_head")) else name.partition("_")[0]
             yield Held(path, type(holder).__name__, name, _MEANT.get(word, name), value)
     if getattr(config, "scale_decoder_outputs", False):  # T5 does, unless its config says untied
-        yield Held(
-            "config",
-            type(config).__name__,
-            "scale_decoder_outputs",
-            "logit_multiplier",
-            config.d_model**-0.5,
-            hint="set it to False, as tie_word_embeddings=False does in the config",
-        )
+        hint = "set it to False, as tie_word_embeddings=False does in the config"
+        factor = "scale_decoder_outputs", "logit_multiplier", config.d_model**-0.5
+        yield Held("config", type(config).__name__, *factor, hint=hint)
 
 
 def _is_part(path: str, module: nn.Module, attends: Set[str]) -> bool:
@@ -90,18 +78,20 @@ def _is_part(path: str, module: nn.Module, attends: Set[str]) -> bool:
 
 def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:
     """What an attention multiplies query-key products by."""
-    from torch import nn
+    from torch import Tensor, nn
 
     kind, library = type(module).__name__, type(module).__module__.partition(".")[0]
     sizes = (getattr(module, name, None) for name in _HEAD_DIM)
     size = next((size for size in sizes if isinstance(size, int)), None)
     read = {name: _number(module, name) for name in _SCALE}
+    tensors = (getattr(module, name, None) for name in _SCALE)  # learned, or a number per head
+    unread = any(isinstance(one, Tensor) and not one.is_meta for one in tensors)
     name, value = next(((n, v) for n, v in read.items() if v is not None), ("", None))
     computes = any(_QUERIES.fullmatch(child) for child, _ in module.named_children())
     if hasattr(module, "key_value_proj_dim") and value in (None, 1.0):
         # T5 and its likes multiply by nothing: their initial queries are that much smaller.
-        tensors = tuple(f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters())
-        yield Held(path, kind, name, "attention_scale", 1.0, size, queries=tensors)
+        queries = tuple(f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters())
+        yield Held(path, kind, name, "attention_scale", 1.0, size, queries=queries)
     elif isinstance(module, nn.MultiheadAttention):
         yield Held(path, kind, "", "attention_scale", module.head_dim**-0.5, module.head_dim)
     elif library == "timm" and getattr(module, "fused_attn", False) and size:
@@ -113,7 +103,7 @@ def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:
         yield Held(path, kind, "", "attention_scale", 1.0, size)
     elif value is not None:
         yield Held(path, kind, name, "attention_scale", value, size)
-    elif (library == "transformers" and computes) or any(_is_unread(module, n) for n in _SCALE):
+    elif (library == "transformers" and computes) or unread:
         yield Held(path, kind, "", "attention_scale", None, size)
     elif size is not None:  # of one's own, as libraries have it
         yield Held(path, kind, "", "attention_scale", size**-0.5, size, assumed=True)
@@ -130,11 +120,3 @@ def _number(holder: object, name: str) -> float | None:
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's, too
         return float(value)
     return None
-
-
-def _is_unread(module: nn.Module, name: str) -> bool:
-    """Whether a factor of this name is not one number: a learned one, or one per head."""
-    import torch
-
-    value = getattr(module, name, None)
-    return isinstance(value, torch.Tensor) and not value.is_meta

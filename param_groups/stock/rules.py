@@ -10,14 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.roles import (
-    PlanError,
-    Role,
-    Rule,
-    assign,
-    check_model,
-    present,
-)
+from param_groups.roles import PlanError, Role, Rule, assign, check_model, present
 from param_groups.stock.twins import traced_rules
 
 if TYPE_CHECKING:

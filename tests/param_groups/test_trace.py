@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Role, plan
+from param_groups import CompleteP, Everett, PlanError, Role, plan, traced
 from param_groups.model.factors import unnamed
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
@@ -99,6 +99,7 @@ class Scored(Apart):
         return self.d(merged(F.softmax(self.after(q @ k.mT), dim=-1) @ v))
 
 
+parts = lambda x: x.unflatten(1, (-1, 8))
 BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).tril() == 0
 
 
@@ -191,6 +192,87 @@ def test_a_bias_of_chosen_experts_is_a_vector(picked):
     assert (str(bias.role), str(bias.layout)) == ("hidden_bias", "vector")
     assert str(found["blocks.0.mlp.gate.weight"].role) == "router"
     assert str(found["blocks.0.mlp.up"].layout) == "experts_transposed"
+
+
+@pytest.mark.parametrize(
+    ("mixed", "refused"),
+    [
+        (lambda w: w.flatten().cumsum(0)[-w.shape[1] :], True),
+        (lambda w: torch.fft.fft(w[0]).real, True),
+        (lambda w: w.sum() * torch.ones(()), True),
+        (lambda w: torch.sum(w, dim=0), False),  # of four vectors
+        (lambda w: torch.fft.fft(w, dim=0).real[1], False),
+        (lambda w: w.mean(), False),  # moves as one entry does
+    ],
+)
+def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
+    """Its entries move alike, so that a sum moves as many times as far."""
+
+    class Shifted(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.w, self.head = (
+                linear(6, n),
+                nn.Parameter(torch.ones(4, n)),
+                linear(n, 3),
+            )
+
+        def forward(self, x):
+            return self.head(self.first(x) * mixed(self.w))
+
+    reading = traced(Shifted, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))["w"]
+    assert ("goes into sum" in reading.problem) is refused
+    assert refused or reading.role is Role.LAYER_SCALE
+
+
+@pytest.mark.parametrize(
+    ("size", "taken", "refused"),
+    [
+        (
+            lambda n: (n, n * n),
+            lambda x, w: F.linear((x[:, :, None] * x[:, None]).flatten(1), w),
+            4,
+        ),
+        (lambda n: (n, n, n), lambda x, w: torch.einsum("bi,ijk,bj->bk", x, w, x), 4),
+        (lambda n: (n // 8, 8, 8), lambda x, w: torch.einsum("bgi,gij->bgj", parts(x), w), 0),
+        (lambda n: (n, n + 6), lambda x, w: F.linear(F.pad(x, (0, 6)), w), 0),
+    ],
+)
+def test_a_matrix_that_sums_over_another_power_of_the_width_is_refused(size, taken, refused):
+    """Its rate would be that of n inputs where a plan has one width for all."""
+
+    class Powers(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.hidden, self.head = linear(6, n), linear(n, n), linear(n, 3)
+            self.w = nn.Parameter(torch.randn(size(n)))
+
+        def forward(self, x):
+            return self.head(self.hidden(taken(self.first(x), self.w).flatten(1)))
+
+    found = traced(Powers, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))
+    assert bool(found["w"].problem) is bool(refused), found
+    if refused:
+        with pytest.raises(PlanError, match="'w' sums over 4 times as many .* base=.*known="):
+            _ = found.rules
+
+
+@pytest.mark.parametrize("shape", [lambda n: (n, n), lambda n: (n, 1)])
+def test_a_matrix_times_another_entry_by_entry_is_a_product_of_parameters(shape):
+    class Masked(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.hidden, self.head = linear(6, n), linear(n, n), linear(n, 3)
+            self.mask = nn.Parameter(torch.ones(shape(n)))
+
+        def forward(self, x):
+            return self.head(F.linear(self.first(x), self.hidden.weight * self.mask))
+
+    found = traced(Masked, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))
+    whole = shape(2) == (2, 2)
+    for name in ("mask", "hidden.weight"):
+        assert ("a product of parameters" in found[name].problem) is whole
+    assert whole or (found["mask"].role, found["hidden.weight"].role) == ("layer_scale", "hidden")
 
 
 # Factors beside the attention's

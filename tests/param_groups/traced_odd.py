@@ -454,3 +454,26 @@ class PooledByAQuery(nn.Module):
         x = x + self.closed * self.mlp(x)
         places = (self.query.expand(len(x), -1, -1), self.key(x), self.value(x))
         return self.head(merged(F.scaled_dot_product_attention(*map(heads, places)))[:, 0])
+
+
+@case(root, run=numbers)
+class OneAsks(nn.Module):
+    """A single row, without a batch, asks all others.
+
+    patch_embedding 6 0: first.weight
+    query n -1: query.weight
+    key n -1: key.weight
+    value n -1: value.weight
+    readout n -1: head.weight
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.first, self.query, self.key, self.value = linear(6, n), *(linear(n, n) for _ in "qkv")
+        self.head = linear(n, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        q, k, v = self.query(x[0])[None], self.key(x), self.value(x)
+        q, k, v = (one.unflatten(-1, (-1, HEAD)).transpose(0, 1) for one in (q, k, v))
+        return self.head(F.scaled_dot_product_attention(q, k, v).flatten())
