@@ -60,10 +60,10 @@ from param_groups.check.nearest import (
     plans_of,
     powers_of,
 )
-from param_groups.check.reading import SCALES, first_step, judged_steps, not_read, read
+from param_groups.check.reading import SCALES, Reading, first_step, judged_steps, not_read, read
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
-from param_groups.roles import PlanError
+from param_groups.roles import Layout, PlanError
 from param_groups.rows import align
 
 NUMBERS = ("init", "lr", "eps", "decay")
@@ -94,7 +94,7 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         rule: the rule that is meant, by its name or the begin of it; by default any of those known.
     """
     every = [(n, r) for found in readings.values() for n, r in found.items()]
-    frozen = {n for n, r in every if r.optimizer == "frozen"}
+    frozen = {n for n, _ in every} - {n for n, r in every if r.optimizer != "frozen"}
     judged = {n for n, r in every if r.lr or r.unread or not r.optimizer}
     still = {n for n, _ in every} - judged - frozen
     readings = {
@@ -114,12 +114,13 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     remarks = [f"frozen, not judged: {len(frozen)} tensors"] if frozen else []
     if still:
         remarks.append(f"rate 0, not judged: {len(still)} tensors, such as {min(still)}")
-    odd, falls = _unlike(readings, kinds)
-    lines += odd
-    if not depth:
-        everywhere = set(numbers.names)
-        others = dict.fromkeys(n for found in readings.values() for n in found)
-        lines += [(n, "not in the models of all sizes") for n in others if n not in everywhere]
+    whole = max(readings.values(), key=len)  # a deeper model has blocks that the first one lacks
+    if depth:
+        alike = {pooled(n): kind for n, kind in kinds.items()}
+        kinds |= {n: alike[pooled(n)] for n in whole if pooled(n) in alike}
+    odd, falls = _unlike(whole, readings, kinds)
+    alone = dict.fromkeys(n for found in readings.values() for n in found if n not in kinds)
+    odd += [(n, "not in the models of all sizes") for n in alone]
     table = [("tensor", "kind", "optimiser", *(f"{key}^" for key in NUMBERS))]
     for n in numbers.names:
         cells = []
@@ -131,45 +132,45 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     return Audit(
         table=align([*dict.fromkeys(table)]),
         nearest=nearest,
-        deviations=_together(lines, numbers.names),
+        deviations=_together(lines, numbers.names) + _together(odd, [*whole]),
         unread=not_read(readings, numbers.family),
         remarks=remarks + falls,
     )
 
 
 def _unlike(
-    readings: Readings, kinds: Mapping[str, str]
+    model: Mapping[str, Reading], readings: Readings, kinds: Mapping[str, str]
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """(lines of tensors in no optimiser or in several, or unlike others of their block or kind;
     remarks on rates that fall from block to block). Of one block are tensors of one name but for a
     number, one kind and one shape at every size."""
-    sizes = sorted(readings)
-    first, lines = readings[sizes[0]], []
+    lines = []
     falls: dict[str, None] = {}
     pools: dict[tuple[object, ...], list[str]] = {}
-    for name, one in first.items():
+    for name, one in model.items():
         if not one.optimizer:
             lines.append((name, "no optimiser holds it"))
         elif " and " in one.optimizer:
             lines.append((name, f"two optimisers hold it ({one.optimizer})"))
         if not one.optimizer or name not in kinds:
             continue
-        shapes = tuple(readings[size][name].shape for size in sizes)
-        pools.setdefault((pooled(name), kinds[name], shapes), []).append(name)
+        kind = kinds[name]
+        shapes = dict.fromkeys(found[name].shape for found in readings.values() if name in found)
+        pools.setdefault((pooled(name), kind, tuple(shapes)), []).append(name)
         # Norms and biases are of one kind by shape, and trainers tell them apart by name.
-        last = name.rpartition(".")[2] if len(one.shape) < 2 else one.table
-        pools.setdefault((kinds[name], last), []).append(name)
-        if kinds[name] in ("hidden", "readout"):
-            pools.setdefault((kinds[name],), []).append(name)
+        last = name.rpartition(".")[2] if len(one.shape) < 2 else one.layout == Layout.TABLE
+        pools.setdefault((kind, last), []).append(name)
+        if kind in ("hidden", "readout"):
+            pools.setdefault((kind,), []).append(name)
     seen = set()
     for pool, members in sorted(pools.items(), key=lambda one: len(one[0])):
         keys = {1: ("optimizer",), 2: ("eps", "decay"), 3: ("lr", "eps", "decay")}[len(pool)]
         for key in keys:
-            values = {n: getattr(first[n], key) for n in members}
+            values = {n: getattr(model[n], key) for n in members}
             if len(pool) == 2:  # some have one, others none; by Muon and by Adam are not alike
                 values = {n: "some" if value else "none" for n, value in values.items()}
-                same = Counter(first[n].optimizer for n in members).most_common(1)[0][0]
-                values = {n: v for n, v in values.items() if first[n].optimizer == same}
+                same = Counter(model[n].optimizer for n in members).most_common(1)[0][0]
+                values = {n: v for n, v in values.items() if model[n].optimizer == same}
             elif any((n, key) in seen for n in members):
                 continue
             elif key != "optimizer" and (share := _geometric([*values.values()])):
@@ -259,13 +260,13 @@ def main(
         raise PlanError("--widths and --depths: give two different sizes or more")
     signature = f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)"
     module = load_module(args.file) if load is load_function else None
-    layouts: dict[str, str] = {}
+    layouts: dict[str, Layout] = {}  # of a trace, from use
     build: Callable[..., Any]
     if module is None:
         build = load(args.file, *signature)
     elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
-        layouts = {r.name: str(r.layout) for r in task.trace().readings if r.layout}
+        layouts = {r.name: Layout(r.layout) for r in task.trace().readings if r.layout}
         build = lambda width, *_: _drawn(task(width, 0))
     else:
         build = function_of(module, args.file, *signature)
@@ -279,9 +280,9 @@ def main(
 
     readings: Readings = {
         size: {
-            name: replace(one, layout=layouts[name], table=layouts[name] == "table")
-            if name in layouts
-            else one
+            name: replace(
+                one, layout=layouts.get(name, one.layout) if one.shape[1:] else one.layout
+            )
             for name, one in read(*built(size), args.ignore).items()
         }
         for size in sizes

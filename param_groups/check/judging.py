@@ -107,15 +107,15 @@ def judge_optimizers(
         A verdict per tensor and number that differs, with both numbers where they first do.
     """
     pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
-    trained = [(size, row, one) for size, row, one in pairs if one is not None and one.lr]
-    usual = statistics.median_low([one.lr / row.lr for _, row, one in trained if row.lr] or [1.0])
+    there = [(n, row, one) for n, row, one in pairs if one and one.optimizer != "frozen"]
+    usual = statistics.median_low([one.lr / row.lr for _, row, one in there if row.lr] or [1.0])
     scheduled = "" if math.isclose(usual, 1, rel_tol=1e-3) else f"{usual:.4g} times "
     found: dict[tuple[str, str], Judged] = {}
-    for size, row, one in trained:
+    for size, row, one in there:
         numbers = {
             "rate": (one.lr, usual * row.lr, scheduled),
             "epsilon": (one.eps, one.eps if row.optimizer in WITHOUT_EPS else row.eps, ""),
-            "weight_decay": (one.decay / one.lr, row.weight_decay, ""),
+            "weight_decay": (one.lr and one.decay / one.lr, one.lr and row.weight_decay, ""),
         }
         said = {
             number: f"{value:.4g} at {size}, {times}the plan's is {aim:.4g}"

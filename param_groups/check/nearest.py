@@ -111,17 +111,17 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
         rows = []
         for name in names:
             one = readings[size][name]
-            ins, outs = _fans(name, one)
+            ins, outs = fans(name, one.shape or (1,), one.layout)
             if depth:
                 role = Role.MLP_IN if pooled(name) in blocks else Role.TOKEN_EMBEDDING
-            elif len(one.shape) < 2 or one.layout == Layout.VECTOR:
+            elif one.layout is Layout.VECTOR:
                 grows = last[name].shape > first[name].shape
                 role = Role.HIDDEN_BIAS if grows else Role.READOUT_BIAS
-            elif one.table:
+            elif one.layout is Layout.TABLE:
                 role = Role.TOKEN_EMBEDDING
             else:
-                same = _fans(name, first[name])[0] == _fans(name, last[name])[0]
-                role = Role.PATCH_EMBEDDING if same else Role.HIDDEN
+                few, many = (fans(name, of[name].shape, one.layout)[0] for of in (first, last))
+                role = Role.PATCH_EMBEDDING if few == many else Role.HIDDEN
             rows.append(
                 Row(
                     name=name,
@@ -143,14 +143,6 @@ def plans_of(readings: Readings, *, depth: bool) -> dict[int, Plan]:
         rule = {"depth" if depth else "width": size, "optimizer": usual}
         plans[size] = Plan(tuple(rows), rule, 1.0, 0.0, 0.0, "per_group")
     return plans
-
-
-def _fans(name: str, one: Reading) -> tuple[int, int]:
-    """(1, features) of a vector and of an embedding's rows, else what `fans` says."""
-    if one.table or len(one.shape) < 2 or one.layout == Layout.VECTOR:
-        return 1, (one.shape or (1,))[-1]
-    guess = Layout.TRANSPOSED if one.transposed else Layout.LINEAR
-    return fans(name, one.shape, Layout(one.layout or guess))
 
 
 # Its verdicts

@@ -13,7 +13,15 @@ from typing import Any
 
 from param_groups.families import SHIFT
 from param_groups.rules import exponents
-from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.rules.exponents import (
+    HALF,
+    LAYERS,
+    ZERO,
+    Alignment,
+    Layer,
+    Parameterization,
+    fraction,
+)
 
 ONE = Fraction(1)
 
@@ -104,7 +112,7 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
     if size == "depth":
         alpha = rule.get("alpha_depth")
-        return None if alpha is None else _varied(over_depth(_fraction(alpha), family), rule)
+        return None if alpha is None else _varied(over_depth(fraction(alpha), family), rule)
     given = rule["alignment"]
     if given == "global":
         return None
@@ -115,7 +123,7 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     table, shift = exponents.PARAMETERIZATION_TABLE[name], SHIFT[family]
     start = {layer: table[layer].scale for layer in LAYERS}
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
-    if extra := _fraction(rule.get("embedding_exponent") or 0):
+    if extra := fraction(rule.get("embedding_exponent") or 0):
         step["table"] = step["embedding"] - extra
     source = "Everett et al., Table 1"
     if rule.get("optimizer") == "muon":
@@ -134,7 +142,7 @@ def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
         if rule.get("decay_depth"):
             decay = {"hidden": -promise.step["hidden"]}
     else:
-        decay = dict.fromkeys(("hidden", "readout"), _fraction(rule.get("decay_exponent", 0)))
+        decay = dict.fromkeys(("hidden", "readout"), fraction(rule.get("decay_exponent", 0)))
     tied = bool(rule.get("tied"))
     return replace(
         promise,
@@ -148,7 +156,7 @@ def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """The meta-principled family, s of footnote 8; the standard runs have one rate."""
     known = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
-    s = known.get(str(rule["strategy"]), None if rule["s"] is None else _fraction(rule["s"]))
+    s = known.get(str(rule["strategy"]), None if rule["s"] is None else fraction(rule["s"]))
     if s is None or size != "width":
         return None
     bart = rule["init"] == "bart"
@@ -167,12 +175,12 @@ def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
     """Tables 1 and 2 and App. C: the powers of muP in the width, alpha_A in queries and keys."""
     sgd = family == "sgd"
     if size == "depth":
-        alpha = _fraction(rule["alpha_depth"])
+        alpha = fraction(rule["alpha_depth"])
         outside = dict.fromkeys(("embedding", "readout", "constant"), alpha - (HALF if sgd else 1))
         return replace(over_depth(alpha, family), multiplier=outside)
     step = {"embedding": -ONE if sgd else ZERO, "hidden": ZERO if sgd else ONE, "readout": ONE}
     start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
-    spread = 1 - _fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
+    spread = 1 - fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
     step["query"] = step["hidden"] + (2 if sgd else 1) * spread
     step["constant"] = ONE  # the listings of App. B divide the readout's bias by N H, too
     last = ONE if sgd else HALF
@@ -192,7 +200,3 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
 
 
 PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
-
-
-def _fraction(value: object) -> Fraction:
-    return Fraction(str(value))

@@ -19,6 +19,7 @@ from torch import nn
 
 from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
+from param_groups.roles import Layout
 from param_groups.rules.muon import MUON_CONVENTIONS
 
 # Keys that a loop or a schedule multiplies into a group's rate, and into its decay.
@@ -60,22 +61,20 @@ WITHIN = 1.5  # Newton-Schulz leaves singular values between 0.7 and 1.2
 class Reading:
     """What one tensor of one model has.
 
-    `table`: rows of an embedding or of positions. `init`: root mean square of its values. `lr`: the
-    rate at a schedule's peak, with all factors that are read. `decay`: the fraction that a step
-    removes. `optimizer`: "" where none holds the tensor, "frozen" where it needs no gradient.
-    `unread`: what the numbers may lack, in words.
+    `init`: root mean square of its values. `lr`: the rate at a schedule's peak, with all factors
+    that are read. `decay`: the fraction that a step removes. `optimizer`: "" where none holds the
+    tensor, "frozen" where it needs no gradient. `unread`: what the numbers may lack, in words.
+    `layout`: of its axes, as its module and its name tell.
     """
 
     shape: tuple[int, ...]
-    table: bool
+    layout: Layout
     optimizer: str
     init: float
     lr: float
     eps: float
     decay: float
-    transposed: bool = False  # (in, out, ...)
     unread: tuple[str, ...] = ()
-    layout: str = ""  # of a traced model, from use
 
 
 def read(
@@ -102,17 +101,14 @@ def read(
     readings = {}
     for name, param in model.named_parameters():
         module = model.get_submodule(name.rpartition(".")[0])
-        bare = param.ndim > 1 and "weight" not in name
         reading = Reading(
             shape=tuple(param.shape),
-            table=isinstance(module, nn.Embedding) or bare,
+            layout=_layout(name, param, module),
             optimizer="" if param.requires_grad else "frozen",
             init=float(param.detach().double().square().mean().sqrt()),
             lr=0.0,
             eps=0.0,
             decay=0.0,
-            transposed=bool(getattr(module, "transposed", False))
-            or type(module).__name__ == "Conv1D",  # GPT-2's
         )
         if param.requires_grad and id(param) in owners:
             optimizer, number = owners[id(param)][0]
@@ -133,6 +129,15 @@ def read(
             )
         readings[name] = reading
     return readings
+
+
+def _layout(name: str, param: torch.Tensor, module: nn.Module) -> Layout:
+    if param.ndim < 2:
+        return Layout.VECTOR
+    if isinstance(module, nn.Embedding) or "weight" not in name:  # rows, of positions say
+        return Layout.TABLE
+    gpt2s = type(module).__name__ == "Conv1D"
+    return Layout.TRANSPOSED if gpt2s or getattr(module, "transposed", False) else Layout.LINEAR
 
 
 def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, float, list[str]]]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from param_groups.check.measuring import pooled, scanned
 from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
-from param_groups.families import OPTIMIZER_FAMILY, SHIFT
+from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
 from param_groups.roles import OUT, Layout, Role
 from param_groups.rows import Row
@@ -177,10 +177,8 @@ class PlanExponents:
         step = None if c is None else SHIFT[self.family] * a - c
         if step is not None and self.by_muon(name) and self.size != "depth":
             step += 1  # entries of a matrix of one spectral norm, that all point one way
-        # Adafactor adds epsilon to the square of the gradient.
-        square = 2 if small.optimizer == "adafactor" else 1
         eps = None if small.optimizer in WITHOUT_EPS else power_between(small.eps, large.eps, ratio)
-        epsilon = None if eps is None else eps / square + a
+        epsilon = None if eps is None else eps / epsilon_power(small.optimizer) + a
         decay = power_between(small.decay_per_step, large.decay_per_step, ratio)
         kind, facts = kind_of(small, large, self.size), Role(small.role).facts
         own = "table" if (facts.kind, facts.axis) == ("embedding", OUT) else kind

@@ -26,7 +26,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -38,7 +38,9 @@ from torch.utils._pytree import tree_map_only
 
 from param_groups.check import transfer
 from param_groups.check.command import TASK, as_json, load_function, with_rules
+from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import Check, CheckError, begun
+from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.check.written import results_in, write, write_table
 from param_groups.roles import PlanError, choose
@@ -187,7 +189,7 @@ def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
         try:
             while runs := transfer.wanted(grid, curves.losses):
                 jobs = {pool.submit(train, args, run, threads): run for run in runs}
-                for future in _ended(jobs):
+                for future in as_completed(jobs):
                     curves.keep(jobs[future], _result(future, args.file, jobs[future]))
                     done += 1
                     left = len(jobs) - sum(run in curves.curves for run in runs)
@@ -199,14 +201,6 @@ def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
                 kept = f"{len(curves.curves)} runs are kept; the same command goes on"
                 raise CheckError(f"stopped: {kept}") from None
             raise
-
-
-def _ended(jobs: Mapping[Future[list[float]], Run]) -> Iterator[Future[list[float]]]:
-    """Futures as they end."""
-    waiting = set(jobs)
-    while waiting:
-        ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from ended
 
 
 def _result(future: Future[list[float]], file: Path, run: Run) -> list[float]:
@@ -248,6 +242,8 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
         check = task(width, run.seed)
         if check.plan is None and check.optimizer is None:
             raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
+        for word in _unplanned(check, width):
+            raise CheckError(f"{args.file}: {word}; build the optimizer over plan.groups(model)")
         return check
 
     smallest = min(args.widths)
@@ -280,15 +276,29 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     return [sum(part) / len(part) for part in (*parts, losses[-max(1, len(losses) // 10) :])]
 
 
+def _unplanned(check: Check, width: int) -> Iterator[str]:
+    """What of a check's own optimizer is not its plan's, whose global rate `--lr` is."""
+    if check.plan is None or check.optimizer is None:
+        return
+    held = read(check.model, [check.optimizer], now=True)
+    yield from (
+        f"{one.name}: {one.quantity} is {one.note}"
+        for one in judge_optimizers({width: check.plan}, {width: held})
+    )
+    for row in check.plan.rows:
+        one = held.get(row.name)
+        if one and one.optimizer != "frozen" and not math.isclose(one.lr, row.lr, rel_tol=1e-3):
+            yield f"{row.name}: its rate is {one.lr:.4g}, the plan's {row.lr:.4g}"
+
+
 def global_rate(base: Check) -> float:
     """The rate that `--lr` stands for: the plan's, or an optimizer's largest at the base width."""
-    if base.plan is not None:
-        return base.plan.lr
-    assert base.optimizer is not None
-    rate = max(float(group["lr"]) for group in base.optimizer.param_groups)
-    if not rate > 0:
-        raise CheckError("all rates of the optimizer are 0, so that they have no ratios to keep")
-    return rate
+    rates = [base.plan.lr] if base.plan is not None else []
+    if not rates and base.optimizer is not None:
+        rates = [float(group["lr"]) for group in base.optimizer.param_groups]
+    if not max(rates) > 0:
+        raise CheckError("the check's rates are 0, so that they have no ratios to keep")
+    return max(rates)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, check: Check, ratio: float) -> None:

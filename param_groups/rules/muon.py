@@ -56,6 +56,7 @@ class Muon(Compared):
     convention: str = "spectral"
     rate_exponent: float | None = None
     adam_factor: float = 1.0
+    marks = {"optimizer": "muon"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +104,3 @@ class Muon(Compared):
         if tensor.role.facts.branch if tensor.inside is None else tensor.inside:
             lr *= numbers.lr / self.rule.relative(replace(tensor, inside=False)).lr
         return replace(numbers, lr=lr / numbers.multiplier, optimizer="muon")
-
-    def describe(self) -> dict[str, object]:
-        """As all, with its optimiser."""
-        return {**super().describe(), "optimizer": self.optimizer}

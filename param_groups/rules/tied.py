@@ -35,6 +35,8 @@ class Tied(Compared):
     0.25
     """
 
+    marks = {"tied": True}
+
     @property
     def ties(self) -> bool:
         """It does."""
@@ -52,7 +54,3 @@ class Tied(Compared):
         inner = self.rule.forward(size)
         factor = inner.logit_multiplier * self.base.width / size.width
         return inner._replace(logit_multiplier=factor)
-
-    def describe(self) -> dict[str, object]:
-        """As all, and that it ties."""
-        return {**super().describe(), "tied": True}

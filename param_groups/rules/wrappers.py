@@ -42,11 +42,12 @@ class Around(Prescription):
     """A prescription that changes the numbers of another; derive your own from it.
 
     A class of its own has `change`, and `forward` if it has factors. `described` names its fields
-    in a plan where they have other names there.
+    in a plan where they have other names there; `marks` are what else a plan says of it.
     """
 
     rule: Prescription
     described: ClassVar[Mapping[str, str]] = {}
+    marks: ClassVar[Mapping[str, object]] = {}
 
     @abstractmethod
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
@@ -118,10 +119,11 @@ class Around(Prescription):
 
     def describe(self) -> dict[str, object]:
         """The rule's fields and its own, and what is around what."""
-        hidden = ("rule", "base_width")  # of a wrapper's base width `Compared` tells
-        own = {key.name: vars(self)[key.name] for key in fields(self) if key.name not in hidden}
+        own = {key.name: vars(self)[key.name] for key in fields(self) if key.name != "rule"}
+        if own.get("base_width", ...) is None:  # the rule's
+            del own["base_width"]
         named = {self.described.get(key, key): value for key, value in own.items()}
-        return {**self.rule.describe(), **plain(named), "form": self.form}
+        return {**self.rule.describe(), **plain(named), **self.marks, "form": self.form}
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,6 @@ class Compared(Around):
         depth = self.base.depth
         size = Size(self.base.width, self.rule.size.depth if depth is None else depth)
         return tensor.at(size, 1 / self.ratio(tensor))
-
-    def describe(self) -> dict[str, object]:
-        """As all; the base width only where it is its own."""
-        described = super().describe()
-        return (
-            described if self.base_width is None else {**described, "base_width": self.base_width}
-        )
 
 
 @dataclass(frozen=True)
@@ -280,7 +275,7 @@ class EpsFollows(Compared):
     0.25
     """
 
-    described = {}
+    marks = {"eps_per_layer": True}
 
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
         """Another epsilon."""
@@ -292,10 +287,6 @@ class EpsFollows(Compared):
         power = epsilon_power(self.optimizer)
         eps = numbers.eps * (numbers.gradient / there) ** power
         return replace(numbers, eps=eps, eps_power=power)
-
-    def describe(self) -> dict[str, object]:
-        """As all, by the key of configs."""
-        return {**super().describe(), "eps_per_layer": True}
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from param_groups.fits import irreducible_power_law
 from plots import style, tables
 from plots.bordelon import observed, scans
 from plots.bordelon.observed import BLOCK, HEAD, LABELS, STATES, VALUE, Pairs
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import EVAL_LOSS, HEAD_DIM, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS, Losses
 from plots.findings import HEADER, Finding, Report, exact_text
+from plots.floors import irreducible_power_law
 from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from param_groups.fits import IrreduciblePowerLaw, irreducible_power_law
 from plots import rates, style
 from plots.everett import horizons
 from plots.everett.published import TABLE_4
 from plots.findings import Estimate, Finding
+from plots.floors import IrreduciblePowerLaw, irreducible_power_law
 
 Data = Mapping[str, pd.DataFrame]  # by optimiser
 

@@ -292,3 +292,24 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
     assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
     code, text = run(capsys, lambda n, layers: build(n, layers, 0.0), "--depths", 2, 8)
     assert code == 0 and "nearest rule: no power of the depth" in text
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        ({"lr": 0.1}, "h.7.down.weight: lr 0.1, where similar tensors have 0.01"),
+        ({"eps": 1e-4}, "h.7.qkv.weight: eps 0.0001, where similar tensors have 1e-08"),
+        ({"weight_decay": 0.0}, "h.7.up.bias: decay none, where similar tensors have some"),
+        (None, "h.7.norm.weight: no optimiser holds it"),
+    ],
+)
+def test_blocks_that_the_smallest_model_lacks_are_read_too(capsys, group, line):
+    def build(n, layers):
+        model = GPT(n, layers)
+        odd = named(model, "h.[567].*")
+        rest = [p for p in model.parameters() if all(p is not one for one in odd)]
+        groups = [{"params": rest}, *([{"params": odd, **group}] if group and odd else [])]
+        return model, torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+
+    code, text = run(capsys, build, "--depths", 2, 4, 8)
+    assert code == 1 and f"deviates: {line}\n" in text and "h.1." not in text

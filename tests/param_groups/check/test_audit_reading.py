@@ -349,6 +349,17 @@ def test_frozen_tensors_are_left_out(capsys):
     assert code == 0 and "frozen, not judged: 1 tensors" in text
 
 
+@pytest.mark.parametrize("sizes", [[64], [128], [128, 256]])
+def test_a_tensor_that_is_frozen_at_some_sizes_follows_no_rule(capsys, sizes):
+    def build(n):
+        model, optimizer = nanogpt(n)
+        model.wte.weight.requires_grad_(n not in sizes)
+        return model, optimizer
+
+    code, text = run(capsys, build)
+    assert code == 1 and "deviates: wte.weight: lr goes as size^no power" in text
+
+
 @pytest.mark.parametrize("factor", [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}])
 def test_a_tensor_that_its_factor_keeps_still_is_said(capsys, factor):
     def build(n):

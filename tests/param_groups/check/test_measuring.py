@@ -216,6 +216,8 @@ def test_what_is_done_after_init_is_checked():
         ({}, None),
         ({"lr": 0.5}, None),  # one factor for all is a schedule's
         ({"lr": 0.5, "only": "hidden.weight"}, ("hidden.weight", "optimiser's rate")),
+        ({"lr": 0.0, "only": "hidden.weight"}, ("hidden.weight", "optimiser's rate")),
+        ({"lr": 0.0}, None),  # a schedule that warms up from 0
         ({"lr_scale": 0.5, "only": "hidden.weight"}, ("hidden.weight", "optimiser's rate")),
         ({"eps": 10.0, "only": "hidden.weight"}, ("hidden.weight", "optimiser's epsilon")),
         ({"weight_decay": 2.0}, ("hidden.weight", "optimiser's weight_decay")),

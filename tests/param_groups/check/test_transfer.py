@@ -172,6 +172,11 @@ SAID = {
         "plan=lambda rules: plan(model, rules, rule, lr=0.1)",
         "full",
     ),
+    "a plan and its optimizer": (
+        "loss=loss)",
+        "loss=loss, optimizer=torch.optim.SGD(numbers.groups(model, check=False)))",
+        "full",
+    ),
     "a rate that follows the width by hand": ("lr=0.1", "lr=0.1 * 16 / width", "global"),
 }
 WORDS = (
@@ -278,13 +283,28 @@ def test_other_ways_to_say_a_run_train_alike(how, tmp_path):
             ),
             "are 0",
         ),
+        (TASK[TASK.index("    return Check") :] + "\n", "are 0"),
     ],
 )
 def test_what_has_no_rate_is_refused(new, message, tmp_path):
     with pytest.raises(CheckError, match=message):
-        curve(
-            tmp_path, TASK.replace(SAID["an optimizer alone"][0], new).format(alignment="full"), 64
-        )
+        text = TASK.replace(SAID["an optimizer alone"][0], new).replace("lr=0.1", "lr=0.0")
+        curve(tmp_path, text.format(alignment="full"), 64)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("SGD(model.parameters(), lr=0.1)", "weight: its rate is 0.1, the plan's 0.025"),
+        ("SGD(model.parameters(), lr=0.025, weight_decay=0.1)", "weight: optimiser's weight_decay"),
+        ("Adam(model.parameters(), lr=0.025)", "weight: optimiser's kind is adam"),
+    ],
+)
+def test_an_optimizer_that_is_not_the_plans_is_refused(optimizer, message, tmp_path):
+    """Its rates would stand in the table under the plan's name."""
+    text = TASK.replace("loss=loss)", f"loss=loss, optimizer=torch.optim.{optimizer})")
+    with pytest.raises(CheckError, match=message):
+        curve(tmp_path, text.format(alignment="full"), 64)
 
 
 @pytest.mark.parametrize(
