@@ -409,11 +409,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
                 f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
                 f"{nearest(rule.pattern, every)!r}"
             )
-    unnamed = [
-        f"{names[0]!r} {tuple(parameter.shape)}"
-        for parameter, names in tensors.items()
-        if not matching[parameter]
-    ]
+    unnamed = [f"{names[0]!r} {tuple(p.shape)}" for p, names in tensors.items() if not matching[p]]
     if unnamed:
         more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
         shown = ", ".join(unnamed[:3])
