@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -53,19 +54,20 @@ class Axis(NamedTuple):
 def read(paths: tables.Paths) -> dict[str, Axis]:
     """The axes of all tables given."""
     axes: dict[str, Axis] = {}
-    numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), DECAY, START)
-    read = [tables.read(path, (*tables.RESULTS, RATE), numbers=numbers) for path in paths]
+    read = [_table(path) for path in paths]
     for place, (path, table) in enumerate(zip(paths, read, strict=True)):  # nothing fitted before
         first = "" if table.empty else table[CURVE].iloc[0].partition("_")[0]
         usual = (LAYERS, "L") if LAYERS in table else (WIDTH, "D")
         size, symbol = GROWS.get(first, usual)
         lost = table[LOSS] > table[START].min() if START in table else False
         ended = {STATUS: table[STATUS].mask(lost, "diverged"), LOSS: table[LOSS].mask(lost)}
-        table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH, RATE])
-        if DECAY in table and not table.empty:  # at the rate that is best at each size
+        table = table.assign(**{WIDTH: table[size]}, **ended).dropna(subset=[WIDTH])
+        if DECAY in table and RATE in table and not table.empty:  # at the best rate of each size
             ended = table[table[LOSS] < math.inf].set_index(RATE)
-            best = table[WIDTH].map(ended.groupby(WIDTH)[LOSS].idxmin())
-            table = table[table[RATE] == best].assign(**{RATE: table[DECAY]})
+            table = table[table[RATE] == table[WIDTH].map(ended.groupby(WIDTH)[LOSS].idxmin())]
+        if DECAY in table:
+            table = table.assign(**{RATE: table[DECAY]})
+        table = table.dropna(subset=[RATE])
         known = [rule.curve for rules in TRANSFER.values() for rule in rules]
         table = tables.only(table, path, CURVE, known)
         for name, rules in TRANSFER.items():
@@ -74,6 +76,13 @@ def read(paths: tables.Paths) -> dict[str, Axis]:
             own = [rule for rule in rules if lines.get(rule.curve)]
             axes |= {name: Axis(rows, lines, own, symbol, place)} if own else {}
     return axes
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """A table of decays may have no column of rates: each size has its own, by `adjust`."""
+    numbers = (WIDTH, LAYERS, *(key for key, _ in GROWS.values()), RATE, DECAY, START)
+    table = tables.read(path, tables.RESULTS, numbers=numbers)
+    return table if DECAY in table else tables.read(path, (*tables.RESULTS, RATE), numbers=numbers)
 
 
 def paid(rule: Rule, sweeps: Sweeps) -> dict[int, Estimate]:

@@ -123,12 +123,14 @@ def test_of_three_powers_of_the_tokens_the_planted_one_is_cheapest(planted, tmp_
     )
 
 
-def test_decays_over_tokens_are_compared_at_the_best_rate_of_each_length(tmp_path):
+@pytest.mark.parametrize("columns", [["optimizer.lr"], []])  # none where each length has its rate
+def test_decays_over_tokens_are_compared_at_the_best_rate_of_each_length(tmp_path, columns):
     rows = table("training.steps", "horizon_decay_64", -1.0, spread=0.002)
     rows = rows.assign(**{"optimizer.weight_decay": rows["optimizer.lr"]})
     rates = rows["training.steps"].map({150: 0.03, 600: 0.02, 2400: 0.01})
     worse = {"optimizer.lr": 2 * rates, "final_eval_loss": rows["final_eval_loss"] + 1}
-    rows = pd.concat([rows.assign(**{"optimizer.lr": rates}), rows.assign(**worse)])
+    best = rows.assign(**{"optimizer.lr": rates})
+    rows = pd.concat([best, rows.assign(**worse)]) if columns else best.drop(columns="optimizer.lr")
     found = lines(transfer.findings(transfer.read(written(tmp_path, results=rows))))
     for rule, power in (("1/T", -1.0), ("T^(-0.47)", -0.473)):
         stem = f"decay by tokens: decay per step as {rule}"
@@ -147,5 +149,7 @@ def test_a_best_rate_that_bends_lies_off_its_line(tmp_path):
 
 def test_a_table_of_another_sweep_is_refused(tmp_path):
     rows = table("training.steps", "horizon_32", 0.0)
-    with pytest.raises(TableError, match="curve"):
-        transfer.read(written(tmp_path, results=rows))
+    bare = rows[rows["training.steps"] == 150].head(1).drop(columns="optimizer.lr")  # and no decay
+    for place, (table_, word) in enumerate(((rows, "curve"), (bare, "no column 'optimizer.lr'"))):
+        with pytest.raises(TableError, match=word):
+            transfer.read(written(tmp_path / str(place), results=table_))
