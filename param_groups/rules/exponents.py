@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from param_groups.families import SHIFT
 from param_groups.roles import PlanError, choose
 
 LAYERS = ("embedding", "hidden", "readout")
@@ -173,7 +174,7 @@ def _check_depth(hidden_layers: int) -> None:
 
 
 def _init_violations(parameterization: Parameterization) -> dict[str, str]:
-    """The violated constraints on the first forward pass by layer (Everett et al., B.6)."""
+    """Describe, by layer, the violated constraints on the first forward pass."""
     embedding, hidden, readout = (parameterization[layer].scale for layer in LAYERS)
     violations = {}
     if embedding != 0:
@@ -183,6 +184,14 @@ def _init_violations(parameterization: Parameterization) -> dict[str, str]:
     if readout < HALF:
         violations["readout"] = f"readout needs a + b >= 1/2, has {readout}"
     return violations
+
+
+def is_stable_at_init(parameterization: str | Parameterization) -> bool:
+    """Whether activations start at constant scale and logits at most there (Everett et al., B.6).
+
+    Raises PlanError for an unknown name.
+    """
+    return not _init_violations(_parameterization(parameterization))
 
 
 def gradient_exponents(parameterization: str | Parameterization) -> Exponents:
@@ -285,8 +294,7 @@ def is_stable(
     """
     chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
     bounded = optimizer != "adafactor" or min(_rates(c).values()) >= 0
-    starts = not _init_violations(_parameterization(parameterization))
-    return starts and min(chain) >= 0 and bounded
+    return is_stable_at_init(parameterization) and min(chain) >= 0 and bounded
 
 
 @dataclass(frozen=True)
@@ -408,3 +416,15 @@ def solve(
     case = (table, optimizer, aligned, c)
     chain = residuals(*case, hidden_layers=hidden_layers)
     return Solution(c, chain, is_stable(*case, hidden_layers=hidden_layers))
+
+
+def shift(layer: Layer, c: Number, theta: Number, optimizer: str) -> tuple[Layer, Fraction]:
+    """Move n^-theta from the initial weights to the multiplier without changing training.
+
+    a += theta and b -= theta keep the forward pass; c -= 2 theta (SGD), theta (Adam) or 0
+    (Adafactor) keeps the updates, at epsilon = 0 (Everett et al., B.2). Raises PlanError for
+    an unknown optimizer.
+    """
+    factor = SHIFT[choose("optimizer", optimizer, OPTIMIZERS)]
+    by = fraction(theta)
+    return Layer(layer.a + by, layer.b - by), fraction(c) - factor * by

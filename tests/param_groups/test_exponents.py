@@ -261,13 +261,6 @@ def test_standard_adam_in_tensor_programs():
 # Equivalence.
 
 
-def shifted(layer, c, theta, optimizer):
-    """n^-theta moved from the initial weights to the multiplier (Everett et al., B.2)."""
-    theta = Fraction(theta)
-    factor = {"sgd": 2, "adam": 1, "adafactor": 0}[optimizer]
-    return ex.Layer(layer.a + theta, layer.b - theta), c - factor * theta
-
-
 @pytest.mark.parametrize(("optimizer", "kind"), COLUMNS)
 @pytest.mark.parametrize(
     ("source", "target", "thetas"),
@@ -278,7 +271,7 @@ def test_shift_maps_the_published_columns(source, target, thetas, optimizer, kin
     before, after = (typed_parameterization(name) for name in (source, target))
     rates, expected = (typed_rates(name, optimizer, kind) for name in (source, target))
     for layer, theta in zip(LAYERS, thetas, strict=True):
-        moved, c = shifted(before[layer], -Fraction(rates[layer]), theta, optimizer)
+        moved, c = ex.shift(before[layer], -Fraction(rates[layer]), theta, optimizer)
         assert moved == after[layer]
         assert str(-c) == expected[layer]
 
@@ -289,11 +282,11 @@ def test_solutions_of_shifted_parameterizations_are_shifted(optimizer):
         solution = ex.solve(ODD, optimizer, alignment)
         layers, c = [], {}
         for layer, theta in zip(LAYERS, ("1/3", "-2", "5/4"), strict=True):
-            moved, c[layer] = shifted(ODD[layer], solution.c[layer], theta, optimizer)
+            moved, c[layer] = ex.shift(ODD[layer], solution.c[layer], theta, optimizer)
             layers.append(moved)
-        moved = ex.solve(ex.Parameterization(*layers), optimizer, alignment)
-        assert moved.c == c
-        assert moved.residuals == solution.residuals
+        shifted = ex.solve(ex.Parameterization(*layers), optimizer, alignment)
+        assert shifted.c == c
+        assert shifted.residuals == solution.residuals
 
 
 # Mistakes.
@@ -316,6 +309,7 @@ def test_a_fraction_is_exact_and_a_float_counts_as_printed():
 def test_instability_at_initialization_names_the_constraint(layer, exponents, constraint):
     layers = {k: typed_parameterization("standard")[k] for k in LAYERS}
     broken = ex.Parameterization(**{**layers, layer: ex.Layer(*exponents)})
+    assert not ex.is_stable_at_init(broken)
     assert not ex.is_stable(broken, "adam", "full", dict.fromkeys(LAYERS, 9))
     with pytest.raises(PlanError, match=constraint):
         ex.solve(broken, "adam", "full")
