@@ -71,7 +71,7 @@ def _tell(error: BaseException, words: Sequence[str]) -> None:
     ]
     if isinstance(error, SyntaxError):
         lines.append(f"{error.filename}, line {error.lineno}")
-    if getattr(sys.stdout, "closed", False):
+    if sys.stdout and sys.stdout.closed:
         lines, error = [*words[:1]], ValueError("it has closed standard output")
     if not lines:
         traceback.print_exc()

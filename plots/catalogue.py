@@ -90,8 +90,8 @@ def of_shipped(name: str) -> Sequence[Printed]:
 
 
 def saying(name: str, finding: str) -> Sequence[Path]:
-    """The shipped tables of a figure that a finding rests on: of `AnyOf` those from which alone it
-    can be had; else, and where it compares tables, all."""
+    """The shipped tables of a figure that a finding rests on. Where a figure draws any of several:
+    those that give this finding by themselves, or all if none does."""
     paths = shipped(name)
     if len(paths) < 2 or not isinstance(load(name).TABLES, AnyOf):
         return paths

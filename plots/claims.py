@@ -144,7 +144,8 @@ class Claim:
 
     @property
     def after_the_data(self) -> bool:
-        """Whether the effect is younger than the earliest table it judges, or one has no date."""
+        """Whether the effect is younger than the earliest table its findings are of, or one has no
+        date."""
         paths = [
             path
             for one in self.judgements

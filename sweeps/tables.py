@@ -94,7 +94,7 @@ def write_table(
         old = read_table(path)
     except (OSError, ValueError) as error:
         if isinstance(error, UserError) and not _is_whole(sweep, points):
-            raise  # what it says of other curves would stay
+            raise  # it has changed since `write_manifest` has looked
         old = []
     measured = dict.fromkeys(itertools.chain(*(row.keys() for row in (*rows, *old[:1]))))
     further = [k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA]
@@ -170,7 +170,12 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
         }
         for p in every
     ]
-    old = [] if _is_whole(sweep, points) else _others(sweep, every, read_manifest(path))
+    old = list[Any]()
+    if not _is_whole(sweep, points):
+        for table in TABLES:  # what it says of other curves stays: before anything is trained
+            if not table.wanted or getattr(sweep.config, table.wanted):
+                files.refuse_changed(sweep.folder / table.name)
+        old = _others(sweep, every, read_manifest(path))
     files.write_table(path, json.dumps([*old, *entries], indent=1, allow_nan=False) + "\n")
 
 

@@ -167,12 +167,13 @@ def complaints(room, page, tmp_path, monkeypatch):
             (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
-        known = {*sys.modules}
+        known = dict(sys.modules)
         try:
             said = run(case, folder, {}, lines)
         except BaseException as error:
             said = f"{type(error).__name__}: {error}"
-        for name in {*sys.modules} - known:  # another case's file may have its name
+        new = [name for name, module in [*sys.modules.items()] if known.get(name) is not module]
+        for name in new:  # another case's file may have its name
             held = getattr(sys.modules[name], "__dict__", {})
             places = [held.get("__file__") or "", *(held.get("__path__") or ())]
             if any(str(place).startswith(f"{folder}/") for place in places):

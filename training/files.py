@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from training.errors import RunError, UserError, reason
 
-NOTES = "tables.json"  # checksums of the tables of a folder
+NOTES = "tables.sha256.json"  # checksums of the tables of a folder
 LOCK_SECONDS = 2.0  # a process that only looks at a lock holds it for a moment
 
 
@@ -119,16 +119,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_table(path: Path, text: str) -> None:
-    """Replaces a table that others read atomically, its checksum in `tables.json` beside it.
+    """Replaces a table that others read atomically, its checksum in `NOTES` beside it.
 
-    What was there is counted, too, until it is replaced: a kill leaves either.
+    What was there, be it nothing, is counted, too, until it is replaced: a kill leaves either.
     """
     content, notes, noted = text.encode("utf-8"), path.with_name(NOTES), dict[str, Any]()
     new = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    found, old = _sum(path), list[Any]()
+    old = [found := _sum(path)]
     with suppress(OSError, ValueError, TypeError):  # damaged notes: what is written now counts
         noted = dict(parse_json(read_text(notes)))
-        old = [found] if found in noted.get(path.name, ()) else []
+        old = old if found in noted.get(path.name, old) else []
     if old != [new]:
         write_json(notes, {**noted, path.name: [new, *old]})
         write_bytes(path, content)
@@ -138,21 +138,22 @@ def write_table(path: Path, text: str) -> None:
 def refuse_changed(path: Path) -> None:
     """UserError unless a table is as `write_table` has left it, as far as that is noted."""
     notes, again = path.with_name(NOTES), "; give the command that makes it again"
-    for _ in range(3):  # a driver may write it between two looks
-        found = _sum(path)
+    for seconds in (0, 0.1, 0.5, 1):  # a driver, of another node, too, may just be writing it
+        time.sleep(seconds)
         with reading(notes, f"{again}, or delete it"):
             sums = parse_json(read_text(notes)).get(path.name) if notes.exists() else None
-            if sums is None or found in sums:
+            if sums is None or _sum(path) in sums:
                 return
     raise UserError(
-        f"{path}: not as it was written{again}, without --curves and --where; changes of your own "
-        "belong in a copy elsewhere"
+        f"{path}: not as it was written{again}, without --curves and --where, or delete {NOTES} "
+        "beside it to take it as it is"
     )
 
 
 def _sum(path: Path) -> dict[str, Any] | None:
+    """The checksum of a table, or of what links to it; None where there is none."""
     with suppress(OSError):
-        return checksum(path)
+        return checksum(path.resolve())
     return None
 
 

@@ -195,11 +195,17 @@ def draw(axes: Mapping[str, Axis]) -> style.Drawn:
         yield f"transfer_{re.sub('[^a-z0-9]+', '_', name.lower())}", figure, [axis.place]
 
 
+def _columns(axis: Axis, rule: Rule) -> tuple[Mapping[int, Estimate], Mapping[int, Estimate]]:
+    """What keeping the base's value costs, and the penalty beside another rule, by size."""
+    sweeps = axis.lines[rule.curve]
+    return paid(rule, sweeps), rates.gains(sweeps, axis.lines.get(rule.against, {}))
+
+
 def _entries(axis: Axis) -> list[tuple[str, dict]]:
     """Legend entries of the rules, and of an unknown error where one is drawn."""
     entries = [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)]
-    costs = [one for rule in axis.rules for one in paid(rule, axis.lines[rule.curve]).values()]
-    unknown = any(one.value <= HIGHEST and one.bar is None for one in costs)
+    costs = [cost for rule in axis.rules for cost in _columns(axis, rule)]
+    unknown = any(v.value <= HIGHEST and v.bar is None for cost in costs for v in cost.values())
     return [*entries, *[("its error is unknown", style.HOLLOW)] * unknown]
 
 
@@ -219,8 +225,7 @@ def _draw_rule(panels_, axis: Axis, rule: Rule, place: int) -> None:
         line = sweeps[min(sweeps)].best.value * (sizes / sizes[0]) ** rule.power
         first.plot(sizes, line, ls=":", color=look["color"])
         panels.draw_optima(first, sweeps, exponent(sweeps), color="black", marker="o")
-    gains = rates.gains(sweeps, axis.lines.get(rule.against, {}))
-    for panel, costs in zip(others, (paid(rule, sweeps), gains), strict=False):
+    for panel, costs in zip(others, _columns(axis, rule), strict=False):
         shown = {n: one for n, one in costs.items() if one.value <= HIGHEST}
         bars = [one.bar or 0.0 for one in shown.values()]
         at, values = [n * shift for n in shown], [one.value for one in shown.values()]

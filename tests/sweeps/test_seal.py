@@ -116,8 +116,10 @@ def test_a_table_that_has_changed_gives_nothing_to_another_one(toy, name, damage
     rate = dict(work_of(toy, later).left[0].values)["lr"]
     TABLES[damage](work.folder / name)
     changed = f"{name}: not as it was written; give the command that makes it again"
+    trained = len(calls(toy))
     with pytest.raises(UserError, match=changed):
         drive(work_of(toy, file, curves=["b"]), FakePool())
+    assert len(calls(toy)) == trained
     if damage != "gone" and name != "metrics.csv":
         with pytest.raises(UserError, match=changed):
             work_of(toy, later)
@@ -129,11 +131,15 @@ def test_a_table_that_has_changed_gives_nothing_to_another_one(toy, name, damage
     assert dict(work_of(toy, later).left[0].values)["lr"] == rate
 
 
+@pytest.mark.parametrize("before", ["none", "not noted", "noted"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_table_whose_writing_is_killed_is_as_it_was_written(tmp_path, monkeypatch, number):
+def test_a_table_whose_writing_is_killed_is_as_it_was_written(
+    tmp_path, monkeypatch, number, before
+):
     """Between its notes and itself: it is the one of before or the new one, twice in a row."""
     path, writes, done = tmp_path / "t.csv", files.write_bytes, []
-    files.write_table(path, "a\n1\n")
+    if before != "none":
+        {"noted": files.write_table, "not noted": files.write_text}[before](path, "a\n1\n")
 
     def dies(*args):
         if len(done) == number:
@@ -147,6 +153,19 @@ def test_a_table_whose_writing_is_killed_is_as_it_was_written(tmp_path, monkeypa
             patch.setattr(files, "write_bytes", dies)
             files.write_table(path, text)
         files.refuse_changed(path)
+
+
+def test_a_table_elsewhere_is_read_through_a_link_and_one_without_notes_as_it_is(tmp_path):
+    path, elsewhere = tmp_path / "t.csv", tmp_path / "elsewhere.csv"
+    files.write_table(path, "a\n1\n")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    files.refuse_changed(path)
+    elsewhere.write_text("a\n2\n")
+    with pytest.raises(UserError, match=f"delete {files.NOTES} beside it"):
+        files.refuse_changed(path)
+    (tmp_path / files.NOTES).unlink()
+    files.refuse_changed(path)
 
 
 def test_results_from_before_summaries_had_a_seal_are_named_in_few_lines(toy):

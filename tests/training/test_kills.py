@@ -139,7 +139,7 @@ class Family:
         """What an undisturbed run leaves, and the time of each phase. What it has imported is then
         imported here: two thirds of the time of a run with sharding, were every child to do so."""
         assert self.lived(folder)
-        for module in (folder / "modules").read_text().split():
+        for module in (folder / "modules-0").read_text().split():
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
         times = json.loads((folder / "times-0").read_text())
@@ -186,7 +186,7 @@ class Family:
                 load(self.experiment.config, self.case.config, words), folder / "run"
             )
             (folder / f"times-{rank}").write_text(json.dumps(watched.times))
-            (folder / "modules").write_text("\n".join([*sys.modules]))
+            (folder / f"modules-{rank}").write_text("\n".join([*sys.modules]))
             code = 0
         except BaseException:
             traceback.print_exc()
