@@ -30,7 +30,7 @@ def with_exit_code(command: Callable[[], None], words: Sequence[str]) -> None:
         command()
     except PlanError as error:
         ended = error
-        print(f"error: {error}", file=sys.stderr)
+        _print(str(error))
     except BaseException as error:
         ended = error
         if isinstance(error, SystemExit) and _is_ours(error):
@@ -49,7 +49,7 @@ def with_exit_code(command: Callable[[], None], words: Sequence[str]) -> None:
         code = 141
         if not isinstance(lost, BrokenPipeError):
             code = 2
-            print(f"error: standard output: cannot write: {lost.strerror}", file=sys.stderr)
+            _print(f"standard output: cannot write: {lost.strerror}")
     if ended or lost:
         raise SystemExit(code) from ended
 
@@ -63,18 +63,25 @@ def _is_ours(error: BaseException) -> bool:
 
 def _tell(error: BaseException, words: Sequence[str]) -> None:
     """One line with the file's line where it has happened; a traceback where the file has none."""
-    files = {str(Path(word)) for word in words}
+    files = {Path(word).resolve() for word in words}
     lines = [
         f"{frame.f_code.co_filename}, line {line}"
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename in files
+        if Path(frame.f_code.co_filename).resolve() in files
     ]
     if isinstance(error, SyntaxError):
         lines.append(f"{error.filename}, line {error.lineno}")
     if sys.stdout and sys.stdout.closed:
         lines, error = [*words[:1]], ValueError("it has closed standard output")
-    if not lines:
-        traceback.print_exc()
-        return
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    print(f"error: {lines[-1]}: {what[:1000]}; there is no verdict", file=sys.stderr)
+    if lines:
+        what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
+        _print(f"{lines[-1]}: {what[:1000]}; there is no verdict")
+    else:
+        with suppress(OSError):
+            traceback.print_exc()
+
+
+def _print(line: str) -> None:
+    """A line on standard error, which may be lost: it changes no exit code."""
+    with suppress(OSError):
+        print(f"error: {line}", file=sys.stderr, flush=True)

@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from param_groups.check import judging, slopes, stock
 from param_groups.check.measuring import (
@@ -192,13 +193,14 @@ def function_of(module: ModuleType, path: Path, signature: str, returns: str) ->
     return function
 
 
-def _unnamed_queries(build: Build, plans: Mapping[int, Plan]) -> list[str]:
+def _unnamed_queries(build: Build, plans: Mapping[int, Plan], device: torch.device) -> list[str]:
     """A line where plans say nothing of what a model's attentions multiply by."""
     width = min(plans)
     if any(factor.name == "attention_scale" for factor in plans[width].forward):
         return []
     check, roles = build(width, 0), {row.name: Role(row.role) for row in plans[width].rows}
-    said = unnamed(check.model, lambda model: check.loss(model, check.batches[0]), roles)
+    batch = tree_map_only(torch.Tensor, lambda one: one.to(device), check.batches[0])
+    said = unnamed(check.model.to(device), lambda model: check.loss(model, batch), roles)
     return [f"not judged: {said}"] if said else []
 
 
@@ -218,7 +220,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
     rules = target.build.rules if isinstance(target.build, Ruled) else ()
     left = judging.not_judged(measurement.plans, measurement.held, rules)
-    left += _unnamed_queries(target.build, measurement.plans)
+    left += _unnamed_queries(target.build, measurement.plans, device)
     code = 1 if slopes.failed(powers, numbers) else 2 if left else 0
     result = {
         "name": target.name,

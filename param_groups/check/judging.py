@@ -108,7 +108,9 @@ def judge_optimizers(
     """
     pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
     there = [(n, row, one) for n, row, one in pairs if one and one.optimizer != "frozen"]
-    usual = statistics.median_low([one.lr / row.lr for _, row, one in there if row.lr] or [1.0])
+    usual = statistics.median_low(
+        [one.lr / row.lr for _, row, one in there if one.lr and row.lr] or [0.0]
+    )
     scheduled = "" if math.isclose(usual, 1, rel_tol=1e-3) else f"{usual:.4g} times "
     found: dict[tuple[str, str], Judged] = {}
     for size, row, one in there:

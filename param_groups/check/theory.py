@@ -120,8 +120,8 @@ class Powers:
 
 @functools.lru_cache(4096)  # blocks have the same numbers
 def power_between(small: float, large: float, ratio: float) -> Fraction | None:
-    """p in large / small = ratio^p, exact for any but odd fractions; None if a number is zero."""
-    if not (small > 0 and large > 0):
+    """p in large / small = ratio^p, exact for any but odd fractions; None of zero or infinity."""
+    if not (0 < small < math.inf and 0 < large < math.inf):
         return None
     return Fraction(math.log(large / small) / math.log(ratio)).limit_denominator(10**6)
 

@@ -242,7 +242,7 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
         check = task(width, run.seed)
         if check.plan is None and check.optimizer is None:
             raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
-        for word in _unplanned(check, width):
+        if word := next(iter(_unplanned(check, width)), ""):
             raise CheckError(f"{args.file}: {word}; build the optimizer over plan.groups(model)")
         return check
 

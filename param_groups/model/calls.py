@@ -26,6 +26,7 @@ SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
+TOTALS = {"sum", "nansum", "cumsum", "logcumsumexp", "logsumexp", "prod", "trace"}
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
@@ -133,12 +134,17 @@ def groups_of(call: Call) -> int:
 
 def mixed(call: Call) -> set[int]:
     """The axes of its first tensor that a sum or a Fourier transform goes over."""
-    turned, ndim = call.name.startswith("fft_"), call.ins[0].ndim
-    if not turned and call.bare not in ("sum", "cumsum"):
+    name, ndim = call.name, call.ins[0].ndim
+    turned = name.startswith("fft_") and not name.endswith("shift")
+    if not turned and call.bare not in TOTALS:
         return set()
-    dims = call.bound("input n dim" if turned else "input dim").get("dim")
-    dims = (dims,) if isinstance(dims, int) else dims or ((-1,) if turned else range(ndim))
-    return {dim % max(ndim, 1) for dim in dims}
+    bound = call.bound("input n dim" if turned else "input dim")
+    dims = bound.get("dim", call.kwargs.get("axis"))
+    if isinstance(dims, int):
+        dims = (dims,)
+    elif dims is None and turned and not name.endswith("n"):
+        dims = (-2, -1) if name.endswith("2") else (-1,)
+    return {dim % max(ndim, 1) for dim in (range(ndim) if dims is None else dims)}
 
 
 def looks_up(call: Call) -> bool:

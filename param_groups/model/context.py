@@ -10,15 +10,21 @@ from collections.abc import Mapping, Sequence
 
 from param_groups.model.judging import Reading, judge
 from param_groups.model.notes import Notes, Ranges
-from param_groups.roles import Role
+from param_groups.roles import Layout, Role
 
 
 def judged(small: Notes, large: Notes, deeper: Mapping[str, Sequence[int]]) -> list[Reading]:
     """Readings of all parameters; `deeper` are the shapes of a deeper model, if there is one."""
     at_small, at = _places(small), _places(large)
     readings = [judge(name, small, large, at.get(name, {})) for name in large.parameters]
-    usual = statistics.median([r.grew for r in readings if r.grew != 1] or [1])
+    usual = statistics.median_low([r.grew for r in readings if r.grew != 1] or [1])
     for r in readings:
+        entries = math.prod(r.shape) / math.prod(r.before)
+        if r.role and r.layout is Layout.VECTOR and 1 < usual**1.4 < entries and not r.problem:
+            r.problem = (
+                f"has {entries:.3g} times as many entries at the larger width and goes into no "
+                "product that a trace knows"
+            )
         if r.grew != 1 and not usual**0.7 < r.grew < usual**1.4 and not r.problem:
             r.problem = (
                 f"sums over {r.grew:.3g} times as many inputs at the larger width, where others "

@@ -25,8 +25,11 @@ def flow(
     for t in views:
         notes.use(t, _taken(call, t), marks=came.marks)
         if calls.TIMES.get(bare) == 1:
-            notes.scaled[id(out)] = t
-    if bare == "sum" and id(call.ins[0]) in notes.scaled:
+            notes.scaled[id(out)] = out, t
+    keeps = bare in {*calls.TIMES, "neg", "to", "float", "double"} and not views  # by a number
+    if keeps and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
+        notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
+    if bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled:
         return _inner_product(notes, call) or came
     if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
         return _sum(notes, flows, came)
@@ -64,7 +67,7 @@ def flow(
 
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
     """Activations times a parameter, summed over what grows in it: a product by hand."""
-    scaled, one, out = call.ins[0], notes.scaled[id(call.ins[0])], call.outs[0]
+    (scaled, one), out = notes.scaled[id(call.ins[0])], call.outs[0]
     over = {axis - scaled.ndim + one.ndim for axis in calls.mixed(call)}
     long = [axis for axis, size in enumerate(one.shape) if size > 1]
     summed, made = ([axis for axis in long if (axis in over) is inside] for inside in (True, False))

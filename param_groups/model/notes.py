@@ -130,7 +130,8 @@ class Notes:
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
         self.joined = 0  # activations after a residual sum, as bits
-        self.scaled: dict[int, Tensor] = {}  # the parameter's view in activations times it
+        # Activations times a parameter, which must not lose their id, and its view.
+        self.scaled: dict[int, tuple[Tensor, Tensor]] = {}
         self.attentions: list[Attention] = []
         self.factors: dict[tuple[str, str], float] = {}  # of a place and a parameter
         self.splits: dict[str, tuple[int, ...]] = {}
@@ -203,6 +204,9 @@ class Notes:
             here = self.parameters[name].shape
             there = self.other.get(name, self.parameters[name]).shape
             own = self._axes(tensor, name)[axis]
+            if not tensor.stride(axis):  # expanded
+                return False
+            own = None if own is not None and tensor.shape[axis] > here[own] else own  # merged
             if here != there and (own is None or here[own : own + 1] != there[own : own + 1]):
                 return True
         return False

@@ -200,6 +200,12 @@ def test_a_bias_of_chosen_experts_is_a_vector(picked):
         (lambda w: w.flatten().cumsum(0)[-w.shape[1] :], True),
         (lambda w: torch.fft.fft(w[0]).real, True),
         (lambda w: w.sum() * torch.ones(()), True),
+        (lambda w: w.nansum() * torch.ones(()), True),
+        (lambda w: w.logsumexp(-1)[0], True),
+        (lambda w: torch.fft.fft2(w).real[0], True),
+        (lambda w: w.view(-1).cumsum(0)[-w.shape[1] :], True),
+        (lambda w: torch.fft.fftshift(w, dim=-1)[0], False),
+        (lambda w: torch.sum(w, axis=0), False),
         (lambda w: torch.sum(w, dim=0), False),  # of four vectors
         (lambda w: torch.fft.fft(w, dim=0).real[1], False),
         (lambda w: w.mean(), False),  # moves as one entry does
@@ -223,6 +229,32 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
     reading = traced(Shifted, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))["w"]
     assert ("goes into sum" in reading.problem) is refused
     assert refused or reading.role is Role.LAYER_SCALE
+
+
+@pytest.mark.parametrize(
+    ("size", "product", "problem"),
+    [
+        (lambda n: (n,), lambda x, w: (x * w * 0.5).sum(-1, keepdim=True), "no layout"),
+        (lambda n: (n,), lambda x, w: (-(x * w)).double().sum(axis=-1)[:, None], "no layout"),
+        (lambda n: (n // 8, 8), lambda x, w: (x * w.view(-1)).nansum(-1)[:, None], "no layout"),
+        (lambda n: (n, n), lambda x, w: (x[:, None] * w).mean(2), "4 times as many entries"),
+        (lambda n: (n,), lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
+        (lambda n: (n,), lambda x, w: x * w, ""),
+    ],
+)
+def test_a_product_that_is_written_out_is_no_gain(size, product, problem):
+    class Written(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.hidden, self.head = linear(6, n), linear(n, n), linear(n, 3)
+            self.w = nn.Parameter(torch.randn(size(n)))
+
+        def forward(self, x):
+            x = self.hidden(self.first(x))
+            return self.head(x + product(x, self.w).to(x.dtype))
+
+    reading = traced(Written, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))["w"]
+    assert problem in reading.problem and bool(problem) == bool(reading.problem)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The exit code of a check or audit is a verdict, whatever the user's FILE does to its process."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,18 @@ def test_a_verdict_and_what_cannot_be_printed(tmp_path, ended, end, code, says):
 def test_a_file_that_is_no_python_is_one_line(ended):
     code, said = ended("check", "def task(:\n")
     assert code == 2 and said.startswith("error: ") and "file.py, line 1: SyntaxError" in said
+
+
+@pytest.mark.parametrize("errors", ["errors", "/dev/full"])
+def test_a_mistake_in_a_file_of_this_folder_is_one_line_that_may_be_lost(tmp_path, errors):
+    (tmp_path / "file.py").write_text(TASK + "1 / 0")
+    words = [sys.executable, "-m", "param_groups", "check", "file.py"]
+    with open(tmp_path / errors, "w") as file:
+        done = subprocess.run(
+            words, cwd=tmp_path, stderr=file, env={**os.environ, "PYTHONPATH": ROOT}
+        )
+    assert done.returncode == 2
+    assert errors == "/dev/full" or "line 2: ZeroDivisionError" in (tmp_path / errors).read_text()
 
 
 def test_a_file_that_exits_after_the_verdict_does_not_change_it(tmp_path):
