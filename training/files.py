@@ -20,6 +20,7 @@ from typing import IO, Any
 from training.errors import RunError, UserError, reason
 
 NOTES = "tables.sha256.json"  # checksums of the tables of a folder
+LOOKS = 0, 0.1, 0.5, 1  # seconds before each look: a driver, of another node, too, may be writing
 LOCK_SECONDS = 2.0  # a process that only looks at a lock holds it for a moment
 
 
@@ -138,7 +139,7 @@ def write_table(path: Path, text: str) -> None:
 def refuse_changed(path: Path) -> None:
     """UserError unless a table is as `write_table` has left it, as far as that is noted."""
     notes, again = path.with_name(NOTES), "; give the command that makes it again"
-    for seconds in (0, 0.1, 0.5, 1):  # a driver, of another node, too, may just be writing it
+    for seconds in LOOKS:
         time.sleep(seconds)
         with reading(notes, f"{again}, or delete it"):
             sums = parse_json(read_text(notes)).get(path.name) if notes.exists() else None

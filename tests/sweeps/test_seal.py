@@ -105,8 +105,9 @@ TABLES = {
 
 @pytest.mark.parametrize("damage", TABLES)
 @pytest.mark.parametrize("name", ["results.csv", "metrics.csv", "manifest.json"])
-def test_a_table_that_has_changed_gives_nothing_to_another_one(toy, name, damage, capsys):
+def test_a_table_that_has_changed_gives_nothing_to_another_one(toy, name, damage, monkeypatch):
     """It would stay as it is: rows of other curves, the best rate of a sweep, a figure's points."""
+    monkeypatch.setattr(files, "LOOKS", [0])
     curves = "grid: {width: [1, 2], lr: [0.25, 0.5]}\ncurves: {a: {}, b: {set: {minimum_a: 2.0}}}\n"
     file, later = write_file(toy, curves + "metrics: true\n"), toy / "later.yaml"
     work = drive(work_of(toy, file), FakePool())
