@@ -122,7 +122,7 @@ def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
     >>> initial_stds(nn.Sequential(readout), [Rule("0.weight", "readout")])
     {'readout': 0.5}
     """
-    first: dict[Role, tuple[str, float]] = {}
+    drawn: dict[Role, list[tuple[str, float, int]]] = {}  # (name, mean square, entries)
     closed: set[str] = set()
     for one in assign(model, rules):
         if one.role.facts.layout is Layout.VECTOR:
@@ -130,13 +130,20 @@ def initial_stds(model: nn.Module, rules: Sequence[Rule]) -> dict[str, float]:
         if one.keep or not one.scale:  # as built, and closed: no draw has a size
             closed.add(str(one.role))
             continue
-        std = float(one.parameter.detach().double().square().mean().sqrt())
-        # Tensors are random: a thousand entries are within 10 % of their standard deviation.
-        name, known = first.setdefault(one.role, (one.name, std))
-        if not math.isclose(std, known, rel_tol=0.15, abs_tol=1e-12):
-            raise PlanError(
-                f"{name!r} starts with standard deviation {known:.3g}, {one.name!r} of the same "
-                f"role with {std:.3g}: give Tuned(init=...) by hand"
-            )
-    stds = dict.fromkeys(closed, 0.0) | {str(role): std for role, (_, std) in first.items()}
-    return stds | {str(part): std for role, (_, std) in first.items() for part in role.parts}
+        square = float(one.parameter.detach().double().square().mean())
+        drawn.setdefault(one.role, []).append((one.name, square, one.parameter.numel()))
+    stds = dict.fromkeys(closed, 0.0)
+    for role, tensors in drawn.items():
+        first, known, n = tensors[0]
+        for name, square, m in tensors[1:]:
+            # n normal draws tell their standard deviation to 1/sqrt(2n): four such errors.
+            chance = 1.15 * math.exp(4 * math.sqrt((1 / n + 1 / m) / 2))
+            low, high = sorted((square**0.5, known**0.5))
+            if high > chance * low + 1e-12:
+                raise PlanError(
+                    f"{first!r} starts with standard deviation {known**0.5:.3g}, {name!r} of the "
+                    f"same role with {square**0.5:.3g}: give Tuned(init=...) by hand"
+                )
+        entries = sum(m for *_, m in tensors)
+        stds[str(role)] = math.sqrt(sum(square * m for _, square, m in tensors) / entries)
+    return stds | {str(part): stds[str(role)] for role in drawn for part in role.parts}

@@ -63,6 +63,19 @@ def test_at_the_base_size_initial_values_are_the_recipes():
     assert made.prescription["initial"] == pytest.approx(stds, rel=0.1)
 
 
+def test_small_matrices_of_a_role_start_alike_within_chance():
+    """Eight entries tell a standard deviation to a quarter: the role's is that of them all."""
+    torch.manual_seed(0)
+    rules, many = [Rule("*", "hidden")], torch.nn.Sequential()
+    many.extend(torch.nn.Linear(4, 2, bias=False) for _ in range(100))
+    for layer in many:
+        torch.nn.init.normal_(layer.weight, std=0.3)
+    assert initial_stds(many, rules)["hidden"] == pytest.approx(0.3, rel=0.05)
+    torch.nn.init.normal_(many[7].weight, std=3.0)
+    with pytest.raises(PlanError, match="'7.weight' of the same role"):
+        initial_stds(many, rules)
+
+
 @pytest.mark.parametrize("rule", ["mup", "ntk"])
 def test_ratios_between_sizes_are_those_of_the_rule(rule):
     small, large = (made for _, made in (planned(n, rule) for n in (32, 128)))
