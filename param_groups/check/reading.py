@@ -161,7 +161,10 @@ def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, 
         if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
             own.append(f"lr is {group.get('lr')!r}")
         elif rate == 0 and not any(group.get(key) == 0 for key in FACTORS["lr"]):
-            own.append("lr is 0, and no initial_lr says what a schedule starts from")
+            if "initial_lr" not in group:
+                own.append("lr is 0, and no initial_lr says what a schedule starts from")
+            elif now:
+                own.append("lr is 0 before the first step")
         result.append((rate, decay, own))
     return result
 

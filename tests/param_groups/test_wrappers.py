@@ -211,8 +211,8 @@ def test_completep_has_the_powers_of_its_table(m, r):
     assert rule.forward().residual_multiplier == pytest.approx(r**-0.75)
 
 
-# What catches a wrong power, a case of it, and what is planted: powers in these numbers of a rule, of
-# a size over that at which the power is 1.
+# What catches a wrong power, a case of it, and what is planted: powers, in these numbers of a rule,
+# of a size over that at which the power is 1.
 ALIKE, HYBRID = ("mup", "adam"), {"strategy": "hybrid"}
 PLANTED = [
     (prescriptions.test_everett_rates_are_the_papers_powers_of_the_width_ratio, ALIKE,
