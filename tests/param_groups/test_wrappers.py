@@ -187,7 +187,7 @@ def test_muon_has_one_spectral_norm_at_every_width(name, convention):
 @pytest.mark.parametrize("name", ["mup", "ntk", "mine"])
 def test_a_tied_rule_has_another_factor_on_logits_and_no_other_number(name):
     rule = rules()[name]
-    assert Tied(rule).forward() == rule.forward()._replace(logit_multiplier=1 / M)
+    assert Tied(rule).forward() == rule.forward()._replace(logit_multiplier=1 / M, ties=True)
     for tensor in tensors(rule):
         assert Tied(rule)(tensor) == rule(tensor)
 
