@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from sweeps.journal import Journal, distributions
 from sweeps.progress import status
-from sweeps.study import (
-    best_trial,
-    equally_good,
-    is_near_edge,
-    next_ranges,
-    suggest,
-)
+from sweeps.study import best_trial, equally_good, is_near_edge, next_ranges, suggest
 from tests.sweeps.test_search import BASE, SEARCH, run, write_search
 from tests.sweeps.toys import calls, make_toy, work_of
 from training.errors import UserError

@@ -148,8 +148,7 @@ def whole(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("dinan/vit_search", marks=pytest.mark.thorough), "dinan/bart_strategies"],
+    "name", [pytest.param("dinan/vit_search", marks=pytest.mark.thorough), "dinan/bart_strategies"]
 )
 def test_the_order_of_rows_does_not_matter(tmp_path, name):
     made = []

@@ -14,14 +14,7 @@ from param_groups.fits import Optimum
 from plots import style, tables
 from plots.__main__ import make
 from plots.catalogue import load
-from plots.everett import (
-    alignment,
-    entries,
-    epsilon,
-    learning_rates,
-    loss_vs_size,
-    published,
-)
+from plots.everett import alignment, entries, epsilon, learning_rates, loss_vs_size, published
 from plots.tables import PARAMETERIZATION, TableError
 from tests.plots.everett.constructed import (
     RULES,
