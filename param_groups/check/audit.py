@@ -60,13 +60,19 @@ from param_groups.check.nearest import (
     plans_of,
     powers_of,
 )
-from param_groups.check.reading import SCALES, Reading, first_step, judged_steps, not_read, read
+from param_groups.check.reading import (
+    NUMBERS,
+    SCALES,
+    Reading,
+    first_step,
+    judged_steps,
+    not_read,
+    read,
+)
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
 from param_groups.roles import Layout, PlanError
 from param_groups.rows import align
-
-NUMBERS = ("init", "lr", "eps", "decay")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ _MUONS = {
 _SUITS = "_is_suitable_for_muon"  # timm's, which leaves other tensors to Adam
 BY_STEP = "; --step tells"  # how what a step tells ends
 _UNKNOWN_MUON = "what its Muon multiplies the rate of a matrix by" + BY_STEP
+NUMBERS = ("init", "lr", "eps", "decay")
 SCALES = (1e-3, 1.0, 1e3)  # standard deviations of the random gradients
 WITHIN = 1.5  # Newton-Schulz leaves singular values between 0.7 and 1.2
 
@@ -105,7 +106,7 @@ def read(
             shape=tuple(param.shape),
             layout=_layout(name, param, module),
             optimizer="" if param.requires_grad else "frozen",
-            init=float(param.detach().double().square().mean().sqrt()),
+            init=_rms(param),
             lr=0.0,
             eps=0.0,
             decay=0.0,
@@ -127,8 +128,17 @@ def read(
                 decay=lr * decay,  # no Muon known here decays by the rate of the shape
                 unread=tuple(dict.fromkeys([*unread, *doubt])),
             )
-        readings[name] = reading
+        odd = [f"{k} is {v}" for k in NUMBERS if not 0 <= (v := getattr(reading, k)) < math.inf]
+        readings[name] = replace(reading, unread=(*reading.unread, *odd))
     return readings
+
+
+def _rms(values: torch.Tensor) -> float:
+    """The root mean square of the entries, 0 without any; NaN where this process has none."""
+    if values.is_meta:
+        return math.nan
+    squares = values.detach().abs().double().square()
+    return math.sqrt(squares.mean()) if squares.numel() else 0.0
 
 
 def _layout(name: str, param: torch.Tensor, module: nn.Module) -> Layout:
