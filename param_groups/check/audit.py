@@ -282,7 +282,11 @@ def main(
         pair = build(args.widths[0], size) if args.depths else build(size)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], nn.Module)):
             raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
-        return pair[0], [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
+        found = [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
+        for one in found:
+            if not isinstance(getattr(one, "param_groups", None), (list, tuple)):
+                raise PlanError(f"{args.file}: {one!r:.60} is no optimiser: it has no param_groups")
+        return pair[0], found
 
     readings: Readings = {
         size: {
