@@ -177,7 +177,7 @@ def named_by(
     try:
         patterns = [keep] if isinstance(keep, str) else [*keep]
     except TypeError:
-        patterns = [keep]  # which is no text either
+        patterns = [keep]  # type: ignore[list-item]  # which is no text either
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise PlanError(f"{argument} is a list of patterns such as 'backbone.*', got {keep!r}")
     kept: set[str] = set()
