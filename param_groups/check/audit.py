@@ -284,7 +284,8 @@ def main(
             raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
         found = [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
         for one in found:
-            if not isinstance(getattr(one, "param_groups", None), (list, tuple)):
+            groups = getattr(one, "param_groups", None) or [()]
+            if not all(isinstance(group, dict) and "params" in group for group in groups):
                 raise PlanError(f"{args.file}: {one!r:.60} is no optimiser: it has no param_groups")
         return pair[0], found
 

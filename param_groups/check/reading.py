@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
@@ -101,6 +102,12 @@ def read(
     peaks = {id(one): _peaks(one.param_groups, now) for one in optimizers}
     readings = {}
     for name, param in model.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise PlanError(
+                f"{name!r} has no shape yet (a lazy layer); run a batch through it first"
+            )
+        if not param.numel():
+            continue  # no entry is trained
         module = model.get_submodule(name.rpartition(".")[0])
         reading = Reading(
             shape=tuple(param.shape),
@@ -464,7 +471,8 @@ def first_step(
     draw = torch.Generator().manual_seed(0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            if none := _no_numbers(group):
+            meta = ["a tensor is on the meta device"] * any(one.is_meta for one in group["params"])
+            if none := _no_numbers(group) or meta:
                 raise PlanError(f"--step: {none[0]}, with which no step can be taken")
             group["lr"], group["weight_decay"] = group.get("initial_lr", group["lr"]), 0.0
             for param in group["params"]:
