@@ -148,6 +148,7 @@ class Forward(NamedTuple):
         logit_multiplier: that on logits from a tied word embedding (N_rescale in Dinan et al.).
         head_dim: the prescription's own, where it has one.
         way_out: how to ask for another power of the head dimension; "" if one cannot.
+        ties: whether a word embedding is meant to be the readout, too.
 
     >>> Forward(attention=-1.0).attention_scale(64)
     0.015625
@@ -159,6 +160,7 @@ class Forward(NamedTuple):
     logit_multiplier: float = 1.0
     head_dim: int | None = None
     way_out: str = ""
+    ties: bool = False
 
     def attention_scale(self, head_dim: int) -> float:
         """The factor on query-key products; PlanError where no float holds it."""
@@ -202,9 +204,11 @@ class Momenta(NamedTuple):
 class Prescription(ABC):
     """A named rule for all tensors of a model; derive your own from it.
 
-    A class of your own has `width`, `optimizer` and `__call__(tensor)`. `plan` and the wrappers
-    take it as they take the papers'. With `base`, the `Size` at which it was tuned, it can be
-    wrapped by what compares with a base. Then it reads the width at a tensor by `at(tensor)`.
+    A class of your own has `width`, `optimizer` and `__call__(tensor)`; `forward` if it has factors
+    and `refuse` if it is wrong for some tensor. All else follows from these and is there for
+    wrappers to change. `plan` and the wrappers take it as they take the papers'. With `base`, the
+    `Size` at which it was tuned, it can be wrapped by what compares with a base. Then it reads the
+    width at a tensor by `at(tensor)`.
 
     Raises:
         PlanError: from a call, for a tensor that the rule says nothing about.
@@ -248,11 +252,6 @@ class Prescription(ABC):
         """The averages of the optimisers, for a rule that sets them."""
         return Momenta()
 
-    @property
-    def ties(self) -> bool:
-        """Whether its embeddings are meant to read out, too."""
-        return False
-
     def at(self, tensor: Tensor) -> Size:
         """The size at a tensor."""
         return tensor.size or self.size
@@ -263,7 +262,7 @@ class Prescription(ABC):
         A row that serves as embedding and readout needs numbers that are meant for both. A decay
         that has a power of a size cannot be per rate where that has one, too.
         """
-        if tensor.reads_out and not self.ties:
+        if tensor.reads_out and not self.forward().ties:
             self._refuse_tie(tensor)
         elif tensor.reads_out and not asked.absorb and self.relative(tensor).multiplier != 1:
             raise PlanError(

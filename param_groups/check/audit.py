@@ -50,10 +50,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.check.command import TASK, function_of, load_function, load_module, with_rules
+from param_groups.check.command import TASK, function_of, load_module, with_rules
 from param_groups.check.measuring import Check, begun, pooled
 from param_groups.check.nearest import (
     EXACT,
+    Miss,
     Readings,
     nearest_rule,
     one_power,
@@ -113,10 +114,7 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     first = readings[sizes[0]]
     kinds = {name: numbers.powers(name).kind for name in numbers.names}
     nearest, missed = nearest_rule(numbers, rule)
-    lines = [
-        (n, f"{number} goes as size^{_text(power)}, expected size^{_text(aim)}")
-        for n, number, power, aim in missed
-    ]
+    lines = [(miss[0], _deviation(miss, readings)) for miss in missed]
     remarks = [f"frozen, not judged: {len(frozen)} tensors"] if frozen else []
     if still:
         remarks.append(f"rate 0, not judged: {len(still)} tensors, such as {min(still)}")
@@ -142,6 +140,18 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
         unread=not_read(readings, numbers.family),
         remarks=remarks + falls,
     )
+
+
+def _deviation(miss: Miss, readings: Readings) -> str:
+    """How a number of a tensor deviates, in words."""
+    name, number, power, aim = miss
+    zero = [size for size, found in readings.items() if not vars(found[name])[number]]
+    if math.isnan(power) and zero:
+        frozen = readings[zero[0]][name].optimizer == "frozen"
+        what = "frozen" if frozen else f"{number} is 0"
+        return f"{what} at {', '.join(map(str, zero))} alone"
+    goes = "has no power of the size" if math.isnan(power) else f"goes as size^{_text(power)}"
+    return f"{number} {goes}, expected size^{_text(aim)}"
 
 
 def _unlike(
@@ -243,9 +253,7 @@ def _nested(value: object, depth: int) -> bool:
     return inside is not False and (depth == 1 or all(_nested(one, depth - 1) for one in inside))
 
 
-def main(
-    argv: Sequence[str], load: Callable[[Path, str, str], Callable[..., Any]] = load_function
-) -> None:
+def main(argv: Sequence[str]) -> None:
     """`param-groups audit ...`; see the module for its exit codes."""
     parser = argparse.ArgumentParser(
         prog="param-groups audit",
@@ -265,12 +273,10 @@ def main(
     if len(sizes) < 2 or sizes[0] < 1:
         raise PlanError("--widths and --depths: give two different sizes or more")
     signature = f"build(width{', depth' * bool(args.depths)})", "(model, optimizer)"
-    module = load_module(args.file) if load is load_function else None
+    module = load_module(args.file)
     layouts: dict[str, Layout] = {}  # of a trace, from use
     build: Callable[..., Any]
-    if module is None:
-        build = load(args.file, *signature)
-    elif hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
+    if hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: Layout(r.layout) for r in task.trace().readings if r.layout}
         build = lambda width, *_: _drawn(task(width, 0))

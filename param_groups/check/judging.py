@@ -108,9 +108,9 @@ def judge_optimizers(
     """
     pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
     there = [(n, row, one) for n, row, one in pairs if one and one.optimizer != "frozen"]
-    usual = statistics.median_low(
-        [one.lr / row.lr for _, row, one in there if one.lr and row.lr] or [0.0]
-    )
+    shares = [one.lr / row.lr for _, row, one in there if one.lr and row.lr] or [0.0]
+    middle = statistics.median_low(shares), statistics.median_high(shares)
+    usual = min(middle, key=lambda one: abs(one - 1))  # of two, the one nearer to no schedule
     scheduled = "" if math.isclose(usual, 1, rel_tol=1e-3) else f"{usual:.4g} times "
     found: dict[tuple[str, str], Judged] = {}
     for size, row, one in there:

@@ -177,7 +177,10 @@ def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, 
         own = [*doubts, *more]
         still = rate == 0 and _is_number(group.get("lr"))
         if still and not any(group.get(key) == 0 for key in FACTORS["lr"]):
-            own.append("lr is 0, and no initial_lr says what a schedule starts from")
+            if "initial_lr" not in group:
+                own.append("lr is 0, and no initial_lr says what a schedule starts from")
+            elif now:
+                own.append("lr is 0 before the first step")
         result.append((rate, decay, own))
     return result
 
@@ -349,6 +352,8 @@ def not_read(
 Steps = Mapping[tuple[int, float], Mapping[str, float]]  # {(size, scale): what `first_step` gives}
 Convention = Callable[[float, float], float]  # (inputs, outputs) -> factor of the rate
 CONVENTIONS: list[Convention] = [*MUON_CONVENTIONS.values()]
+_UNSCALED: Convention = lambda inputs, outputs: 1.0
+_ROOT: Convention = lambda inputs, outputs: math.sqrt(inputs * outputs)  # AdaMuon's
 
 
 def judged_steps(
@@ -427,17 +432,13 @@ def _fitting(
         spread = max(max(some) - min(some) for some in logs)
         return off > math.log(WITHIN), spread > math.log(WITHIN), off
 
-    return min([_unscaled, *CONVENTIONS], key=misfit)
-
-
-def _unscaled(inputs: float, outputs: float) -> float:
-    return 1.0
+    return min([_UNSCALED, *CONVENTIONS], key=misfit)
 
 
 def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
     """Whether steps, each (shape, ratio), have the factor of a kernel's two axes in place of the
     whole matrix's."""
-    for factor in (_root, *CONVENTIONS):
+    for factor in (_ROOT, *CONVENTIONS):
         shares = [
             (factor(*shape[:1:-1]) / factor(*_flat(shape)), ratio)
             for shape, ratio in steps
@@ -446,11 +447,6 @@ def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
         if shares and all(s * WITHIN < 1 and 1 < WITHIN * r / s < WITHIN**2 for s, r in shares):
             return True
     return False
-
-
-def _root(inputs: float, outputs: float) -> float:
-    """AdaMuon's, whose steps are as large as the root of the number of entries."""
-    return math.sqrt(inputs * outputs)
 
 
 def first_step(

@@ -281,10 +281,9 @@ def _unplanned(check: Check, width: int) -> Iterator[str]:
     if check.plan is None or check.optimizer is None:
         return
     held = read(check.model, [check.optimizer], now=True)
-    yield from (
-        f"{one.name}: {one.quantity} is {one.note}"
-        for one in judge_optimizers({width: check.plan}, {width: held})
-    )
+    for judged in judge_optimizers({width: check.plan}, {width: held}):
+        if judged.quantity != "optimiser's rate":  # which no schedule has multiplied, so exactly
+            yield f"{judged.name}: {judged.quantity} is {judged.note}"
     for row in check.plan.rows:
         one = held.get(row.name)
         if one and one.optimizer != "frozen" and not math.isclose(one.lr, row.lr, rel_tol=1e-3):

@@ -62,7 +62,7 @@ def forward_pass(
     if head_dim is not None:
         check_sizes("plan", head_dim=head_dim)
     tied = [tensor for tensor in tensors if tensor.reads_out]
-    if prescription.ties and not tied:
+    if prescription.forward().ties and not tied:
         raise PlanError(
             f"{prescription.form} is for a word embedding that is the readout, too, and this model "
             "has none: leave Tied out"

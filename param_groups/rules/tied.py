@@ -37,11 +37,6 @@ class Tied(Compared):
 
     marks = {"tied": True}
 
-    @property
-    def ties(self) -> bool:
-        """It does."""
-        return True
-
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
         """The same: a tied tensor is an embedding in its model's rules."""
         if tensor.reads_out and tensor.role is not Role.TOKEN_EMBEDDING:
@@ -49,8 +44,8 @@ class Tied(Compared):
         return numbers
 
     def forward(self, size: Size | None = None) -> Forward:
-        """The rule's, with its factor on logits times b / n."""
+        """The rule's with a tie, and its factor on logits times b / n."""
         size = size or self.size
         inner = self.rule.forward(size)
         factor = inner.logit_multiplier * self.base.width / size.width
-        return inner._replace(logit_multiplier=factor)
+        return inner._replace(logit_multiplier=factor, ties=True)

@@ -108,11 +108,6 @@ class Around(Prescription):
         return self.rule.momenta
 
     @property
-    def ties(self) -> bool:
-        """As the rule."""
-        return self.rule.ties
-
-    @property
     def form(self) -> str:
         """What it is made of, outermost first."""
         return f"{type(self).__name__}({self.rule.form})"

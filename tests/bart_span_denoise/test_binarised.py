@@ -11,6 +11,7 @@ import torch
 
 from bart_span_denoise import bpe, corpora, data, fairseq_interop
 from bart_span_denoise.bpe import EOS, FILES, Bpe
+from tests import damages
 from tests.bart_span_denoise.texts import (
     DOCUMENTS,
     LIMIT,
@@ -190,44 +191,12 @@ def test_index_round_trip_in_parts(tmp_path, monkeypatch):
 # Mistakes
 
 
-def overwrite(file, value, where=0):
-    def change(folder):
-        tokens = np.memmap(folder / file, "<u2", "r+")
-        tokens[where] = value
-        tokens.flush()
-
-    return change
-
-
-BROKEN = {
-    "no folder": (shutil.rmtree, "is not a folder; expected one made by fairseq-preprocess"),
-    "no valid.bin": (lambda f: (f / "valid.bin").unlink(), "valid.bin does not exist; expected"),
-    "no train.idx": (lambda f: (f / "train.idx").unlink(), "train.idx does not exist; expected"),
-    "no dictionary": (lambda f: (f / "dict.txt").unlink(), "dict.txt cannot be read (FileNotFound"),
-    "cut tokens": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes where"),
-    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; expected"),
-    "no index": (
-        lambda f: os.truncate(f / "train.idx", 9),
-        "is not fairseq's mmap index; expected",
-    ),
-    "no line end": (overwrite("train.bin", 5, -1), "train.bin has a line without </s> at its end"),
-    "large id": (overwrite("train.bin", 9999), "train.bin holds token id 9999, but its dictionary"),
-    "a pad": (overwrite("valid.bin", 1), "valid.bin holds <s> or <pad>"),
-    "blank": (overwrite("valid.bin", EOS, slice(None)), "valid.bin has only empty lines"),
-    "another type": (overwrite("train.idx", 0xFFFF, 8), "is not fairseq's mmap index"),
-    "no symbols": (lambda f: (f / "dict.txt").write_text("x\n"), "is not fairseq's dict.txt"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_binarised_corpora_are_named(tmp_path, binarised, case):
-    damage, message = BROKEN[case]
-    folder = tmp_path / "corpus"
-    shutil.copytree(binarised["sentences"], folder)
-    damage(folder)
+@pytest.mark.parametrize("damage", damages.of("binarised"), ids=str)
+def test_broken_binarised_corpora_are_named(tmp_path, binarised, damage):
+    folder = shutil.copytree(binarised["sentences"], tmp_path / "corpus")
+    damage.do(folder)
     line = error_line(lambda: prepare_binarised(tmp_path, folder, noise={"unit": "token"}))
-    assert line.startswith(f"data.path: {folder}")
-    assert message in line
+    assert line.startswith(f"data.path: {folder}") and damage.is_in(line)
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bart_span_denoise import bpe, fairseq_interop
 from bart_span_denoise.bpe import FILES, Bpe
+from tests import damages
 from tests.text_files import error_line
 
 # fairseq takes seconds to import: one process has all tests that do.
@@ -221,35 +222,13 @@ def test_too_little_text_says_how_much_it_supports(tmp_path):
 
 # Files that do not work
 
-BPE = "data.bpe_encoder, data.bpe_vocab: "
-DICTIONARY = "data.bpe_dictionary: "
-WRONG = {
-    "no encoder": ("encoder.json", None, BPE, "cannot be read ("),
-    "not JSON": ("encoder.json", lambda text: text[:-20], BPE, "cannot be read ("),
-    "no vocab": ("vocab.bpe", None, BPE, "cannot be read ("),
-    "other merge": ("vocab.bpe", lambda text: text + "Q Q\n", BPE, "cannot be read ("),
-    "no dictionary": ("dict.txt", None, DICTIONARY, "cannot be read (FileNotFoundError"),
-    "empty": ("dict.txt", lambda text: "", DICTIONARY, "lacks 395 of the BPE's tokens"),
-    "other numbers": ("dict.txt", lambda text: text + "9999 1\n", DICTIONARY, "has 9999; expected"),
-    "no count": ("dict.txt", lambda text: text + "x\n", DICTIONARY, "(line 396: 'x'); expected"),
-    "repeated": (
-        "dict.txt",
-        lambda text: text + "7 1\n",
-        DICTIONARY,
-        "(line 396: '7 1'); expected",
-    ),
-    "lacking": ("dict.txt", lambda text: text.replace("\n17 1\n", "\n"), DICTIONARY, "first 17;"),
-}
 
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_named_with_its_key(tmp_path, folder, case):
-    name, change, key, message = WRONG[case]
-    files = changed(tmp_path, folder, name, change or str)
-    if change is None:
-        (tmp_path / name).unlink()
+@pytest.mark.parametrize("damage", damages.of("bpe"), ids=str)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, folder, damage):
+    files = changed(tmp_path, folder, FILES[0], str)
+    file = damage.do(tmp_path)
     line = error_line(lambda: Bpe(*files))
-    assert line.startswith(key) and message in line and str(tmp_path / name) in line
+    assert damage.is_in(line) and str(file) in line
 
 
 def test_a_corpus_dictionary_may_lack_tokens(tmp_path, folder):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
 from nanolm_c4.config import DataConfig
+from tests import damages
 from tests.text_files import as_c4, as_txt, error_line, of_split, write_documents
 from training.data import text as texts
 from training.data.sampling import BatchIds
@@ -180,25 +181,18 @@ def test_rare_characters_become_unknown_not_an_error(tmp_path):
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(DOCUMENTS)] == DOCUMENTS
 
 
-def test_tokeniser_file_errors(tmp_path, folder):
-    data.train_tokenizer(DOCUMENTS, 64, tmp_path / "whole")
-    whole = (tmp_path / "whole").read_bytes()
-    damaged = {
-        "missing": None,
-        "empty": b"",
-        "text": b"no model\n" * 99,
-        "cut": whole[:900],
-        "flipped": bytes([whole[0] ^ 1]) + whole[1:],
-        "UTF-16": whole.decode("latin1").encode("utf-16"),
-    }
-    for name, content in damaged.items():
-        file = tmp_path / name
-        if content is not None:
-            file.write_bytes(content)
-        load = lambda file=file: data.load_tokenizer(file)
-        assert error_line(load).startswith(f"data.tokenizer: {file} ")
-        action = lambda file=file: prepare(tmp_path, path=str(folder), tokenizer=str(file))
-        assert error_line(action).startswith(f"data.tokenizer: {file} ")
+@pytest.mark.parametrize("damage", damages.of("tokeniser"), ids=str)
+def test_tokeniser_file_errors(tmp_path, folder, damage):
+    data.train_tokenizer(DOCUMENTS, 64, tmp_path / damage.name)
+    file = damage.do(tmp_path)
+    for load in (
+        lambda: data.load_tokenizer(file),
+        lambda: prepare(tmp_path, path=str(folder), tokenizer=str(file)),
+    ):
+        assert error_line(load).startswith(f"{damage.words} {file} ")
+
+
+def test_a_folder_is_no_tokeniser(tmp_path):
     assert error_line(lambda: data.load_tokenizer(tmp_path)).startswith("data.tokenizer: ")
 
 

@@ -14,11 +14,13 @@ import torch
 
 import param_groups
 from param_groups import (
+    CompleteP,
     Decay,
     Depth,
     Dinan,
     EpsFollows,
     Everett,
+    Forward,
     Muon,
     Numbers,
     PlanError,
@@ -27,10 +29,15 @@ from param_groups import (
     Rule,
     Size,
     Tensor,
+    Tied,
     Tuned,
     plan,
 )
 from param_groups.rules.muon import MUON_CONVENTIONS
+from param_groups.rules.wrappers import Around
+from tests.param_groups import test_dinan_bordelon as papers
+from tests.param_groups import test_horizon as horizon
+from tests.param_groups import test_prescriptions as prescriptions
 from tests.param_groups.test_prescriptions import BLOCK, fans
 
 M, R = 4.0, 3.0  # width and depth over those of the base
@@ -177,52 +184,106 @@ def test_muon_has_one_spectral_norm_at_every_width(name, convention):
         assert after.optimizer == "muon" and norms[0] == pytest.approx(norms[1]), tensor
 
 
-CAUGHT_BY = {
-    "Depth": (test_depth_is_bordelons_power_around_any_rule, ("mup", "adam")),
-    "EpsFollows": (test_epsilon_is_as_the_gradient_or_its_square, ("adam",)),
-    "Decay": (test_decay_has_its_power_in_what_sums_over_the_width, ("mup", -1.0)),
-    "Tuned": (
-        test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers,
-        ("mup",),
-    ),
-    "Muon": (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral")),
-}
-PLANTED = {
-    "Depth": ("lr", "decay", "gradient"),
-    "EpsFollows": ("eps",),
-    "Decay": ("decay",),
-    "Tuned": ("lr", "eps", "multiplier", "init_std"),
-    "Muon": ("lr",),
-}
+@pytest.mark.parametrize("name", ["mup", "ntk", "mine"])
+def test_a_tied_rule_has_another_factor_on_logits_and_no_other_number(name):
+    rule = rules()[name]
+    assert Tied(rule).forward() == rule.forward()._replace(logit_multiplier=1 / M, ties=True)
+    for tensor in tensors(rule):
+        assert Tied(rule)(tensor) == rule(tensor)
+
+
+@pytest.mark.parametrize(("m", "r"), [(4, 1), (1, 3), (4, 3)])
+def test_completep_has_the_powers_of_its_table(m, r):
+    """Dey et al. 2025, Table 1; of models, `test_completep_is_that_of_its_authors_code`."""
+    rule, base = (CompleteP(64 * m, 64, 4 * r, 4, alpha=0.75) for m, r in ((m, r), (1, 1)))
+    expected = {  # (rate, epsilon, decay per step)
+        "query": (r**-0.25 / m, r**-0.75 / m, r**-0.25),
+        "norm_scale": (r**-0.25, r**-0.75 / m, 0.0),
+        "token_embedding": (1.0, 1 / m, 1.0),
+        "readout": (1 / m, 1.0, 1.0),
+    }
+    for role, powers in expected.items():
+        here, there = (
+            one(Tensor(role, *fans(Role(role), one.width))).absorbed("adam") for one in (rule, base)
+        )
+        shares = (here.lr / there.lr, here.eps / there.eps, here.decay)
+        assert shares == pytest.approx(powers), role
+    assert rule.forward().residual_multiplier == pytest.approx(r**-0.75)
+
+
+# What catches a wrong power, a case of it, and what is planted: powers, in these numbers of a rule,
+# of a size over that at which the power is 1.
+ALIKE, HYBRID = ("mup", "adam"), {"strategy": "hybrid"}
+PLANTED = [
+    (prescriptions.test_everett_rates_are_the_papers_powers_of_the_width_ratio, ALIKE,
+     ("Everett", "lr", "width", 128)),
+    (prescriptions.test_everett_multipliers_and_initial_scales, ("mup", 256, 128),
+     ("Everett", "multiplier init_std", "width", 128)),
+    (prescriptions.test_everett_epsilon_follows_the_gradient_if_asked, ALIKE,
+     ("Everett", "gradient", "width", 128)),
+    (prescriptions.test_everett_attention_scales, ("mup", None, -1),
+     ("Everett", "attention", "width", 128)),
+    (papers.test_dinan_rates_are_those_of_the_papers_table, (HYBRID, 0.5, "adam"),
+     ("Dinan", "lr", "width", 64)),
+    (papers.test_dinan_initialises_the_vision_model_as_the_paper_did, (HYBRID, 0.5),
+     ("Dinan", "init_std", "width", 64)),
+    (papers.test_dinan_initialises_the_language_model_as_the_paper_did, (HYBRID, 1, 1024**-0.75),
+     ("Dinan", "logit_multiplier", "width", 64)),
+    (test_epsilon_is_as_the_gradient_or_its_square, ("adam",), ("Dinan", "gradient", "width", 64)),
+    (papers.test_bordelon_rates_first_layer_and_readout, (8, 4, 3, 0.75, "adam"),
+     ("Bordelon", "lr multiplier init_std", "width", 16)),
+    (papers.test_bordelon_rates_first_layer_and_readout, (8, 4, 3, 0.75, "adam"),
+     ("Bordelon", "lr multiplier init_std", "depth", 1)),
+    (papers.test_bordelon_scalars_of_the_forward_pass, (0.75,),
+     ("Bordelon", "residual_multiplier attention", "depth", 1)),
+    (test_depth_is_bordelons_power_around_any_rule, ALIKE,
+     ("Depth", "lr decay gradient residual_multiplier", "depth", 4)),
+    (test_epsilon_is_as_the_gradient_or_its_square, ("adam",), ("EpsFollows", "eps", "width", 64)),
+    (test_decay_has_its_power_in_what_sums_over_the_width, ("mup", -1.0),
+     ("Decay", "decay", "width", 64)),
+    (test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers, ("mup",),
+     ("Tuned", "lr eps multiplier init_std", "width", 64)),
+    (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral"),
+     ("Muon", "lr", "width", 64)),
+    (test_a_tied_rule_has_another_factor_on_logits_and_no_other_number, ("mup",),
+     ("Tied", "lr eps decay init_std multiplier logit_multiplier", "width", 64)),
+    (test_completep_has_the_powers_of_its_table, (4, 3),
+     ("CompleteP", "lr eps decay", "width", 64)),
+    (test_completep_has_the_powers_of_its_table, (4, 3),
+     ("CompleteP", "lr eps decay residual_multiplier", "depth", 4)),
+    (horizon.test_a_published_set_holds_what_its_source_says, ("sde",),
+     ("Horizon", "lr eps decay", "batch", horizon.BATCH)),
+    (horizon.test_a_published_set_holds_what_its_source_says, ("sde",),
+     ("Horizon", "lr eps decay", "tokens", horizon.TOKENS)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
-@pytest.mark.parametrize(("name", "key"), [(n, key) for n in PLANTED for key in PLANTED[n]])
-def test_a_wrong_power_in_a_wrapper_is_caught(name, key, power, monkeypatch):
-    """Of the width, or of the depth; by the test that is named."""
-    kind = getattr(param_groups, name)
-    right = kind.change
+@pytest.mark.parametrize(
+    ("test", "case", "name", "key", "size", "one"),
+    [(*by, name, key, *at) for *by, (name, keys, *at) in PLANTED for key in keys.split()],
+    ids=[f"{name}-{key}-{at}" for *_, (name, keys, at, _) in PLANTED for key in keys.split()],
+)
+def test_a_wrong_power_in_a_prescription_is_caught(
+    test, case, name, key, size, one, power, monkeypatch
+):
+    """By the test that is named; CompleteP's in the outermost rule that it returns."""
+    kind = getattr(param_groups, "Decay" if name == "CompleteP" else name)
+    passes = key in Forward._fields
+    where = "forward" if passes else "change" if issubclass(kind, Around) else "__call__"
+    right = getattr(kind, where)
 
-    def wrong(self, tensor, numbers):
-        changed = right(self, tensor, numbers)
-        size = self.at(tensor)
-        ratio = size.depth / 4 if name == "Depth" else size.width / 64
-        return replace(changed, **{key: getattr(changed, key) * ratio**power})
+    def wrong(self, tensor=None, *numbers):
+        made = right(self, tensor, *numbers)
+        at = (tensor or self.size) if passes else self.at(tensor)
+        ratio = (getattr(at, size) if size in Size._fields else vars(self)[size]) / one
+        value = getattr(made, key)
+        value = value + power if key == "attention" else value * ratio**power
+        return made._replace(**{key: value}) if passes else replace(made, **{key: value})
 
-    test, case = CAUGHT_BY[name]
-    test(*case)
-    monkeypatch.setattr(kind, "change", wrong)
-    with pytest.raises(AssertionError):
+    monkeypatch.setattr(kind, where, wrong)
+    with pytest.raises((AssertionError, PlanError)):
         test(*case)
-
-
-@pytest.mark.parametrize("power", [-1, -0.5, 0.5, 1])
-def test_a_wrong_power_on_branches_is_caught(power, monkeypatch):
-    right = Depth.forward
-    wrong = lambda self, size=None: right(self, size)._replace(residual_multiplier=R ** (power - 1))
-    monkeypatch.setattr(Depth, "forward", wrong)
-    with pytest.raises(AssertionError):
-        test_depth_is_bordelons_power_around_any_rule("mup", "adam")
 
 
 # Orders

@@ -1,10 +1,10 @@
 """training.data.text: which documents each source has, how they are split, and what is refused."""
 
 import gzip
-import random
 
 import pytest
 
+from tests import damages
 from tests.text_files import as_c4, as_jsonl_gz, as_parquet, as_txt, error_line, of_split
 from training.data import text
 from training.data.text import (
@@ -136,27 +136,12 @@ def test_text_key_names_the_column(tmp_path):
     assert "did you mean 'content'?" in line
 
 
-WHOLE = gzip.compress(b'{"text": "a"}\n' * 50, mtime=0)
-CORRUPT = {
-    "cut.jsonl.gz": gzip.compress(random.Random(0).randbytes(400))[:200],
-    "flipped.jsonl.gz": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:],  # in its checksum
-    "utf16.jsonl": '{"text": "a"}\n'.encode("utf-16"),
-    "latin.jsonl": b'{"text": "caf\xe9"}\n',
-    "utf16.txt": "a\n".encode("utf-16"),
-    "zeros.parquet": bytes(400),
-    "plain.json.gz": b'{"text": "not compressed"}\n',
-    "broken.jsonl": b'{"text": "a"}\n{"text": \n',
-    "broken.parquet": b"PAR1 and then nothing",
-    "latin.txt": b"caf\xe9",
-}
-
-
-@pytest.mark.parametrize("name", CORRUPT)
-def test_corrupt_file_is_named_in_one_line(tmp_path, capfd, name):
+@pytest.mark.parametrize("damage", damages.of("text"), ids=str)
+def test_corrupt_file_is_named_in_one_line(tmp_path, capfd, damage):
     documents = as_txt(tmp_path / "documents", DOCUMENTS)
-    (documents / name).write_bytes(CORRUPT[name])
+    file = damage.do(documents)
     line = error_line(lambda: read(path=documents))
-    assert line.startswith(f"{documents / name}: cannot be read as")
+    assert line.startswith(f"{file}: {damage.words}")
     assert capfd.readouterr().err == ""
 
 

@@ -17,6 +17,7 @@ import bart_span_denoise.data
 import nanolm_c4.data
 from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
+from tests import damages
 from tests.bart_span_denoise.texts import DOCUMENTS
 from tests.processes import Program, finished
 from tests.text_files import error_line
@@ -117,6 +118,7 @@ def test_the_second_preparation_reads_nothing(experiment, made, text, monkeypatc
     assert capfd.readouterr().err == ""
 
 
+FLIPPED, _, CUT, *_ = damages.of("cache")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -220,43 +222,15 @@ def test_the_next_preparation_sweeps_what_a_killed_one_has_left_and_nothing_else
 # Checked
 
 
-def flip(folder):
-    with open(folder / "train.bin", "r+b") as file:
-        file.seek(101)
-        byte = file.read(1)[0]
-        file.seek(101)
-        file.write(bytes([byte ^ 1]))
-
-
-def zero(folder):
-    size = (folder / "train.bin").stat().st_size
-    (folder / "train.bin").write_bytes(bytes(size))
-
-
-DAMAGED = "train.bin is damaged: its SHA-256 is not the one in meta.json"
-UNREADABLE = "meta.json is missing or unreadable"
-DAMAGE = {
-    "one bit": (flip, DAMAGED),
-    "zeros": (zero, DAMAGED),
-    "cut": (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes where meta"),
-    "missing": (lambda f: (f / "train.bin").unlink(), "train.bin has no bytes where meta"),
-    "a folder": (lambda f: shutil.rmtree(f) or f.mkdir(), UNREADABLE),
-    "no meta": (lambda f: (f / META).unlink(), UNREADABLE),
-    "cut meta": (lambda f: os.truncate(f / META, 50), UNREADABLE),
-    "odd meta": (lambda f: (f / META).write_text("[]"), UNREADABLE),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("damage", damages.of("cache"), ids=str)
 def test_a_damaged_cache_is_refused_reported_and_rebuilt(
-    experiment, made, folder, text, capfd, kind
+    experiment, made, folder, text, capfd, damage
 ):
-    damage, message = DAMAGE[kind]
     assert TokenCache(folder).meta == made.meta  # checked once, and noted
-    damage(folder)
-    assert message in error_line(lambda: TokenCache(folder))
+    damage.do(folder)
+    assert damage.is_in(error_line(lambda: TokenCache(folder)))
     again = experiment.prepare(text, folder.parent)
-    assert capfd.readouterr().err.startswith(f"{folder}: {message}")
+    assert capfd.readouterr().err.startswith(f"{folder}: {damage.words}")
     assert content(again.folder) == content(made.folder)
     assert cache_problem(folder) is None and os.listdir(folder.parent) == [folder.name]
 
@@ -279,8 +253,8 @@ def test_a_cache_that_cannot_be_written_is_used(folder, monkeypatch):
     os.utime(folder / "train.bin")
     monkeypatch.setattr(token_cache, "write_json", refused)
     assert cache_problem(folder) is None
-    flip(folder)
-    assert cache_problem(folder) == DAMAGED
+    FLIPPED.do(folder)
+    assert cache_problem(folder) == FLIPPED.words
 
 
 def test_a_cache_that_is_deleted_while_in_use_is_named_in_one_line(experiment, made, folder, text):
@@ -308,18 +282,14 @@ def test_a_library_s_own_cache_is_made_again_once_it_is_damaged(tmp_path, capfd)
             made.append(folder)
         return (folder / "train.bin").read_bytes()
 
-    for damage in (None, None, flip, zero_and_cut):
+    for damage in (None, None, FLIPPED, CUT):
         if damage is not None:
-            damage(folder)
+            damage.do(folder)
         assert token_cache.guard(folder, make) == bytes(200)
     assert len(made) == 3
     told = capfd.readouterr().err.splitlines()
-    assert told[0] == f"{folder}: {DAMAGED}; rebuilding it"
+    assert told[0] == f"{folder}: {FLIPPED.words}; rebuilding it"
     assert told[1].startswith(f"{folder}: train.bin has 10 bytes where meta.json says 200")
-
-
-def zero_and_cut(folder):
-    (folder / "train.bin").write_bytes(bytes(10))
 
 
 def test_pickles_carry_no_opened_file(made):

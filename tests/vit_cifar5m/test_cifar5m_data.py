@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests import damages
+from tests.text_files import error_line
 from training.data import shapes
 from training.data.sampling import BatchIds
 from training.errors import UserError
@@ -63,10 +65,7 @@ def load(source, folder, tmp_path, validation_images=2, **fields):
 
 def refused(source, folder, tmp_path, **fields):
     """The one line that a user reads."""
-    with pytest.raises(UserError) as caught:
-        load(source, folder, tmp_path, **fields)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(lambda: load(source, folder, tmp_path, **fields))
 
 
 @pytest.mark.parametrize("source", ["cifar5m", "cifar10"])
@@ -156,30 +155,13 @@ def test_a_part_with_other_arrays_is_refused(tmp_path, case):
     assert module.PUBLISHED in message or "download the file again" in message
 
 
-def flip(content, place):
-    return content[:place] + bytes([content[place] ^ 0xFF]) + content[place + 1 :]
-
-
-DAMAGE = {
-    "cut off": ("stored", lambda content: content[:-30]),
-    "empty": ("stored", lambda content: b""),
-    "a web page": ("stored", lambda content: b"<html>not found</html>"),
-    "a stored pixel": (
-        "stored",
-        lambda content: flip(content, content.index(part(5)["X"].tobytes())),
-    ),
-    "compressed pixels": ("deflated", lambda content: flip(content, len(content) // 2)),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path, case):
-    kind, damage = DAMAGE[case]
+@pytest.mark.parametrize("damage", damages.of("npz"), ids=str)
+@pytest.mark.parametrize("kind", SAVE)
+def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path, kind, damage):
     folder = write_parts(tmp_path / "c5m", kind)
-    file = folder / "cifar5m_part5.npz"
-    file.write_bytes(damage(file.read_bytes()))
+    file = damage.do(folder)
     message = refused("cifar5m", folder, tmp_path)
-    assert message.startswith(f"{file}: cannot be read") and "Download it again" in message
+    assert message.startswith(f"{file}: {damage.words}") and "Download it again" in message
     cache = tmp_path / "cache" / "cifar5m"
     assert not cache.exists() or not list(cache.iterdir())
 

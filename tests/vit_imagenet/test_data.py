@@ -15,6 +15,8 @@ from pyarrow import parquet
 from timm.data import create_transform
 from torch.utils.data import DataLoader
 
+from tests import damages
+from tests.text_files import error_line
 from training.data import shapes
 from training.data.sampling import EpochPlaces, Place
 from training.errors import UserError
@@ -267,24 +269,13 @@ def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
         assert open_shards(str(tmp_path), split) == (expected, "tar")
 
 
-def flatten(root):
-    for file in [*root.glob("val/*/*")]:
-        file.rename(root / "val" / file.name)
-    for name in CLASSES:
-        (root / "val" / name).rmdir()
-
-
 # Unreadable images
-
-
-def flipped(content, place):
-    return content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :]
 
 
 BROKEN = {
     "truncated": (lambda content: content[:-100], "image file is truncated"),
     "text": (lambda _: b"<html>404</html>", "cannot identify image file"),
-    "flipped": (lambda content: flipped(content, 0), "cannot identify image file"),
+    "flipped": (lambda content: damages.flip(content, 0), "cannot identify image file"),
     "empty": (lambda _: b"", "no bytes"),
     "absent": (None, "No such file"),
 }
@@ -383,27 +374,12 @@ def test_a_decompression_bomb_is_an_unreadable_image(folder, monkeypatch):
 # Damaged shards, and damaged copies of them: named, and nothing of them used
 
 
-DAMAGED = {
-    "another file": lambda content: b"not a tar" * 100,
-    "empty": lambda content: b"",
-    "cut in an image": lambda content: content[: 512 + 100],
-    "cut behind an image": lambda content: content[:5120],
-    "cut before its end": lambda content: content[: 512 * -(-len(content.rstrip(b"\0")) // 512)],
-    "a damaged first header": lambda content: flipped(content, 10),
-    "a damaged later header": lambda content: flipped(content, content.index(b"ant_2.jpg")),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGED)
-def test_a_damaged_tar_is_named_and_nothing_of_it_used(tmp_path, how):
-    """To tarfile a damaged header in the middle is the end: images would just be fewer."""
+@pytest.mark.parametrize("damage", damages.of("tar"), ids=str)
+def test_a_damaged_tar_is_named_and_nothing_of_it_used(tmp_path, damage):
     root = write_tar(tmp_path / "images")
-    file = root / "train-0.tar"
-    file.write_bytes(DAMAGED[how](file.read_bytes()))
-    with pytest.raises(UserError) as caught:
-        opened(root, "shards")
-    assert str(caught.value).startswith(f"{file}: cannot be read as tar (")
-    assert "\n" not in str(caught.value)
+    file = damage.do(root)
+    line = error_line(lambda: opened(root, "shards"))
+    assert line.startswith(f"{file}: ") and damage.is_in(line)
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_tar])
@@ -411,9 +387,8 @@ def test_a_damaged_arrow_copy_is_made_again(tmp_path, capfd, write):
     root = write(tmp_path / "images")
     before = [record.content for record in opened(root, "shards").train.source]
     file = next((tmp_path / "cache").rglob("*-train.arrow"))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(bytes(content))
+    content = file.read_bytes()
+    file.write_bytes(damages.flip(content, len(content) // 2))
     after = [record.content for record in opened(root, "shards").train.source]
     assert after == before
     assert f"{file.name} is damaged: its SHA-256 is not" in capfd.readouterr().err

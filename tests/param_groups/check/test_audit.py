@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import types
 
 import pytest
 import timm
@@ -127,8 +128,11 @@ def vit(n):
 
 def run(capsys, build, *arguments):
     """(exit code, what it printed)."""
+    module = types.SimpleNamespace(build=build)
     try:
-        audit.main(["x.py", *map(str, arguments)], lambda *_: build)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(audit, "load_module", lambda _: module)
+            audit.main(["x.py", *map(str, arguments)])
     except SystemExit as ended:
         return ended.code, capsys.readouterr().out
     return 0, capsys.readouterr().out
@@ -248,7 +252,7 @@ def another_meaning_of_spectral(n):
         (the_head_by_the_root, "lm_head.weight: lr goes as size^-0.5, expected size^-1"),
         (a_catch_all, "h.*.down.weight: lr goes as size^0, expected size^-1"),
         (the_factor_of_one_layer_lost, "h.1.qkv.weight: lr goes as size^0, expected size^-1"),
-        (another_factor_at_the_last_width, "h.*.up.weight: lr goes as size^no power"),
+        (another_factor_at_the_last_width, "h.*.up.weight: lr has no power of the size, expected"),
         (a_block_more_at_the_last_width, "h.2.up.weight: not in the models of all sizes"),
         (held_twice, "wte.weight: two optimisers hold it (muon and adam)"),
         (held_by_none, "wte.weight: no optimiser holds it"),

@@ -81,6 +81,15 @@ def test_a_factor_of_0_switches_nothing_else_off(other):
     assert first.decay == pytest.approx(0.05 * other**2) and second.decay == 0
 
 
+def test_a_rate_of_0_before_the_first_step_is_no_missing_initial_lr():
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    assert read(model, [optimizer])["weight"].unread == ()
+    now = read(model, [optimizer], now=True)["weight"]
+    assert now.unread == ("lr is 0 before the first step",)
+
+
 @pytest.mark.parametrize("key", ["lr_scale", "wd_mult"])
 def test_a_factor_that_changes_is_a_change(capsys, tmp_path, key):
     saved = tmp_path / "numbers.json"
@@ -345,7 +354,8 @@ def test_a_number_that_is_zero_at_some_sizes_follows_no_rule(capsys, key, sizes)
 
     code, text = run(capsys, build)
     number = {"lr_scale": "lr", "weight_decay": "decay"}.get(key, key)
-    assert code == 1 and f"h.*.qkv.weight: {number} goes as size^no power" in text
+    line = f"h.*.qkv.weight: {number} is 0 at {', '.join(map(str, sizes))} alone\n"
+    assert code == 1 and line in text
 
 
 def test_frozen_tensors_are_left_out(capsys):
@@ -367,10 +377,15 @@ def test_a_tensor_that_is_frozen_at_some_sizes_follows_no_rule(capsys, sizes):
         return model, optimizer
 
     code, text = run(capsys, build)
-    assert code == 1 and "deviates: wte.weight: lr goes as size^no power" in text
+    at = ", ".join(map(str, sizes))
+    assert code == 1 and text.count("wte.weight: ") == 1
+    assert f"deviates: wte.weight: frozen at {at} alone\n" in text
 
 
-@pytest.mark.parametrize("factor", [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}])
+@pytest.mark.parametrize(
+    "factor",
+    [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}, {"lr": 0.0, "initial_lr": 0.0}],
+)
 def test_a_tensor_that_its_factor_keeps_still_is_said(capsys, factor):
     def build(n):
         model = GPT(n)

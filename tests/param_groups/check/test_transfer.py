@@ -9,10 +9,14 @@ import sys
 from multiprocessing import get_context
 
 import pytest
+import torch
 
+from param_groups import Everett, Rule, plan
 from param_groups.__main__ import main
 from param_groups.check import transfer, transfer_command
-from param_groups.check.measuring import CheckError
+from param_groups.check.judging import judge_optimizers
+from param_groups.check.measuring import Check, CheckError
+from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, UNDECIDED, Grid, Run, answer, wanted
 from param_groups.check.transfer_command import train
 
@@ -305,6 +309,23 @@ def test_an_optimizer_that_is_not_the_plans_is_refused(optimizer, message, tmp_p
     text = TASK.replace("loss=loss)", f"loss=loss, optimizer=torch.optim.{optimizer})")
     with pytest.raises(CheckError, match=message):
         curve(tmp_path, text.format(alignment="full"), 64)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_of_two_tensors_the_one_with_another_rate_is_named(wrong, factor):
+    """As many have the plan's rate as another: no schedule has multiplied one of them."""
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9, bias=False))
+    rules = [Rule("0.weight", "token_embedding"), Rule("1.weight", "readout")]
+    made = plan(model, rules, Everett("mup", 4, 2), lr=0.1, absorb_multipliers=True)
+    made.initialise(model, 0)
+    groups = made.groups(model)
+    groups[wrong]["lr"] *= factor
+    check = Check(model, made, [0], None, optimizer=torch.optim.AdamW(groups))
+    words = [*transfer_command._unplanned(check, 4)]
+    assert len(words) == 1 and words[0].startswith(f"{wrong}.weight: its rate is")
+    held = {4: read(model, [check.optimizer], now=True)}
+    assert [one.name for one in judge_optimizers({4: made}, held)] == [f"{wrong}.weight"]
 
 
 @pytest.mark.parametrize(
