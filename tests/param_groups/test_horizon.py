@@ -176,7 +176,7 @@ def test_powers_of_ones_own_are_of_any_optimiser_and_epsilon_follows_its_place(o
 
 def test_the_base_keeps_every_number_to_the_bit():
     rule = CompleteP(64, 16, depth=4, base_depth=2)
-    for name, betas in itertools.product(PUBLISHED, [BETAS, (0.3, 0.1)]):
+    for name, betas in itertools.product(PUBLISHED, [BETAS, (0.3, 0.1), (0.0, 0.0)]):
         if PUBLISHED[name].one_size:
             continue
         same = around(rule, powers=name, betas=betas)

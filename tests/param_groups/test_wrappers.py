@@ -162,6 +162,8 @@ def test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers(nam
         at_base = tuned(small)
         assert (at_base.lr, at_base.eps, at_base.multiplier) == (1.0, 1.0, 1.0)
         assert at_base.init_std in (0.0, 0.02)
+    if name in ("mup", "ntk"):  # a bias that is added to logits starts as it did, at every width
+        assert tuned(Tensor("relative_position", 8, 4)).init_std == 0.02
 
 
 @pytest.mark.parametrize("convention", MUON_CONVENTIONS)
