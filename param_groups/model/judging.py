@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,10 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
             f"makes results of which {more:.4g} are added up, {fewer:.4g} at the smaller width, "
             "and nothing divides the sum"
         )
+    by = [notes.factors.get(("input", name), 1.0) for notes in (small, large)]
+    if not math.isclose(*by, rel_tol=0.02) and not reading.problem:
+        by_small = f"by {by[0]:.4g} at the smaller width"
+        reading.problem = f"takes activations that a number multiplies by {by[1]:.4g}, {by_small}"
     beside = next(((a.factor, b.factor) for a, b in pairs if not _alike(a, b)), None)
     if beside and not reading.problem:
         reading.problem = (

@@ -221,8 +221,11 @@ def named(kind: str, sizes: Mapping[str, Any]) -> nn.Module:
         with torch.device("meta"):
             whole = timm.create_model(kind, pretrained=False)
         model = type(whole)(**sizes)
-        alike = lambda one: {(starred(path), type(part)) for path, part in one.named_modules()}
-        if alike(model) != alike(whole) or _kinds(model) != _kinds(whole):
+        parts, all_parts = (
+            {(starred(path), type(part)) for path, part in one.named_modules()}
+            for one in (model, whole)
+        )
+        if parts != all_parts or _kinds(model) != _kinds(whole):
             raise
     return model
 
