@@ -74,7 +74,11 @@ def _tell(error: BaseException, words: Sequence[str]) -> None:
     if sys.stdout and sys.stdout.closed:
         lines, error = [*words[:1]], ValueError("it has closed standard output")
     if lines:
-        what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
+        try:
+            text = " ".join(str(error).split())
+        except Exception:  # the file's own class of errors
+            text = ""
+        what = ": ".join(filter(None, [type(error).__name__, text]))
         _print(f"{lines[-1]}: {what[:1000]}; there is no verdict")
     else:
         with suppress(OSError):

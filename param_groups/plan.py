@@ -364,6 +364,8 @@ class Plan:
         return bool(attends) and grows and rule.get("qk_exponent") == -0.5 and not known
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        from torch.nn import Parameter
+
         check_model(model)
         parameters = dict(model.named_parameters())
         if set(parameters) != {row.name for row in self.rows}:
@@ -378,6 +380,8 @@ class Plan:
                     f"the plan is for another model: {row.name!r} has shape "
                     f"{tuple(parameters[row.name].shape)}, but the plan is for {row.shape}"
                 )
+            if not isinstance(parameters[row.name], Parameter):
+                raise PlanError(f"{row.name!r} is no nn.Parameter any more; assign one")
         return parameters
 
 

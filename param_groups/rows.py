@@ -174,7 +174,10 @@ def named_by(
 
     Raises PlanError for a pattern that names no tensor.
     """
-    patterns = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else [*keep]
+    try:
+        patterns = [keep] if isinstance(keep, str) else [*keep]
+    except TypeError:
+        patterns = [keep]  # type: ignore[list-item]  # which is no text either
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise PlanError(f"{argument} is a list of patterns such as 'backbone.*', got {keep!r}")
     kept: set[str] = set()

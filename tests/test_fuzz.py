@@ -1,9 +1,11 @@
 """Whatever stands in a file, it is read for what it says, or refused in one line.
 
-The same inputs every time; `FUZZ=600 python -m pytest -n 2 tests/test_fuzz.py` draws others, for
-600 seconds a test.
+The same inputs every time; `FUZZ=600 python -m pytest -n 2 -rP tests/test_fuzz.py` draws others,
+for 600 seconds a test, and says how many.
 """
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -88,11 +90,14 @@ def fuzzed(count, *strategies):
         )
 
         def test(tmp_path, monkeypatch):
-            run, end = settled(given(*strategies)(check(tmp_path, monkeypatch))), time.monotonic()
-            end += SECONDS
+            one, inputs = check(tmp_path, monkeypatch), itertools.count()
+            counted = functools.wraps(one)(lambda **drawn: (next(inputs), one(**drawn))[1])
+            run = settled(given(*strategies)(counted))
+            end = time.monotonic() + SECONDS
             run()
             while time.monotonic() < end:
                 run()
+            print(f"{next(inputs)} inputs")
 
         test.__doc__ = check.__doc__
         return test

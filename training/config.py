@@ -295,6 +295,8 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     key = ".".join(parts)[:LONGEST_NAME]
     if problem["type"] == "extra_forbidden":
         valid = _valid_beside(kind, parts)
+        if key in valid:  # of another kind of section than what stands beside it
+            return f"key {key!r} does not go with those beside it; leave it or them out"
         return f"unknown key {key!r}{nearest(key, valid)}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing; give it a value"

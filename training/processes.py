@@ -33,8 +33,14 @@ TIMEOUT = timedelta(hours=6)
 
 def state() -> PartialState:
     """accelerate's view of the processes; UserError when it does not see those torchrun started."""
-    process = PartialState(cpu=ON_CPU, timeout=TIMEOUT)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    try:
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        process = PartialState(cpu=ON_CPU, timeout=TIMEOUT)
+    except ValueError as error:
+        raise UserError(
+            f"the environment has a part of what torchrun sets ({error}); launch with torchrun, or "
+            "unset WORLD_SIZE, RANK and their like"
+        ) from None
     if launched != process.num_processes:
         raise UserError(
             f"{launched} processes were launched, but accelerate sees {process.num_processes}; "

@@ -61,13 +61,19 @@ from param_groups.check.nearest import (
     plans_of,
     powers_of,
 )
-from param_groups.check.reading import SCALES, Reading, first_step, judged_steps, not_read, read
+from param_groups.check.reading import (
+    NUMBERS,
+    SCALES,
+    Reading,
+    first_step,
+    judged_steps,
+    not_read,
+    read,
+)
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
 from param_groups.roles import Layout, PlanError
 from param_groups.rows import align
-
-NUMBERS = ("init", "lr", "eps", "decay")
 
 
 @dataclass(frozen=True)
@@ -282,7 +288,12 @@ def main(argv: Sequence[str]) -> None:
         pair = build(args.widths[0], size) if args.depths else build(size)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], nn.Module)):
             raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
-        return pair[0], [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
+        found = [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
+        for one in found:
+            groups = getattr(one, "param_groups", None) or [()]
+            if not all(isinstance(group, dict) and "params" in group for group in groups):
+                raise PlanError(f"{args.file}: {one!r:.60} is no optimiser: it has no param_groups")
+        return pair[0], found
 
     readings: Readings = {
         size: {

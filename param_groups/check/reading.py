@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
-from param_groups.roles import Layout
+from param_groups.roles import Layout, PlanError
 from param_groups.rules.muon import MUON_CONVENTIONS
 
 # Keys that a loop or a schedule multiplies into a group's rate, and into its decay.
@@ -53,6 +54,7 @@ _MUONS = {
 _SUITS = "_is_suitable_for_muon"  # timm's, which leaves other tensors to Adam
 BY_STEP = "; --step tells"  # how what a step tells ends
 _UNKNOWN_MUON = "what its Muon multiplies the rate of a matrix by" + BY_STEP
+NUMBERS = ("init", "lr", "eps", "decay")
 SCALES = (1e-3, 1.0, 1e3)  # standard deviations of the random gradients
 WITHIN = 1.5  # Newton-Schulz leaves singular values between 0.7 and 1.2
 
@@ -100,12 +102,18 @@ def read(
     peaks = {id(one): _peaks(one.param_groups, now) for one in optimizers}
     readings = {}
     for name, param in model.named_parameters():
+        if isinstance(param, UninitializedParameter):
+            raise PlanError(
+                f"{name!r} has no shape yet (a lazy layer); run a batch through it first"
+            )
+        if not param.numel():
+            continue  # no entry is trained
         module = model.get_submodule(name.rpartition(".")[0])
         reading = Reading(
             shape=tuple(param.shape),
             layout=_layout(name, param, module),
             optimizer="" if param.requires_grad else "frozen",
-            init=float(param.detach().double().square().mean().sqrt()),
+            init=_rms(param),
             lr=0.0,
             eps=0.0,
             decay=0.0,
@@ -117,7 +125,7 @@ def read(
             group = optimizer.param_groups[number]
             unread = [*unread, *_unknown(optimizer, group, kinds[0], ignore)]
             if kinds[0] == "adam" and "fallback_lr_scale" in group:
-                lr *= group["fallback_lr_scale"]
+                lr *= _number(group["fallback_lr_scale"])
             factor, doubt = shape_factor(optimizer, group, param, kinds[0])
             reading = replace(
                 reading,
@@ -125,10 +133,19 @@ def read(
                 lr=lr * factor,
                 eps=_epsilon(group, param),
                 decay=lr * decay,  # no Muon known here decays by the rate of the shape
-                unread=tuple(dict.fromkeys([*unread, *doubt])),
+                unread=tuple(dict.fromkeys([*unread, *doubt, *_no_numbers(group)])),
             )
-        readings[name] = reading
+        odd = [f"{k} is {v}" for k in NUMBERS if not 0 <= (v := getattr(reading, k)) < math.inf]
+        readings[name] = replace(reading, unread=(*reading.unread, *odd))
     return readings
+
+
+def _rms(values: torch.Tensor) -> float:
+    """The root mean square of the entries, 0 without any; NaN where this process has none."""
+    if values.is_meta:
+        return math.nan
+    squares = values.detach().abs().double().square()
+    return math.sqrt(squares.mean()) if squares.numel() else 0.0
 
 
 def _layout(name: str, param: torch.Tensor, module: nn.Module) -> Layout:
@@ -158,9 +175,8 @@ def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, 
     result = []
     for group, rate, decay in zip(groups, scaled, wd, strict=True):
         own = [*doubts, *more]
-        if not isinstance(group.get("lr"), (int, float, torch.Tensor)):
-            own.append(f"lr is {group.get('lr')!r}")
-        elif rate == 0 and not any(group.get(key) == 0 for key in FACTORS["lr"]):
+        still = rate == 0 and _is_number(group.get("lr"))
+        if still and not any(group.get(key) == 0 for key in FACTORS["lr"]):
             if "initial_lr" not in group:
                 own.append("lr is 0, and no initial_lr says what a schedule starts from")
             elif now:
@@ -180,7 +196,7 @@ def _multiplied(
         f"{one} is {value!r}"
         for factors in named
         for one, value in factors
-        if not isinstance(value, (int, float))
+        if not _is_number(value)
     ]
     factors = [math.prod(_number(value) for _, value in some) for some in named]
     shares = [n / f for n, f in zip(numbers, factors, strict=True) if n and f]
@@ -195,13 +211,28 @@ def _alike(values: Sequence[float]) -> bool:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float, torch.Tensor)) else 0.0
+    return float(value) if _is_number(value) else 0.0  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    single = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+    return single or isinstance(value, (int, float))
+
+
+def _no_numbers(group: Mapping[str, Any]) -> list[str]:
+    """What stands in a group for a number and is none; Adafactor's epsilons may be None."""
+    first = group.get("eps")
+    first = first[0] if isinstance(first, (tuple, list)) and first else first
+    keys = ("weight_decay", "initial_lr", "fallback_lr_scale")
+    values = {"lr": group.get("lr"), **{key: group.get(key, 0.0) for key in keys}}
+    values["eps"] = 0.0 if first is None else first
+    return [f"{key} is {value!r:.60}" for key, value in values.items() if not _is_number(value)]
 
 
 def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
     """A group's epsilon; of Adafactor's pair that on squared gradients."""
     eps = group.get("eps", 0.0)
-    eps = eps[0] if isinstance(eps, (tuple, list)) else eps
+    eps = eps[0] if isinstance(eps, (tuple, list)) and eps else eps
     return torch.finfo(param.dtype).eps if eps is None else _number(eps)
 
 
@@ -436,6 +467,9 @@ def first_step(
     draw = torch.Generator().manual_seed(0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            meta = ["a tensor is on the meta device"] * any(one.is_meta for one in group["params"])
+            if none := _no_numbers(group) or meta:
+                raise PlanError(f"--step: {none[0]}, with which no step can be taken")
             group["lr"], group["weight_decay"] = group.get("initial_lr", group["lr"]), 0.0
             for param in group["params"]:
                 gradient = scale * torch.randn(param.shape, generator=draw)

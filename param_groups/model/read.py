@@ -113,6 +113,8 @@ def check_tensors(model: nn.Module) -> None:
 
 def _problem(name: str, parameter: nn.Parameter) -> str | None:
     """Why a plan cannot give this tensor values and a learning rate; None if it can."""
+    if not isinstance(parameter, nn.Parameter):
+        return "is no nn.Parameter, though its module lists it as one; assign nn.Parameter(values)"
     if isinstance(parameter, UninitializedParameter):
         return "has no shape yet (a lazy layer); run one batch through the model first"
     layer, hidden, _ = f".{name}".partition(".parametrizations.")

@@ -181,12 +181,13 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 @dataclass(frozen=True)
 class Given:
     """How a model was prepared: by which rows, whether values were drawn, which tensors were not
-    because they were frozen, and how large the values of every drawn tensor were."""
+    because they were frozen, and of every drawn tensor how large its values were, and torch's count
+    of writes to it."""
 
     rows: Sequence[Row]
     drawn: bool
     frozen: Set[str]
-    sizes: Mapping[str, float | None]
+    sizes: Mapping[str, tuple[float | None, int]]
 
 
 # A model that is gone takes its entry with it.
@@ -205,7 +206,8 @@ def note_given(
     `kept` says that others were kept on purpose. Tensors in `frozen` were not drawn because they
     did not require gradients.
     """
-    sizes = {row.name: _size(model.get_parameter(row.name)) for row in drawn}
+    parameters = {row.name: model.get_parameter(row.name) for row in drawn}
+    sizes = {name: (_size(one), one._version) for name, one in parameters.items()}
     note_versions(model)
     _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, sizes)
 
@@ -261,15 +263,16 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
             )
 
 
-def _as_large(parameter: nn.Parameter, drawn: float | None) -> bool:
+def _as_large(parameter: nn.Parameter, drawn: tuple[float | None, int] | None) -> bool:
     """Whether values are still about as large as those drawn: a few steps, a row set to zero, a
     move to another device or precision and a second draw of one size leave them so.
 
     Values are looked at, whatever wrote them: torch's version of a tensor does not count `.data`.
+    Where zeros were drawn, only that count tells a step from another draw.
     """
-    size = _size(parameter)
-    if size is None or drawn is None:
+    size, (before, writes) = _size(parameter), drawn or (None, 0)
+    if size is None or before is None:
         return True
-    if drawn == 0:
-        return size < 0.1
-    return abs(size / drawn - 1) < 0.1 + 3 / math.sqrt(2 * parameter.numel())
+    if before == 0:
+        return size == 0 or (size < 0.1 and parameter._version > writes)
+    return abs(size / before - 1) < 0.1 + 3 / math.sqrt(2 * parameter.numel())

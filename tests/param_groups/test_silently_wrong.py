@@ -219,6 +219,17 @@ def test_what_a_model_may_do_after_initialise():
     numbers.groups(model)
 
 
+def test_a_bias_that_starts_at_zero_may_be_trained_a_little():
+    model = nn.Linear(8, 8)
+    rules = [Rule("weight", Role.HIDDEN, trunk=False), Rule("bias", Role.HIDDEN_BIAS)]
+    numbers = plan(model, rules, Everett("standard", 8, 4), lr=0.01)
+    numbers.initialise(model, seed=0)
+    optimizer = torch.optim.AdamW(numbers.groups(model))
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert numbers.groups(model)
+
+
 # Arguments of another kind
 
 

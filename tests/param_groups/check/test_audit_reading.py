@@ -1,5 +1,6 @@
 """What the audit reads beside rates (factors, schedules, a Muon, one step), and what it cannot."""
 
+import math
 import re
 
 import pytest
@@ -155,6 +156,12 @@ def all_groups(**values):
     return lambda optimizer: [one.update(values) for one in optimizer.param_groups]
 
 
+def of_no_number(n):
+    model, optimizer = nanogpt(n)
+    model.ln_f.weight.data[0] = math.nan
+    return model, optimizer
+
+
 def of_two_families(n):
     model, optimizer = nanogpt(n)
     vectors = optimizer.param_groups.pop()["params"]
@@ -169,6 +176,14 @@ def of_two_families(n):
         (changed(nanogpt, group(lr_scale="half")), "lr_scale is 'half'"),
         (changed(nanogpt, all_groups(lr=0.0)), "lr is 0, and no initial_lr says"),
         (changed(nanogpt, all_groups(lr=None)), "lr is None"),
+        (changed(nanogpt, group(weight_decay="0.1")), "weight_decay is '0.1' (10 tensors"),
+        (changed(nanogpt, group(eps=())), "eps is ()"),
+        (changed(nanogpt, group(lr=torch.ones(2))), "lr is tensor([1., 1.])"),
+        (changed(nanogpt, group(fallback_lr_scale=None)), "fallback_lr_scale is None"),
+        (changed(nanogpt, all_groups(lr=math.nan)), "lr is nan"),
+        (changed(nanogpt, group(weight_decay=-0.1)), "decay is -"),
+        (changed(nanogpt, group(eps=math.inf)), "eps is inf"),
+        (of_no_number, "init is nan (1 tensors, such as ln_f.weight)"),
         (changed(nanogpt, several_factors), "lr is 1, 0.5 times initial_lr: a schedule"),
         (lambda n: (m := GPT(n), Lion(m.parameters())), "lion, an optimiser of no known family"),
         (
