@@ -108,6 +108,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     tensors = [t for t in vectors if isinstance(t, Tensor)]
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         if notes.names(t):
+            came = replace(came, vectors=came.vectors | notes.names(t))
             notes.use(t, what)
     if came.names <= notes.tables:
         notes.note_factor("embedding", came)

@@ -28,7 +28,6 @@ _MULTI_HEAD = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v "
     "add_zero_attn dropout_p out_proj_weight out_proj_bias"
 )
-_ATTENDED = Flow(marks=frozenset({"attended"}))
 
 
 class Recorder(TorchFunctionMode):
@@ -182,9 +181,10 @@ class Recorder(TorchFunctionMode):
             return came.summed(size * level)
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
+            value = (b, two) if a.weights else (a, one)
             for i in came.weights:
-                self._parts(i, value=(b, two) if a.weights else (a, one))
-            return _ATTENDED
+                self._parts(i, value=value)
+            return _attended(value[0])
         if "weighs" in came.marks:
             return b if "weighs" in a.marks else a
         if "softmax" in came.marks:
@@ -206,7 +206,7 @@ class Recorder(TorchFunctionMode):
         self._found(Attention(size, factor, soft=True), mask, **three)
         if mask is not None and self.notes.names(mask):
             self.notes.use(mask, "added")
-        return _ATTENDED
+        return _attended(three["value"][0])
 
     def _found(self, one: Attention, beside: Tensor | None, **places: tuple[Flow, Tensor]) -> int:
         """The number of a new attention, to whose scores something may be added."""
@@ -219,6 +219,11 @@ class Recorder(TorchFunctionMode):
         for place, (flow, tensor) in places.items():
             parts = self.notes.attentions[at].parts.setdefault(place, {})
             parts.update(ranges(tensor, flow, self.notes.results))
+
+
+def _attended(value: Flow) -> Flow:
+    """What an attention makes of values; their parameters act on its entries."""
+    return Flow(marks=frozenset({"attended"}), vectors=value.vectors | value.names)
 
 
 def _terms(one: calls.Operand) -> int:
