@@ -108,6 +108,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     tensors = [t for t in vectors if isinstance(t, Tensor)]
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         if notes.names(t):
+            came = replace(came, vectors=came.vectors | notes.names(t))
             notes.use(t, what)
     if came.names <= notes.tables:
         notes.note_factor("embedding", came)
@@ -134,7 +135,11 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     power = calls.TIMES[call.bare]
     if len(flows) > 1:
         factor = times(flows[0].factor, flows[1].factor, power)
-        came = replace(came, sums=flows[0].sums) if power < 0 else came
+        if power < 0:  # a sum over another is as many terms as it has more
+            below = max((terms for _, terms in flows[1].sums), default=1.0)
+            sums = frozenset((name, terms / below) for name, terms in flows[0].sums)
+            came = replace(came, sums=sums)
+        came = replace(came, marks=came.marks - {"weighs"})
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
@@ -157,9 +162,11 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
 
 def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
-        soft = {"softmax"} if call.bare == "softmax" else NOTHING
-        sums = NOTHING if soft else came.sums
-        return replace(came, marks=came.marks | soft, sums=sums)
+        # Scores that a parameter made, as a router's or a pooling's, are of no attention.
+        mark = "softmax" if came.sums or len(came.names) != 1 else "weighs"
+        soft = {mark} if call.bare == "softmax" else NOTHING
+        came = replace(came, sums=frozenset()) if soft else came
+        return replace(came, marks=came.marks | soft)
     for one in (notes.attentions[i] for i in came.scores):
         one.soft, several = True, len(came.scores) > 1
         one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,19 +82,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
         _matrix(reading, pairs, pair, large)
     else:
         _vector_or_table(reading, use, large)
-    before, after = small.sums[name], large.sums[name]
-    fewer, more = max(before - after or before or {1.0}), max(after - before, default=0.0)
-    if more > 1.2 * fewer and not reading.problem:
-        reading.problem = (
-            f"makes results of which {more:.4g} are added up, {fewer:.4g} at the smaller width, "
-            "and nothing divides the sum"
-        )
-    beside = next(((a.factor, b.factor) for a, b in pairs if not _alike(a, b)), None)
-    if beside and not reading.problem:
-        reading.problem = (
-            f"counts {beside[1]:.4g} times where it is used, {beside[0]:.4g} times at the smaller "
-            "width: numbers multiply it, or its entries are added up"
-        )
+    reading.problem = reading.problem or _grown(name, pairs, small, large)
     if use.acts_as is not None and {*use.path.split()} & calls.ACTS:
         reading.why = f"{reading.why}, acts as {use.acts_as:.3g}".removeprefix(", ")
     return reading
@@ -111,9 +100,23 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
     return pairs
 
 
-def _alike(small: Use, large: Use) -> bool:
-    """Whether a parameter is multiplied by as much before it is used."""
-    return abs(large.factor - small.factor) <= 0.02 * abs(small.factor)
+def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
+    """What is wrong with sums and numbers around a tensor that grow with the width; "" if nothing
+    is."""
+    before, after = small.sums[name], large.sums[name]
+    fewer, more = max(before - after or before or {1.0}), max(after - before, default=0.0)
+    if more > 1.2 * fewer:
+        sizes = f"of which {more:.4g} are added up, {fewer:.4g} at the smaller width"
+        return f"makes results {sizes}, and nothing divides the sum"
+    first, then = (notes.factors.get(("input", name), 1.0) for notes in (small, large))
+    if not math.isclose(first, then, rel_tol=0.02):
+        by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+        return f"takes activations that a number multiplies {by}"
+    for one, other in pairs:
+        if not math.isclose(one.factor, other.factor, rel_tol=0.02):
+            times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
+            return f"counts {times} smaller width: a number multiplies it, or entries are added up"
+    return ""
 
 
 def _is_table(use: Use) -> bool:

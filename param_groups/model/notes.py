@@ -34,7 +34,8 @@ class Flow:
         vectors: the parameters that act on its entries one by one, since its last product.
         sums: parameters whose results are added up in it, each with how many terms, times numbers
             since; no longer once it divides.
-        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax.
+        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax,
+            weighs (a softmax of what a parameter made).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()

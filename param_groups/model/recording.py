@@ -28,7 +28,6 @@ _MULTI_HEAD = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v "
     "add_zero_attn dropout_p out_proj_weight out_proj_bias"
 )
-_ATTENDED = Flow(marks=frozenset({"attended"}))
 
 
 class Recorder(TorchFunctionMode):
@@ -146,7 +145,8 @@ class Recorder(TorchFunctionMode):
             used = notes.use(t, op, (summed, makes), out, axis, marks)
             made |= used.made
             table = came.names <= notes.tables
-            notes.note_factor(*(("embedding", came) if table else ("input", came, used.names)))
+            place = "embedding" if table else "scores" if came.scores else "input"
+            notes.note_factor(place, came, used.names if place == "input" else ())
         if bias is not None and notes.names(bias):
             notes.use(bias, "bias", marks={"of " + name for name, _ in made})
         kept, raws = Flow(), [notes.attentions[i].raw for i in came.scores | came.weights]
@@ -157,7 +157,8 @@ class Recorder(TorchFunctionMode):
         flow = replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
         # An einsum may sum over axes of the activations that no parameter has.
         here = max(_terms(one) for one in found if id(one.tensor) not in notes.views)
-        return flow.summed(here / max(map(_terms, ours)) if call.name == "einsum" else 0)
+        more = here // max(map(_terms, ours))
+        return flow.summed(more) if call.name == "einsum" and more > 1 else flow
 
     def _learned(self, tensor: Tensor) -> None:
         """A parameter that stands in an activation's place, as learned queries do."""
@@ -174,15 +175,18 @@ class Recorder(TorchFunctionMode):
         size = _terms(found[0])
         if len(flows) != 2:
             level = 1.0  # of a constant beside it, of which unit rows only turn
-            for one in found:
-                if id(one.tensor) not in self.notes.flows and one.summed:
-                    level = float(one.tensor.float().square().mean(one.summed).max())
+            for t, summed, *_ in found:
+                if id(t) not in self.notes.flows and summed:
+                    level = float(t.float().square().mean(summed).max())
             return came.summed(size * level)
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
+            value = (b, two) if a.weights else (a, one)
             for i in came.weights:
-                self._parts(i, value=(b, two) if a.weights else (a, one))
-            return _ATTENDED
+                self._parts(i, value=value)
+            return _attended(value[0])
+        if "weighs" in came.marks:
+            return b if "weighs" in a.marks else a
         if "softmax" in came.marks:
             self.notes.doubts.append(f"{call.name} takes a softmax whose scores were not seen")
         factor = times(times(a.factor, b.factor), call.kwargs.get("alpha", 1.0))
@@ -202,7 +206,7 @@ class Recorder(TorchFunctionMode):
         self._found(Attention(size, factor, soft=True), mask, **three)
         if mask is not None and self.notes.names(mask):
             self.notes.use(mask, "added")
-        return _ATTENDED
+        return _attended(three["value"][0])
 
     def _found(self, one: Attention, beside: Tensor | None, **places: tuple[Flow, Tensor]) -> int:
         """The number of a new attention, to whose scores something may be added."""
@@ -215,6 +219,11 @@ class Recorder(TorchFunctionMode):
         for place, (flow, tensor) in places.items():
             parts = self.notes.attentions[at].parts.setdefault(place, {})
             parts.update(ranges(tensor, flow, self.notes.results))
+
+
+def _attended(value: Flow) -> Flow:
+    """What an attention makes of values; their parameters act on its entries."""
+    return Flow(marks=frozenset({"attended"}), vectors=value.vectors | value.names)
 
 
 def _terms(one: calls.Operand) -> int:

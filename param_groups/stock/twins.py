@@ -213,14 +213,19 @@ def named(kind: str, sizes: Mapping[str, Any]) -> nn.Module:
     import timm
     import torch
 
+    from param_groups.model.context import starred
+
     try:
         model: nn.Module = timm.create_model(kind, pretrained=False, **sizes)
     except TypeError:
         with torch.device("meta"):
             whole = timm.create_model(kind, pretrained=False)
         model = type(whole)(**sizes)
-        alike = lambda one: {(_kind(path), type(module)) for path, module in one.named_modules()}
-        if alike(model) != alike(whole) or _kinds(model) != _kinds(whole):
+        parts, all_parts = (
+            {(starred(path), type(part)) for path, part in one.named_modules()}
+            for one in (model, whole)
+        )
+        if parts != all_parts or _kinds(model) != _kinds(whole):
             raise
     return model
 
@@ -242,8 +247,6 @@ def _sizes(known: Mapping[str, Any], width: int, depth: int) -> dict[str, Any]:
 
 
 def _kinds(model: nn.Module) -> set[str]:
-    return {_kind(name) for name, _ in model.named_parameters()}
+    from param_groups.model.context import starred
 
-
-def _kind(name: str) -> str:
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+    return {starred(name) for name, _ in model.named_parameters()}

@@ -265,6 +265,18 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
             "of which 8",
         ),
         (lambda n: (n, n), lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
+        (lambda n: (n, n), lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
+        (lambda n: (n,), lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),
+        (lambda n: (n,), lambda x, w: F.rms_norm(x, w.shape, w).sum(-1, True), "of which 64"),
+        (
+            lambda n: (n, n),
+            lambda x, w: (
+                F.scaled_dot_product_attention(x[:, None], x[:, None], (x @ w)[:, None])
+                .sum(-1)
+                .repeat(1, x.shape[1])
+            ),
+            "of which 64",
+        ),
         (lambda n: (n, n), lambda x, w: ((x @ w) * x).sum(-1, True), "of which 64"),
         (lambda n: (n,), lambda x, w: (x * w).norm(dim=-1, keepdim=True), "added up"),
         (lambda n: (n,), lambda x, w: (x * w) / (x * w).norm(dim=-1, keepdim=True), ""),

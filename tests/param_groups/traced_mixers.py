@@ -69,6 +69,28 @@ class Stacked(nn.Module):
         return (every * weights.T[..., None]).sum(0).view_as(x)
 
 
+@mlp
+class SoftExperts(nn.Module):
+    """Slots that a softmax of a matrix's results fills: Soft MoE's, no attention.
+
+    narrowing/in_outs n -1: slots
+    mlp_in n -1: experts.*.up.weight
+    mlp_out 4*n -1: experts.*.down.weight
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(n, 2, 3))
+        self.experts = nn.ModuleList(Mlp(n) for _ in range(2))
+
+    def forward(self, x):
+        scores = torch.einsum("btn,nes->btes", x, self.slots)
+        x = torch.einsum("btn,btes->ebsn", x, scores.softmax(1))
+        x = torch.stack([expert(row) for expert, row in zip(self.experts, x, strict=True)])
+        weights = scores.flatten(2).softmax(-1).view_as(scores)
+        return torch.einsum("ebsn,btes->btn", x, weights)
+
+
 @attention(None)
 class StateSpace(nn.Module):
     """Mamba-2's parts: a convolution per channel, dt_bias, A_log, D, a gated norm.
