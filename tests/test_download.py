@@ -453,11 +453,7 @@ def test_bart(server, call):
         f"{place}/vocab.bpe": vocab,
         "dl.fbaipublicfiles.com/fairseq/gpt2_bpe/dict.txt": dictionary,
     }
-    numbers = {
-        "50_265": "400",
-        ENCODER_SUM: digest(encoder),
-        VOCAB_SUM: digest(vocab),
-    }
+    numbers = {"50_265": "400", ENCODER_SUM: digest(encoder), VOCAB_SUM: digest(vocab)}
     line = refused(call, "bart", numbers=numbers)
     assert line.startswith("error: data/bart: no corpus there") and "--text FOLDER" in line
     whole(server, call, "bart", "--text", str(as_txt(Path("text"), chapters)))

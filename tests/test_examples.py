@@ -15,6 +15,9 @@ from param_groups.__main__ import main
 pytestmark = pytest.mark.xdist_group("huggingface")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ("huggingface_gpt2.py", "nanogpt.py")
+FIRST_IS_THOROUGH = pytest.mark.parametrize(
+    "name", [pytest.param(EXAMPLES[0], marks=pytest.mark.thorough), *EXAMPLES[1:]]
+)
 CHECK = "check --seeds 2 --widths 64 128 256 --out".split()
 
 
@@ -42,7 +45,7 @@ def test_examples_stay_short(name):
     assert max(len(piece.strip().splitlines()) for piece in pieces) <= most
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@FIRST_IS_THOROUGH
 def test_examples_learn(name, ran):
     """A byte costs 5.5 nats at first and 3.3 by its frequency; below that, context helps."""
     out = ran(ROOT / "examples" / name)
@@ -104,9 +107,7 @@ def test_examples_pass_the_coordinate_check(name, checked, tmp_path):
     assert (tmp_path / "coordinate_check.csv").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(EXAMPLES[0], marks=pytest.mark.thorough), *EXAMPLES[1:]]
-)
+@FIRST_IS_THOROUGH
 def test_one_rate_for_all_tensors_does_not_pass(name, checked, tmp_path):
     text = (ROOT / "examples" / name).read_text()
     rule = "base_width=64"

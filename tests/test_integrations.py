@@ -67,11 +67,7 @@ def test_plain_torch():
 @pytest.mark.xdist_group("huggingface")
 @pytest.mark.parametrize(
     "train",
-    [
-        integrations.hugging_face,
-        integrations.hugging_face_later,
-        integrations.hugging_face_muon,
-    ],
+    [integrations.hugging_face, integrations.hugging_face_later, integrations.hugging_face_muon],
 )
 def test_hugging_face(train, tmp_path):
     """Four steps under its linear schedule: the groups are the plan's, and every rate ends at 0."""

@@ -92,7 +92,9 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
 
 
 def judge_optimizers(
-    plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Reading]]
+    plans: Mapping[int, Plan],
+    held: Mapping[int, Mapping[str, Reading]],
+    factor: float | None = None,
 ) -> list[Judged]:
     """Where the optimisers that a check was given are not the plans'.
 
@@ -102,20 +104,22 @@ def judge_optimizers(
     Args:
         plans: a plan per size.
         held: what the optimiser of every size has, tensor by tensor, as `Measurement.held`.
+        factor: that between all rates and the plans'; by default the one of most.
 
     Returns:
         A verdict per tensor and number that differs, with both numbers where they first do.
     """
     pairs = [(size, row, held[size].get(row.name)) for size in held for row in plans[size].rows]
     there = [(n, row, one) for n, row, one in pairs if one and one.optimizer != "frozen"]
-    shares = [one.lr / row.lr for _, row, one in there if one.lr and row.lr] or [0.0]
-    middle = statistics.median_low(shares), statistics.median_high(shares)
-    usual = min(middle, key=lambda one: abs(one - 1))  # of two, the one nearer to no schedule
-    scheduled = "" if math.isclose(usual, 1, rel_tol=1e-3) else f"{usual:.4g} times "
+    if factor is None:
+        shares = [one.lr / row.lr for _, row, one in there if one.lr and row.lr] or [0.0]
+        middle = statistics.median_low(shares), statistics.median_high(shares)
+        factor = min(middle, key=lambda one: abs(one - 1))  # of two, that nearer to no schedule
+    scheduled = "" if math.isclose(factor, 1, rel_tol=1e-3) else f"{factor:.4g} times "
     found: dict[tuple[str, str], Judged] = {}
     for size, row, one in there:
         numbers = {
-            "rate": (one.lr, usual * row.lr, scheduled),
+            "rate": (one.lr, factor * row.lr, scheduled),
             "epsilon": (one.eps, one.eps if row.optimizer in WITHOUT_EPS else row.eps, ""),
             "weight_decay": (one.lr and one.decay / one.lr, one.lr and row.weight_decay, ""),
         }

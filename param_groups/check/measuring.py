@@ -328,13 +328,8 @@ def _measure_one(
         for name in first:
             keep("change", name, parts[name], step, rms_of(now[name] - first[name]))
         for name, direction in along.items():
-            keep(
-                "change",
-                name + ALONG,
-                "logits",
-                step,
-                rms_along(now[name] - first[name], direction),
-            )
+            size = rms_along(now[name] - first[name], direction)
+            keep("change", name + ALONG, "logits", step, size)
         for name, parameter in model.named_parameters():
             moved = parameter.detach() - start[name]
             if moved.ndim > 2 and name in by_muon:  # experts above one another, or one kernel

@@ -286,10 +286,8 @@ def _starts(form: Form, numbers: PlanExponents) -> Iterator[Miss]:
     """Matrices whose initial size does not follow a rule, over the width."""
     closest = min(large / small for small, large in numbers.pairs)
     for name in numbers.names if numbers.size != "depth" else ():
-        rows, kind = (
-            [numbers.plans[size][name] for size in numbers.sizes],
-            numbers.powers(name).kind,
-        )
+        rows = [numbers.plans[size][name] for size in numbers.sizes]
+        kind = numbers.powers(name).kind
         if len(rows[0].shape) < 2 or kind == "constant":
             continue
         # Of N random numbers the logarithm of their size is known within sqrt(1 / 2N).

@@ -55,6 +55,8 @@ def sizes(name: str, width: int) -> dict[str, Any]:
     if kind.startswith("convnext"):
         dims = [width // part for part in (8, 4, 2, 1)]
         return {"dims": dims, "depths": [1, 1, 1, 1], "num_classes": CLASSES}
+    if kind.startswith("mixer"):
+        return {**images, "embed_dim": width, "num_blocks": 2}
     if kind.startswith("swin"):
         stages = [max(heads // part, 1) for part in (8, 4, 2, 1)]
         images |= {"img_size": 32, "patch_size": 2, "window_size": 2, "depths": (1, 1, 1, 1)}
@@ -136,7 +138,7 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     own = BASE_WIDTH if staged else width
     options = {"width": own, "base_width": BASE_WIDTH, "embedding_std": 1.0, **RULES[rule]}
     prescription = Everett(**options)
-    attends = not name.startswith("timm:convnext")
+    attends = not name.startswith(("timm:convnext", "timm:mixer"))
     note, applied = "", {}
     forward = prescription.forward()
     scale = forward.attention_scale(HEAD_DIM)

@@ -25,7 +25,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -242,8 +242,13 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
         check = task(width, run.seed)
         if check.plan is None and check.optimizer is None:
             raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
-        if word := next(iter(_unplanned(check, width)), ""):
-            raise CheckError(f"{args.file}: {word}; build the optimizer over plan.groups(model)")
+        if check.plan is not None and check.optimizer is not None:  # whose global rate `--lr` is
+            held = {width: read(check.model, [check.optimizer], now=True)}
+            for one in judge_optimizers({width: check.plan}, held, factor=1.0):
+                raise CheckError(
+                    f"{args.file}: {one.name}: {one.quantity} is {one.note}; build the optimizer "
+                    "over plan.groups(model)"
+                )
         return check
 
     smallest = min(args.widths)
@@ -274,20 +279,6 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     edges = [round(len(losses) * i / POINTS) for i in range(POINTS + 1)]
     parts = [losses[a:b] for a, b in itertools.pairwise(edges)]
     return [sum(part) / len(part) for part in (*parts, losses[-max(1, len(losses) // 10) :])]
-
-
-def _unplanned(check: Check, width: int) -> Iterator[str]:
-    """What of a check's own optimizer is not its plan's, whose global rate `--lr` is."""
-    if check.plan is None or check.optimizer is None:
-        return
-    held = read(check.model, [check.optimizer], now=True)
-    for judged in judge_optimizers({width: check.plan}, {width: held}):
-        if judged.quantity != "optimiser's rate":  # which no schedule has multiplied, so exactly
-            yield f"{judged.name}: {judged.quantity} is {judged.note}"
-    for row in check.plan.rows:
-        one = held.get(row.name)
-        if one and one.optimizer != "frozen" and not math.isclose(one.lr, row.lr, rel_tol=1e-3):
-            yield f"{row.name}: its rate is {one.lr:.4g}, the plan's {row.lr:.4g}"
 
 
 def global_rate(base: Check) -> float:

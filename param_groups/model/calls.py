@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 CONVOLUTIONS = {f"conv{turned}{d}d" for turned in ("", "_transpose") for d in (1, 2, 3)}
 ADDING = {"addmm", "baddbmm"}  # products that come after a tensor to add
-TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "_grouped_mm", "grouped_mm"}
+TWO = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "vdot"}
+TWO |= {"_grouped_mm", "grouped_mm"}
 PRODUCTS = {"linear", "einsum", *CONVOLUTIONS, *ADDING, *TWO}
 RECURRENT = {
     f"{kind}{cell}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
@@ -21,12 +23,13 @@ LOOKUPS = {"embedding", "index_select", "embedding_bag", "__getitem__"}
 SPLITS = {"chunk", "split", "tensor_split", "split_with_sizes", "unbind"}
 TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
 TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), -1)
-POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "reciprocal": -1}
+POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
 TOTALS = {"sum", "nansum", "cumsum", "logcumsumexp", "logsumexp", "prod", "trace"}
+LAST = {"inner", "linalg_vecdot", "vecdot", "cdist", "pairwise_distance", "tensordot"}
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
@@ -145,6 +148,26 @@ def mixed(call: Call) -> set[int]:
     elif dims is None and turned and not name.endswith("n"):
         dims = (-2, -1) if name.endswith("2") else (-1,)
     return {dim % max(ndim, 1) for dim in (range(ndim) if dims is None else dims)}
+
+
+def terms(call: Call) -> float | None:
+    """How many entries of its first tensor a call adds up into one; 1 for a mean, None for all
+    else. A norm adds squares and takes the root."""
+    name, first = call.bare, call.ins[0]
+    if name == "mean":
+        return 1.0
+    if "norm" in name and name not in {*NORMS, "normalize"}:
+        return float((first.numel() / call.outs[0].numel()) ** 0.5)
+    if name in LAST:
+        return float(first.shape[-1])
+    turns = call.kwargs.get("norm") == "ortho"
+    sizes = [1 if turns else first.shape[axis] for axis in mixed(call) if first.ndim]
+    return float(math.prod(sizes)) if sizes else None
+
+
+def numbers(call: Call) -> list[float]:
+    """The numbers among a call's arguments."""
+    return [float(a) for a in call.args if isinstance(a, (int, float))]
 
 
 def looks_up(call: Call) -> bool:

@@ -23,14 +23,17 @@ def flow(
     if bare in calls.NORMS:
         return _norm(notes, call, came)
     for t in views:
-        notes.use(t, _taken(call, t), marks=came.marks)
+        came = beside(notes, t, _taken(call, t), came)
         if calls.TIMES.get(bare) == 1:
             notes.scaled[id(out)] = out, t
     keeps = bare in {*calls.TIMES, "neg", "to", "float", "double"} and not views  # by a number
     if keeps and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
         notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
-    if bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled:
-        return _inner_product(notes, call) or came
+    summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
+    if summed and (product := _inner_product(notes, call)):
+        return product
+    if terms := calls.terms(call):
+        came = came.summed(terms)
     if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
         return _sum(notes, flows, came)
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
@@ -44,11 +47,11 @@ def flow(
         return _softmax(notes, call, came)
     power = call.args[1] if bare == "pow" and isinstance(call.args[1], (int, float)) else None
     if power := power or calls.POWERS.get(bare):
-        after = marked("normed") if power < 0 else came
+        after = replace(marked("normed"), sums=frozenset()) if power < 0 else came
         return replace(after, factor=times(1.0, came.factor, power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
-        return replace(marked("normed"), factor=out.shape[axis] ** -0.5)
+        return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
     if "norm" in bare:  # of a vector: the root of its entries times their size
         size = (call.ins[0].numel() / out.numel()) ** 0.5
         return replace(came, factor=times(came.factor, size))
@@ -63,6 +66,12 @@ def flow(
             notes.attentions[i].added |= added
         return replace(came, factor=rebased(notes, came, before, out))
     return came
+
+
+def beside(notes: Notes, vector: Tensor, op: str, came: Flow) -> Flow:
+    """Activations after a parameter acted on their entries."""
+    notes.use(vector, op, marks=came.marks)
+    return replace(came, vectors=came.vectors | notes.names(vector))
 
 
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
@@ -125,17 +134,20 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     power = calls.TIMES[call.bare]
     if len(flows) > 1:
         factor = times(flows[0].factor, flows[1].factor, power)
+        came = replace(came, sums=flows[0].sums) if power < 0 else came
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
         return replace(came, factor=factor, made=made)
-    numbers = [float(a) for a in call.args if isinstance(a, (int, float))]
+    numbers = calls.numbers(call)
     for t in call.ins:
         fixed = id(t) not in notes.flows and (came.scores or not notes.names(t))
         if t.numel() == 1 and t.is_floating_point() and fixed:
             numbers.append(float(t.detach()))
     if numbers:
-        return replace(came, factor=times(came.factor, numbers[0], power))
+        by = abs(numbers[0]) ** power if numbers[0] else 1.0
+        sums = frozenset((name, terms * by) for name, terms in came.sums)
+        return replace(came, factor=times(came.factor, numbers[0], power), sums=sums)
     many = came.scores and not notes.names(*call.ins)
     return replace(came, factor=None) if many else came
 
@@ -146,11 +158,12 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
 def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
         soft = {"softmax"} if call.bare == "softmax" else NOTHING
-        return replace(came, marks=came.marks | soft)
+        sums = NOTHING if soft else came.sums
+        return replace(came, marks=came.marks | soft, sums=sums)
     for one in (notes.attentions[i] for i in came.scores):
         one.soft, several = True, len(came.scores) > 1
         one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)
-    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0)
+    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, sums=frozenset())
 
 
 def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | None:

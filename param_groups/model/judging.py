@@ -74,14 +74,26 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
-    lost = "sum" if "sum" in use.path.split() else use.op
-    known = use.op != "a product of parameters" and (_is_table(use) or lost in _VECTORS)
+    known = use.op != "a product of parameters" and (_is_table(use) or use.op in _VECTORS)
     if not (known or use.summed):
-        reading.problem = f"goes into {lost}, after which nothing is known of it"
+        reading.problem = f"goes into {use.op}, after which nothing is known of it"
     elif use.summed:
         _matrix(reading, pairs, pair, large)
     else:
         _vector_or_table(reading, use, large)
+    before, after = small.sums[name], large.sums[name]
+    fewer, more = max(before - after or before or {1.0}), max(after - before, default=0.0)
+    if more > 1.2 * fewer and not reading.problem:
+        reading.problem = (
+            f"makes results of which {more:.4g} are added up, {fewer:.4g} at the smaller width, "
+            "and nothing divides the sum"
+        )
+    beside = next(((a.factor, b.factor) for a, b in pairs if not _alike(a, b)), None)
+    if beside and not reading.problem:
+        reading.problem = (
+            f"counts {beside[1]:.4g} times where it is used, {beside[0]:.4g} times at the smaller "
+            "width: numbers multiply it, or its entries are added up"
+        )
     if use.acts_as is not None and {*use.path.split()} & calls.ACTS:
         reading.why = f"{reading.why}, acts as {use.acts_as:.3g}".removeprefix(", ")
     return reading
@@ -97,6 +109,11 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
         )
         pairs = pairs or [(first[k], use) for k, use in reversed(second.items()) if k in first]
     return pairs
+
+
+def _alike(small: Use, large: Use) -> bool:
+    """Whether a parameter is multiplied by as much before it is used."""
+    return abs(large.factor - small.factor) <= 0.02 * abs(small.factor)
 
 
 def _is_table(use: Use) -> bool:

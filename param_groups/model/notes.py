@@ -31,6 +31,9 @@ class Flow:
         above: the activations that it was made from, as bits, and its own, `serial`.
         factor: numbers that it was multiplied by since; None where they are not known.
         scores, weights: attentions whose query-key products, whose softmaxes are in it.
+        vectors: the parameters that act on its entries one by one, since its last product.
+        sums: parameters whose results are added up in it, each with how many terms, times numbers
+            since; no longer once it divides.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax.
     """
 
@@ -41,7 +44,14 @@ class Flow:
     factor: float | None = 1.0
     scores: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
+    vectors: frozenset[str] = NOTHING
+    sums: frozenset[tuple[str, float]] = frozenset()
     marks: frozenset[str] = NOTHING
+
+    def summed(self, terms: float) -> Flow:
+        """What a sum over some of its entries carries."""
+        more = frozenset((name, terms) for name in self.names | self.vectors if terms)
+        return replace(self, sums=self.sums | more)
 
     @property
     def names(self) -> set[str]:
@@ -76,7 +86,7 @@ def joined(flows: Sequence[Flow]) -> Flow:
     factors = {flow.factor for flow in flows if flow.made or flow.scores} or {1.0}
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in ("made", "past", "above", "scores", "weights", "marks")
+        for key in ("made", "past", "above", "scores", "weights", "vectors", "sums", "marks")
     }
     return Flow(factor=factors.pop() if len(factors) == 1 else None, **together)
 
@@ -93,6 +103,7 @@ class Use:
             one that the view split or merged.
         fans: inputs that are summed, and outputs; of rows of a fused matrix all of them.
         marks: of the activations beside it; "of NAME" is the matrix whose bias it is.
+        factor: numbers that the parameter was multiplied by, and terms that were added up.
         acts_as: the number as which a constant tensor acts after functions of it.
         at: the index of the result, of a product or a lookup.
     """
@@ -104,6 +115,7 @@ class Use:
     made: tuple[int | None, ...]
     fans: tuple[int, int]
     marks: frozenset[str]
+    factor: float
     acts_as: float | None
     at: int
 
@@ -121,8 +133,8 @@ class Notes:
         owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
         self.tied = {name for name, p in self.parameters.items() if owners[id(p)] > 1}
         self.bits = {name: 1 << i for i, name in enumerate(self.parameters)}
-        # Parameters and what is made of them alone: by id, their names and the path to it.
-        self.views = {id(p): (frozenset({n}), "") for n, p in self.parameters.items()}
+        # Parameters and what is made of them alone: by id, names, the path to it and its factor.
+        self.views = {id(p): (frozenset({n}), "", 1.0) for n, p in self.parameters.items()}
         self.flows: dict[int, Flow] = {}
         self.alive: list[Tensor] = []  # so that no id is given twice
         # Results of products, with the axis that a parameter made and the first of its outputs.
@@ -132,6 +144,8 @@ class Notes:
         self.joined = 0  # activations after a residual sum, as bits
         # Activations times a parameter, which must not lose their id, and its view.
         self.scaled: dict[int, tuple[Tensor, Tensor]] = {}
+        # Of each parameter, sums of its results that nothing divides by: how many terms.
+        self.sums: dict[str, set[float]] = defaultdict(set)
         self.attentions: list[Attention] = []
         self.factors: dict[tuple[str, str], float] = {}  # of a place and a parameter
         self.splits: dict[str, tuple[int, ...]] = {}
@@ -144,7 +158,7 @@ class Notes:
 
     def names(self, *tensors: Tensor | None) -> frozenset[str]:
         """The parameters that tensors are views of; none for all else."""
-        return NOTHING.union(*(self.views.get(id(t), (NOTHING, ""))[0] for t in tensors))
+        return NOTHING.union(*(self.views.get(id(t), (NOTHING,))[0] for t in tensors))
 
     def flow(self, tensor: Tensor | None) -> Flow:
         """What an activation carries; nothing for all else."""
@@ -156,6 +170,11 @@ class Notes:
         serial = 1 << len(self.alive)
         self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
+
+    def spend(self, *flows: Flow) -> None:
+        """Notes the sums in activations that a product takes, or that are the output."""
+        for name, terms in frozenset[tuple[str, float]]().union(*(flow.sums for flow in flows)):
+            self.sums[name].add(terms)
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it."""
@@ -172,7 +191,7 @@ class Notes:
         marks: Iterable[str] = (),
     ) -> Flow:
         """Notes a use of all parameters in a view; what its result carries."""
-        (names, path), at, first = self.views[id(tensor)], len(self.results), 0
+        (names, path, factor), at, first = self.views[id(tensor)], len(self.results), 0
         for name in names:
             whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
             own = self._axes(tensor, name)
@@ -186,8 +205,8 @@ class Notes:
                 before = tensor.storage_offset() - whole.storage_offset()
                 first = int(before // whole.stride(made[0]) % whole.shape[made[0]])
             acts = float(tensor.detach().mean()) if name in self.constant else None
-            beside = frozenset(marks)
-            self.uses[name].append(Use(op, path, long, summed, made, fans, beside, acts, at))
+            rest = fans, frozenset(marks), factor
+            self.uses[name].append(Use(op, path, long, summed, made, *rest, acts, at))
         if result is None:
             return Flow()
         self.results.append((result, axis, first))
@@ -216,20 +235,24 @@ class Notes:
         norm's g, only scales it; of a product no one of them is the parameter."""
         views = [t for t in call.ins if id(t) in self.views]
         largest = max(t.numel() for t in views)
-        for t in views:
-            if t.numel() < largest:
-                self.use(t, "scale")
         same = [t for t in views if t.numel() == largest]
+        for t in views:
+            if t.numel() < largest and not self.names(t) <= self.names(*same):  # no norm of itself
+                self.use(t, "scale")
         several = len({self.names(t) for t in same}) > 1 and sum(n > 1 for n in same[0].shape) > 1
         masked = several and call.bare in calls.TIMES
         for t in same if masked else ():
             self.use(t, "a product of parameters")
         names = NOTHING if masked or call.name in calls.PRODUCTS else self.names(*same)
-        step = "sum" if any(self.grows(same[0], axis) for axis in calls.mixed(call)) else ""
+        _, path, factor = self.views[id(same[0])]
+        factor *= calls.terms(call) or 1.0
+        if power := calls.TIMES.get(call.bare):
+            constants = (t for t in call.ins if id(t) not in self.views and t.numel() == 1)
+            by = [*calls.numbers(call), *(float(t) for t in constants if t.is_floating_point())]
+            factor = times(factor, math.prod(by), power) or factor
         for i, t in enumerate(call.outs):
             self.alive.append(t)
-            path = f"{self.views[id(same[0])][1]} {step or calls.step(call, i)}".strip()
-            self.views[id(t)] = names, path
+            self.views[id(t)] = names, f"{path} {calls.step(call, i)}".strip(), factor
 
     def join_stream(self, stream: Flow, other: Flow) -> bool:
         """Notes a residual branch, if `other` was made from the stream that it is added to.

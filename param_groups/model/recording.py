@@ -7,6 +7,7 @@ a transpose and an addmm, and the attention kernel of this machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,7 @@ class Recorder(TorchFunctionMode):
         if not isinstance(out, (Tensor, tuple, list)):  # a dict or a dataclass of a library
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.notes.spend(*flows)
         for flow in flows:
             self.notes.output |= flow.names
             if len(flow.names) == 1 and not flow.names <= self.notes.tables:
@@ -83,6 +85,8 @@ class Recorder(TorchFunctionMode):
         flows = [notes.flows[id(t)] for t in call.ins if id(t) in notes.flows]
         came, lookup = joined(flows), bool(views) and call.name in calls.LOOKUPS
         flow: Flow | None = None
+        if call.name in calls.PRODUCTS | {"scaled_dot_product_attention"}:
+            notes.spend(came)
         if call.name == "scaled_dot_product_attention":
             flow = self._attention(call.bound(_SDPA))
         elif call.name == "multi_head_attention_forward":
@@ -129,6 +133,10 @@ class Recorder(TorchFunctionMode):
             return None
         if not ours:
             return self._scores(call, found, flows, came)
+        if flows and all(t.ndim == 1 and not notes.grows(t, 0) for t, *_ in ours):  # a few numbers
+            for t, *_ in ours:
+                came = elementwise.beside(notes, t, "scale", came)
+            return came
         marks = came.marks - {"input"} if came.made else came.marks
         marks |= {"grouped"} if grouped else NOTHING
         made = frozenset[tuple[str, int]]()
@@ -146,7 +154,10 @@ class Recorder(TorchFunctionMode):
             before = next(t for t, *_ in found if id(t) in notes.flows)
             kept = replace(came, factor=elementwise.rebased(notes, came, before, out))
         made |= came.made if grouped else frozenset()
-        return replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
+        flow = replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
+        # An einsum may sum over axes of the activations that no parameter has.
+        here = max(_terms(one) for one in found if id(one.tensor) not in notes.views)
+        return flow.summed(here / max(map(_terms, ours)) if call.name == "einsum" else 0)
 
     def _learned(self, tensor: Tensor) -> None:
         """A parameter that stands in an activation's place, as learned queries do."""
@@ -160,8 +171,13 @@ class Recorder(TorchFunctionMode):
         self, call: Call, found: Sequence[calls.Operand], flows: Sequence[Flow], came: Flow
     ) -> Flow:
         """Of two activations: weights times values, or queries times keys."""
+        size = _terms(found[0])
         if len(flows) != 2:
-            return came
+            level = 1.0  # of a constant beside it, of which unit rows only turn
+            for one in found:
+                if id(one.tensor) not in self.notes.flows and one.summed:
+                    level = float(one.tensor.float().square().mean(one.summed).max())
+            return came.summed(size * level)
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
             for i in came.weights:
@@ -169,11 +185,11 @@ class Recorder(TorchFunctionMode):
             return _ATTENDED
         if "softmax" in came.marks:
             self.notes.doubts.append(f"{call.name} takes a softmax whose scores were not seen")
-        size = one.shape[found[0].summed[0]] if found[0].summed else 0
         factor = times(times(a.factor, b.factor), call.kwargs.get("alpha", 1.0))
-        attention = Attention(size, factor, call.outs[0].detach().clone())
+        attention = Attention(size if found[0].summed else 0, factor, call.outs[0].detach().clone())
         at = self._found(attention, calls.bias_of(call), query=(a, one), key=(b, two))
-        return Flow(came.made, factor=factor, scores=frozenset({at}))
+        flow = Flow(came.made, factor=factor, scores=frozenset({at}), vectors=came.vectors)
+        return flow.summed(size * (factor or 1.0))
 
     def _attention(self, bound: dict[str, Any]) -> Flow:
         three = {}
@@ -199,6 +215,11 @@ class Recorder(TorchFunctionMode):
         for place, (flow, tensor) in places.items():
             parts = self.notes.attentions[at].parts.setdefault(place, {})
             parts.update(ranges(tensor, flow, self.notes.results))
+
+
+def _terms(one: calls.Operand) -> int:
+    """Over how many of its entries a product sums."""
+    return math.prod(one.tensor.shape[axis] for axis in one.summed)
 
 
 def _multi_head(

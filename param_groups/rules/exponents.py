@@ -173,17 +173,15 @@ def _check_depth(hidden_layers: int) -> None:
         raise PlanError(f"hidden_layers must be a whole number >= 1, got {hidden_layers!r}")
 
 
-def _init_violations(parameterization: Parameterization) -> dict[str, str]:
-    """Describe, by layer, the violated constraints on the first forward pass."""
+def _init_violations(parameterization: Parameterization) -> list[str]:
+    """Describe the violated constraints on the first forward pass."""
     embedding, hidden, readout = (parameterization[layer].scale for layer in LAYERS)
-    violations = {}
-    if embedding != 0:
-        violations["embedding"] = f"embedding needs a + b = 0, has {embedding}"
-    if hidden != HALF:
-        violations["hidden"] = f"hidden needs a + b = 1/2, has {hidden}"
-    if readout < HALF:
-        violations["readout"] = f"readout needs a + b >= 1/2, has {readout}"
-    return violations
+    needs = (
+        (embedding == 0, f"embedding needs a + b = 0, has {embedding}"),
+        (hidden == HALF, f"hidden needs a + b = 1/2, has {hidden}"),
+        (readout >= HALF, f"readout needs a + b >= 1/2, has {readout}"),
+    )
+    return [text for holds, text in needs if not holds]
 
 
 def is_stable_at_init(parameterization: str | Parameterization) -> bool:
@@ -407,7 +405,7 @@ def solve(
     choose("optimizer", optimizer, OPTIMIZERS)
     _check_depth(hidden_layers)
     if violations := _init_violations(table):
-        raise PlanError("not stable at initialization: " + "; ".join(violations.values()))
+        raise PlanError("not stable at initialization: " + "; ".join(violations))
     required = _required_residuals(table, aligned, hidden_layers)
     d = {"embedding": required[0], "hidden": _least_hidden_update(required, aligned, optimizer)}
     before = _activation_residuals(table, aligned, d, hidden_layers)[-1]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.roles import PlanError, Role, Rule, assign, check_model, present
-from param_groups.stock.twins import traced_rules
+from param_groups.stock.twins import named, traced_rules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,7 @@ def stock(name: str, **sizes: object) -> nn.Module:
     `torch.device("meta")` it takes no memory. Raises PlanError for an unknown name or key.
     """
     library, _, kind = name.partition(":")
-    build = {"hf": _hugging_face, "timm": _timm}.get(library)
+    build = {"hf": _hugging_face, "timm": named}.get(library)
     if build is None or not kind:
         raise PlanError(f"unknown model {name!r}; write hf:gpt2 or timm:vit_tiny_patch16_224")
     try:
@@ -119,10 +119,3 @@ def _hugging_face(kind: str, sizes: dict[str, Any]) -> nn.Module:
             if "Unrecognized configuration class" not in str(error):
                 raise
     raise ValueError("is neither a language model nor an image or speech model")
-
-
-def _timm(kind: str, sizes: dict[str, Any]) -> nn.Module:
-    import timm
-
-    model: nn.Module = timm.create_model(kind, pretrained=False, **sizes)
-    return model

@@ -167,7 +167,6 @@ def _read(model: Any) -> None:
 
 
 def _timm(model: Any) -> Twins:
-    import timm
     import torch
 
     signature: dict[str, inspect.Parameter] = {}
@@ -177,11 +176,11 @@ def _timm(model: Any) -> Twins:
     known: dict[str, Any] = {key: one.default for key, one in signature.items()}
     cfg = getattr(model, "pretrained_cfg", None)  # of what timm.create_model made
     name = cfg.get("architecture") if isinstance(cfg, Mapping) else None
-    make = functools.partial(timm.create_model, name) if name else type(model)
     options: dict[str, Any] = {}
 
     def build(width: int, depth: int, **more: Any) -> nn.Module:
-        built: nn.Module = make(**_sizes(known, width, depth), **{**options, **more})
+        sizes = {**_sizes(known, width, depth), **options, **more}
+        built: nn.Module = named(name, sizes) if name else type(model)(**sizes)
         return built
 
     def missing(**more: Any) -> int:
@@ -209,6 +208,23 @@ def _timm(model: Any) -> Twins:
     return Twins(build, look, (name, tuple(sorted(options.items()))))
 
 
+def named(kind: str, sizes: Mapping[str, Any]) -> nn.Module:
+    """A model of timm's; by its class where its name has sizes that are asked for (mixer_s16)."""
+    import timm
+    import torch
+
+    try:
+        model: nn.Module = timm.create_model(kind, pretrained=False, **sizes)
+    except TypeError:
+        with torch.device("meta"):
+            whole = timm.create_model(kind, pretrained=False)
+        model = type(whole)(**sizes)
+        alike = lambda one: {(_kind(path), type(module)) for path, module in one.named_modules()}
+        if alike(model) != alike(whole) or _kinds(model) != _kinds(whole):
+            raise
+    return model
+
+
 def _sizes(known: Mapping[str, Any], width: int, depth: int) -> dict[str, Any]:
     """Sizes of a small model of timm's, of one width or with a width per stage."""
     if not {"embed_dim", "dims"} & {*known}:
@@ -226,4 +242,8 @@ def _sizes(known: Mapping[str, Any], width: int, depth: int) -> dict[str, Any]:
 
 
 def _kinds(model: nn.Module) -> set[str]:
-    return {re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name, _ in model.named_parameters()}
+    return {_kind(name) for name, _ in model.named_parameters()}
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

@@ -94,7 +94,7 @@ def test_equivalent_parameterisations_train_alike(pair, optimizer, alignment, wi
     assert one[-1] < one[0] - 0.1  # something was learnt
 
 
-@pytest.mark.parametrize("alignment", ["full", "none"])
+@pytest.mark.parametrize("alignment", ["full", pytest.param("none", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "adam_param_scaling", "adafactor"])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_equal_effective_constants_give_equal_losses(pair, optimizer, alignment):

@@ -187,6 +187,15 @@ def test_a_layer_scale_whose_start_cannot_be_read_is_an_error_with_ways_out():
 # Twins
 
 
+def test_a_model_whose_name_has_its_sizes_is_built_by_its_class():
+    """timm's mixers refuse a width beside their name's."""
+    model, numbers, _ = planned("timm:mixer_s16_224", "mup", 64)
+    whole = on_meta(timm.create_model, "mixer_s16_224")
+    assert numbers.rows and [r.role for r in rules_for(whole)] == [r.role for r in rules_for(model)]
+    with pytest.raises(PlanError, match="multiple values for keyword argument 'embed_dim'"):
+        shipped.stock("timm:gmixer_12_224", embed_dim=64)  # its class alone is another model's
+
+
 def test_a_small_models_sizes_say_nothing_of_the_model_and_options_do(monkeypatch):
     """Bias, gates and shared keys are the config's; one trace serves every width and depth."""
     monkeypatch.setattr(twins, "_TRACED", {})

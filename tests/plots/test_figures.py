@@ -138,7 +138,9 @@ def test_pictures_of_the_front_page_can_be_read_on_a_phone():
     assert all(Image.open(ROOT / path).width <= 800 for path in found), found
 
 
-@pytest.mark.parametrize("name", ["everett/quickstart", "theory/shares"])  # lines; bars
+@pytest.mark.parametrize(  # lines; bars
+    "name", ["everett/quickstart", pytest.param("theory/shares", marks=pytest.mark.thorough)]
+)
 def test_the_same_tables_give_the_same_bytes(name, tmp_path, laid_out):
     written = [make(name, (), tmp_path / turn)[1] for turn in "ab"]
     assert {path.suffix for path in written[0]} == {".png", ".pdf"}

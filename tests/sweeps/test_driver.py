@@ -314,12 +314,7 @@ def test_needs_stand_in_the_file(toy):
 def test_commands_that_only_look_start_without_torch(toy):
     """But for what the experiment's own cost takes; the toy's takes none."""
     path = str(write_file(toy, SWEEP))
-    commands = [
-        ["--help"],
-        ["run", "--help"],
-        ["run", path, "--dry-run"],
-        ["status", path],
-    ]
+    commands = [["--help"], ["run", "--help"], ["run", path, "--dry-run"], ["status", path]]
     code = (
         f"import sys\nfrom sweeps.__main__ import main\nfor words in {commands!r}:\n"
         "    try: main(words)\n    except SystemExit as end: assert not end.code, words\n"

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from sweeps.journal import Journal, distributions
 from sweeps.progress import status
-from sweeps.study import (
-    best_trial,
-    equally_good,
-    is_near_edge,
-    next_ranges,
-    suggest,
-)
+from sweeps.study import best_trial, equally_good, is_near_edge, next_ranges, suggest
 from tests.sweeps.test_search import BASE, SEARCH, run, write_search
 from tests.sweeps.toys import calls, make_toy, work_of
 from training.errors import UserError
@@ -93,7 +87,7 @@ def bowl(values):
     return 3 + 0.3 * math.log10(values["a"] / 5) ** 2 + 0.3 * math.log10(values["b"] / 0.1) ** 2
 
 
-@pytest.mark.parametrize("parallel", [1, 20])
+@pytest.mark.parametrize("parallel", [pytest.param(1, marks=pytest.mark.thorough), 20])
 def test_the_sampler_finds_the_minimum_of_a_parabola_in_the_log(parallel):
     """With 20 at once, too; 80 random trials come no closer than about 0.2 in the median."""
     ranges, distances = {"a": WIDE, "b": WIDE}, []

@@ -12,6 +12,8 @@ from tests.param_groups.check import planted
 from training.optim import optimizers
 
 pytestmark = pytest.mark.xdist_group("planted")
+THOROUGH = pytest.mark.thorough
+HALVES = (0, pytest.param(1, marks=THOROUGH))
 SUBJECTS = planted.subjects(0)
 WRONG, RIGHT = 400, 0  # the right ones are the product below
 
@@ -50,13 +52,16 @@ def refused(subject, mode):
     return own and mode == "per_group"
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
+# Every decay, absorbed and not, so that two that follow each other are of two decays.
+WAYS = [(*planted.DECAYS[(k + k // 4) % 4], k < 4) for k in range(8)]
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=THOROUGH) for n in (1, 2, 3))])
 @pytest.mark.parametrize("place", range(len(SUBJECTS)), ids=lambda at: SUBJECTS[at].label)
-def test_every_shipped_rule_audits_clean_under_every_decay(place, half):
-    """Absorbed or not in turn, so that the next rule has the other half."""
+def test_every_shipped_rule_audits_clean_under_every_decay(place, part):
+    """In two of eight ways, absorbed and not; the next rule has others, and the parts have all."""
     subject = SUBJECTS[place]
-    for i, (wd, mode) in enumerate(planted.DECAYS):
-        absorb = bool((place + i + half) % 2)
+    for wd, mode, absorb in WAYS[(place + part) % 4 :: 4]:
         if not refused(subject, mode):
             decay = (wd / 10 if subject.label.startswith("dinan") else wd, mode)
             result = audited(dataclasses.replace(subject, decay=decay, absorb=absorb))
@@ -76,9 +81,10 @@ def right_name(subject):
     return audited(subject).nearest
 
 
-def test_planted_mistakes_deviate_from_the_rule_that_is_meant():
-    cases = [c for c in planted.cases(1, WRONG, RIGHT) if not invisible(c)]
-    assert len(cases) > 300
+@pytest.mark.parametrize("half", HALVES)
+def test_planted_mistakes_deviate_from_the_rule_that_is_meant(half):
+    cases = [c for c in planted.cases(1, WRONG, RIGHT) if not invisible(c)][half::2]
+    assert len(cases) > 150
     result = {case: audited(case.subject, case, right_name(case.subject)) for case in cases}
     missed = [f"{case}: {one.nearest}" for case, one in result.items() if not one.deviations]
     assert not missed, "\n".join(missed)

@@ -1,5 +1,6 @@
 """`audit --step`: the size of one step on random gradients beside what the numbers say."""
 
+import json
 import math
 import re
 
@@ -77,9 +78,12 @@ def test_a_step_of_another_size_is_named(capsys, build, line):
         (with_kernel, 0.5),
     ],
 )
-def test_a_step_tells_the_factor_of_somebodys_own_muon(capsys, build, power):
-    _, text = run(capsys, build, "--step")
+def test_a_step_tells_the_factor_of_somebodys_own_muon(capsys, tmp_path, build, power):
+    _, text = run(capsys, build, "--step", "--save", saved := tmp_path / "numbers.json")
     assert "a step is" not in text and "not read" not in text
+    saved = json.loads(saved.read_text())["64"]
+    rates = {name: saved[name]["lr"] for name in ("first.weight", "wte.weight") if name in saved}
+    assert rates in ({"first.weight": 0.001}, {"wte.weight": 0.002})  # of AdamW, as they were
     assert (f"lr goes as size^{power}, expected size^0" in text) == bool(power)
 
 

@@ -15,7 +15,7 @@ from param_groups import Everett, Rule, plan
 from param_groups.__main__ import main
 from param_groups.check import transfer, transfer_command
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import Check, CheckError
+from param_groups.check.measuring import CheckError
 from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, UNDECIDED, Grid, Run, answer, wanted
 from param_groups.check.transfer_command import train
@@ -299,9 +299,15 @@ def test_what_has_no_rate_is_refused(new, message, tmp_path):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ("SGD(model.parameters(), lr=0.1)", "weight: its rate is 0.1, the plan's 0.025"),
-        ("SGD(model.parameters(), lr=0.025, weight_decay=0.1)", "weight: optimiser's weight_decay"),
-        ("Adam(model.parameters(), lr=0.025)", "weight: optimiser's kind is adam"),
+        (
+            "SGD(model.parameters(), lr=0.1)",
+            "weight: optimiser's rate is 0.1 at 64, the plan's is 0.025",
+        ),
+        (
+            "SGD(model.parameters(), lr=1.6 / width, weight_decay=0.1)",
+            "weight: optimiser's weight_decay",
+        ),
+        ("Adam(model.parameters(), lr=1.6 / width)", "weight: optimiser's kind is adam"),
     ],
 )
 def test_an_optimizer_that_is_not_the_plans_is_refused(optimizer, message, tmp_path):
@@ -321,11 +327,13 @@ def test_of_two_tensors_the_one_with_another_rate_is_named(wrong, factor):
     made.initialise(model, 0)
     groups = made.groups(model)
     groups[wrong]["lr"] *= factor
-    check = Check(model, made, [0], None, optimizer=torch.optim.AdamW(groups))
-    words = [*transfer_command._unplanned(check, 4)]
-    assert len(words) == 1 and words[0].startswith(f"{wrong}.weight: its rate is")
-    held = {4: read(model, [check.optimizer], now=True)}
-    assert [one.name for one in judge_optimizers({4: made}, held)] == [f"{wrong}.weight"]
+    optimizer, named = torch.optim.AdamW(groups), (f"{wrong}.weight", "optimiser's rate")
+    held = {4: read(model, [optimizer], now=True)}
+    for judged in (
+        judge_optimizers({4: made}, held, factor=1.0),
+        judge_optimizers({4: made}, held),
+    ):
+        assert [(one.name, one.quantity) for one in judged] == [named]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ def whole(name):
     return sweeps + [frames(r2c2())] * (name == "dinan/bart_strategies")
 
 
-@pytest.mark.parametrize("name", ["dinan/vit_search", "dinan/bart_strategies"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("dinan/vit_search", marks=pytest.mark.thorough), "dinan/bart_strategies"]
+)
 def test_the_order_of_rows_does_not_matter(tmp_path, name):
     made = []
     for order in (1, -1):

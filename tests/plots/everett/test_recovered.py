@@ -14,14 +14,7 @@ from param_groups.fits import Optimum
 from plots import style, tables
 from plots.__main__ import make
 from plots.catalogue import load
-from plots.everett import (
-    alignment,
-    entries,
-    epsilon,
-    learning_rates,
-    loss_vs_size,
-    published,
-)
+from plots.everett import alignment, entries, epsilon, learning_rates, loss_vs_size, published
 from plots.tables import PARAMETERIZATION, TableError
 from tests.plots.everett.constructed import (
     RULES,
@@ -141,7 +134,15 @@ def test_a_figure_finds_the_numbers_that_its_tables_were_made_with(tmp_path, nam
     assert all(0 <= error < 0.05 for error in of_seeds.values()), of_seeds
 
 
-@pytest.mark.parametrize("name", FIGURES)
+def quick(half):
+    """Every second figure; the others are thorough, and quick in the other test of two."""
+    return [
+        name if at % 2 == half else pytest.param(name, marks=pytest.mark.thorough)
+        for at, name in enumerate(FIGURES)
+    ]
+
+
+@pytest.mark.parametrize("name", quick(0))
 def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
     """One width, one seed, divergence, half the parameterisations missing."""
     named, drawn, _ = FIGURES[name]
@@ -160,7 +161,7 @@ def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
     assert name == "alignment" or any(word in text for word in words)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", quick(1))
 def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypatch):
     """Half of the curves, and muP."""
     named, texts = {}, set()
