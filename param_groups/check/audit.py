@@ -49,6 +49,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from param_groups.check.command import TASK, function_of, load_module, with_rules
 from param_groups.check.measuring import Check, begun, pooled
@@ -287,12 +288,19 @@ def main(argv: Sequence[str]) -> None:
         torch.manual_seed(0)
         pair = build(args.widths[0], size) if args.depths else build(size)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], nn.Module)):
-            raise PlanError(f"{args.file}: build returns (model, optimizer), got {pair!r:.60}")
+            raise PlanError(
+                f"{args.file}: build returns (model, optimizer), got {type(pair).__name__}"
+            )
+        lazy = [n for n, p in pair[0].named_parameters() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise PlanError(f"{lazy[0]!r} has no shape yet (lazy); run a batch through it first")
         found = [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
         for one in found:
             groups = getattr(one, "param_groups", None) or [()]
             if not all(isinstance(group, dict) and "params" in group for group in groups):
-                raise PlanError(f"{args.file}: {one!r:.60} is no optimiser: it has no param_groups")
+                raise PlanError(
+                    f"{args.file}: {type(one).__name__} is no optimiser: no param_groups"
+                )
         return pair[0], found
 
     readings: Readings = {

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
@@ -102,18 +101,14 @@ def read(
     peaks = {id(one): _peaks(one.param_groups, now) for one in optimizers}
     readings = {}
     for name, param in model.named_parameters():
-        if isinstance(param, UninitializedParameter):
-            raise PlanError(
-                f"{name!r} has no shape yet (a lazy layer); run a batch through it first"
-            )
         if not param.numel():
             continue  # no entry is trained
-        module = model.get_submodule(name.rpartition(".")[0])
+        module, values = model.get_submodule(name.rpartition(".")[0]), param.detach().abs().double()
         reading = Reading(
             shape=tuple(param.shape),
             layout=_layout(name, param, module),
             optimizer="" if param.requires_grad else "frozen",
-            init=_rms(param),
+            init=math.nan if param.is_meta else float(values.square().mean().sqrt()),
             lr=0.0,
             eps=0.0,
             decay=0.0,
@@ -138,14 +133,6 @@ def read(
         odd = [f"{k} is {v}" for k in NUMBERS if not 0 <= (v := getattr(reading, k)) < math.inf]
         readings[name] = replace(reading, unread=(*reading.unread, *odd))
     return readings
-
-
-def _rms(values: torch.Tensor) -> float:
-    """The root mean square of the entries, 0 without any; NaN where this process has none."""
-    if values.is_meta:
-        return math.nan
-    squares = values.detach().abs().double().square()
-    return math.sqrt(squares.mean()) if squares.numel() else 0.0
 
 
 def _layout(name: str, param: torch.Tensor, module: nn.Module) -> Layout:
@@ -221,18 +208,20 @@ def _is_number(value: object) -> bool:
 
 def _no_numbers(group: Mapping[str, Any]) -> list[str]:
     """What stands in a group for a number and is none; Adafactor's epsilons may be None."""
-    first = group.get("eps")
-    first = first[0] if isinstance(first, (tuple, list)) and first else first
-    keys = ("weight_decay", "initial_lr", "fallback_lr_scale")
+    keys, eps = ("weight_decay", "initial_lr", "fallback_lr_scale"), _eps(group)
     values = {"lr": group.get("lr"), **{key: group.get(key, 0.0) for key in keys}}
-    values["eps"] = 0.0 if first is None else first
+    values["eps"] = 0.0 if eps is None else eps
     return [f"{key} is {value!r:.60}" for key, value in values.items() if not _is_number(value)]
 
 
-def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
+def _eps(group: Mapping[str, Any]) -> Any:
     """A group's epsilon; of Adafactor's pair that on squared gradients."""
     eps = group.get("eps", 0.0)
-    eps = eps[0] if isinstance(eps, (tuple, list)) and eps else eps
+    return eps[0] if isinstance(eps, (tuple, list)) and eps else eps
+
+
+def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
+    eps = _eps(group)
     return torch.finfo(param.dtype).eps if eps is None else _number(eps)
 
 
