@@ -62,15 +62,8 @@ from param_groups.check.nearest import (
     plans_of,
     powers_of,
 )
-from param_groups.check.reading import (
-    NUMBERS,
-    SCALES,
-    Reading,
-    first_step,
-    judged_steps,
-    not_read,
-    read,
-)
+from param_groups.check.reading import NUMBERS, Reading, not_read, read
+from param_groups.check.steps import SCALES, first_step, judged_steps
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
 from param_groups.roles import Layout, PlanError
@@ -295,12 +288,11 @@ def main(argv: Sequence[str]) -> None:
         if lazy:
             raise PlanError(f"{lazy[0]!r} has no shape yet (lazy); run a batch through it first")
         found = [*pair[1]] if isinstance(pair[1], (list, tuple)) else [pair[1]]
-        for one in found:
-            groups = getattr(one, "param_groups", None) or [()]
+        for optimizer in found:
+            groups = getattr(optimizer, "param_groups", None) or [()]
             if not all(isinstance(group, dict) and "params" in group for group in groups):
-                raise PlanError(
-                    f"{args.file}: {type(one).__name__} is no optimiser: no param_groups"
-                )
+                kind = type(optimizer).__name__
+                raise PlanError(f"{args.file}: {kind} is no optimiser: no param_groups")
         return pair[0], found
 
     readings: Readings = {

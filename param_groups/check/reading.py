@@ -1,16 +1,15 @@
-"""What anybody's model and optimiser have, tensor by tensor: their groups, and one step.
+"""What anybody's model and optimiser have, tensor by tensor, as their groups say it.
 
 Groups are read as the field's trainers and optimisers write them. What cannot be read is said, in
 words, beside the numbers: a key whose meaning is not known, an optimiser of no known family, the
-factor that a Muon of one's own multiplies rates by. One step tells what numbers cannot
-(`first_step`).
+factor that a Muon of one's own multiplies rates by. `steps` has what one step tells.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import nn
 
 from param_groups.families import OPTIMIZER_FAMILY, reason_without
 from param_groups.optim import MuonAdamW
-from param_groups.roles import Layout, PlanError
+from param_groups.roles import Layout
 from param_groups.rules.muon import MUON_CONVENTIONS
 
 # Keys that a loop or a schedule multiplies into a group's rate, and into its decay.
@@ -52,10 +51,8 @@ _MUONS = {
 }
 _SUITS = "_is_suitable_for_muon"  # timm's, which leaves other tensors to Adam
 BY_STEP = "; --step tells"  # how what a step tells ends
-_UNKNOWN_MUON = "what its Muon multiplies the rate of a matrix by" + BY_STEP
+UNKNOWN_MUON = "what its Muon multiplies the rate of a matrix by" + BY_STEP
 NUMBERS = ("init", "lr", "eps", "decay")
-SCALES = (1e-3, 1.0, 1e3)  # standard deviations of the random gradients
-WITHIN = 1.5  # Newton-Schulz leaves singular values between 0.7 and 1.2
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,15 @@ def read(
             group = optimizer.param_groups[number]
             unread = [*unread, *_unknown(optimizer, group, kinds[0], ignore)]
             if kinds[0] == "adam" and "fallback_lr_scale" in group:
-                lr *= _number(group["fallback_lr_scale"])
+                lr *= as_number(group["fallback_lr_scale"])
             factor, doubt = shape_factor(optimizer, group, param, kinds[0])
             reading = replace(
                 reading,
                 optimizer=" and ".join(kinds),
                 lr=lr * factor,
-                eps=_epsilon(group, param),
+                eps=epsilon(group, param),
                 decay=lr * decay,  # no Muon known here decays by the rate of the shape
-                unread=tuple(dict.fromkeys([*unread, *doubt, *_no_numbers(group)])),
+                unread=tuple(dict.fromkeys([*unread, *doubt, *no_numbers(group)])),
             )
         odd = [f"{k} is {v}" for k in NUMBERS if not 0 <= (v := getattr(reading, k)) < math.inf]
         readings[name] = replace(reading, unread=(*reading.unread, *odd))
@@ -152,7 +149,7 @@ def _peaks(groups: Sequence[Mapping[str, Any]], now: bool) -> list[tuple[float, 
     """
     first = "" if now else "initial_"
     rates, scaled, doubts = _multiplied(groups, "lr", first)
-    present = [_number(group.get("lr")) for group in groups]
+    present = [as_number(group.get("lr")) for group in groups]
     shares = [a / b for a, b in zip(present, rates, strict=True) if b]
     bare = [a / b for a, b in zip(present, scaled, strict=True) if b]
     if not (_alike(shares) or _alike(bare)):
@@ -177,7 +174,7 @@ def _multiplied(
 ) -> tuple[list[float], list[float], list[str]]:
     """(numbers, the same times their factors, doubts). A number that is already in proportion to
     its factor has been multiplied by it."""
-    numbers = [_number(group.get(first + key, group.get(key, 0.0))) for group in groups]
+    numbers = [as_number(group.get(first + key, group.get(key, 0.0))) for group in groups]
     named = [[(one, group[one]) for one in FACTORS[key] if one in group] for group in groups]
     doubts = [
         f"{one} is {value!r}"
@@ -185,7 +182,7 @@ def _multiplied(
         for one, value in factors
         if not _is_number(value)
     ]
-    factors = [math.prod(_number(value) for _, value in some) for some in named]
+    factors = [math.prod(as_number(value) for _, value in some) for some in named]
     shares = [n / f for n, f in zip(numbers, factors, strict=True) if n and f]
     yet = any(n and not f for n, f in zip(numbers, factors, strict=True))  # a factor of 0 acts
     if not (yet or _alike(factors)) and _alike(shares):
@@ -197,7 +194,7 @@ def _alike(values: Sequence[float]) -> bool:
     return not values or max(values) - min(values) <= 1e-6 * max(map(abs, values))
 
 
-def _number(value: object) -> float:
+def as_number(value: object) -> float:
     return float(value) if _is_number(value) else 0.0  # type: ignore[arg-type]
 
 
@@ -206,7 +203,7 @@ def _is_number(value: object) -> bool:
     return single or isinstance(value, (int, float))
 
 
-def _no_numbers(group: Mapping[str, Any]) -> list[str]:
+def no_numbers(group: Mapping[str, Any]) -> list[str]:
     """What stands in a group for a number and is none; Adafactor's epsilons may be None."""
     keys, eps = ("weight_decay", "initial_lr", "fallback_lr_scale"), _eps(group)
     values = {"lr": group.get("lr"), **{key: group.get(key, 0.0) for key in keys}}
@@ -220,9 +217,9 @@ def _eps(group: Mapping[str, Any]) -> Any:
     return eps[0] if isinstance(eps, (tuple, list)) and eps else eps
 
 
-def _epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
+def epsilon(group: Mapping[str, Any], param: torch.Tensor) -> float:
     eps = _eps(group)
-    return torch.finfo(param.dtype).eps if eps is None else _number(eps)
+    return torch.finfo(param.dtype).eps if eps is None else as_number(eps)
 
 
 # Parts of the names of classes, the longer first, and the update rules that they tell.
@@ -305,10 +302,10 @@ def shape_factor(
     if "torch" in libraries:
         said = said or "original"
     elif "timm" not in libraries:
-        return 1.0, [_UNKNOWN_MUON]
+        return 1.0, [UNKNOWN_MUON]
     if said in _MUONS:
-        return float(MUON_CONVENTIONS[_MUONS[said]](*_flat(param.shape))), []
-    return (1.0, []) if said is None else (1.0, [_UNKNOWN_MUON])
+        return float(MUON_CONVENTIONS[_MUONS[said]](*flat(param.shape))), []
+    return (1.0, []) if said is None else (1.0, [UNKNOWN_MUON])
 
 
 def not_read(
@@ -336,174 +333,6 @@ def not_read(
     ]
 
 
-# One step
-
-Steps = Mapping[tuple[int, float], Mapping[str, float]]  # {(size, scale): what `first_step` gives}
-Convention = Callable[[float, float], float]  # (inputs, outputs) -> factor of the rate
-CONVENTIONS: list[Convention] = [*MUON_CONVENTIONS.values()]
-_UNSCALED: Convention = lambda inputs, outputs: 1.0
-_ROOT: Convention = lambda inputs, outputs: math.sqrt(inputs * outputs)  # AdaMuon's
-
-
-def judged_steps(
-    readings: Mapping[int, Mapping[str, Reading]], steps: Steps
-) -> tuple[dict[int, dict[str, Reading]], list[tuple[str, str]]]:
-    """(readings with what only a step tells, a line for each tensor whose step has another size).
-
-    A Muon of one's own gets the factor of the shape that fits its steps at all sizes.
-    """
-    first = readings[min(readings)]
-    by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
-    unknown = [n for n in by_muon if _UNKNOWN_MUON in first[n].unread]
-    plain = [n for n in unknown if len(first[n].shape) == 2]  # kernels have ways of their own
-    factors: dict[tuple[int, str], float] = {}
-    if unknown:
-        fitting = _fitting(readings, steps, plain or unknown)
-        for size, found in readings.items():
-            factors |= {(size, n): fitting(*_flat(found[n].shape)) for n in unknown}
-    told = {
-        size: {
-            n: replace(
-                one,
-                lr=one.lr * factors.get((size, n), 1.0),
-                unread=tuple(doubt for doubt in one.unread if not doubt.endswith(BY_STEP)),
-            )
-            for n, one in found.items()
-        }
-        for size, found in readings.items()
-    }
-    ratios = {
-        key: {n: ratio / factors.get((key[0], n), 1.0) for n, ratio in found.items()}
-        for key, found in steps.items()
-    }
-    matrices = [[found[n] for n in by_muon if n in found] for found in ratios.values()]
-    alike = all(some and max(some) < WITHIN * min(some) for some in matrices)
-    lines = []
-    for n, one in first.items():
-        seen = [found[n] for found in ratios.values() if n in found]
-        if not all(map(math.isfinite, seen)):
-            lines.append((n, "a step is not finite"))
-            continue
-        if not seen or (min(seen) > 1 / WITHIN and max(seen) < WITHIN):
-            continue
-        shapes = [(readings[size][n].shape, found[n]) for (size, _), found in ratios.items()]
-        why = ""
-        if n in by_muon and len(one.shape) > 2 and _by_kernel(shapes):
-            kernel = "x".join(map(str, one.shape[2:]))
-            why = f": the factor is that of the kernel, {kernel}, and not of the whole matrix"
-        elif n in by_muon and alike and max(seen) < 1:
-            why = ": one factor for all matrices, as of a clip after the orthogonalisation"
-        span = f"{min(seen):.2g}" + (f" to {max(seen):.2g}" if max(seen) > 1.05 * min(seen) else "")
-        lines.append((n, f"a step is {span} times what rate, shape and {one.optimizer} say{why}"))
-    return told, lines
-
-
-def _flat(shape: Sequence[int]) -> tuple[int, int]:
+def flat(shape: Sequence[int]) -> tuple[int, int]:
     """(inputs times kernel, outputs)."""
     return math.prod(shape[1:]), shape[0]
-
-
-def _fitting(
-    readings: Mapping[int, Mapping[str, Reading]], steps: Steps, names: Sequence[str]
-) -> Convention:
-    """The convention by which a Muon multiplies its rates: of those that leave the matrices' steps
-    most alike, the one that is nearest to them."""
-
-    def misfit(convention: Convention) -> tuple[bool, bool, float]:
-        logs = [
-            [
-                math.log(max(found[n], 1e-30) / convention(*_flat(readings[size][n].shape)))
-                for n in names
-            ]
-            for (size, _), found in steps.items()
-        ]
-        off = max(abs(value) for some in logs for value in some)
-        spread = max(max(some) - min(some) for some in logs)
-        return off > math.log(WITHIN), spread > math.log(WITHIN), off
-
-    return min([_UNSCALED, *CONVENTIONS], key=misfit)
-
-
-def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
-    """Whether steps, each (shape, ratio), have the factor of a kernel's two axes in place of the
-    whole matrix's."""
-    for factor in (_ROOT, *CONVENTIONS):
-        shares = [
-            (factor(*shape[:1:-1]) / factor(*_flat(shape)), ratio)
-            for shape, ratio in steps
-            if len(shape) == 4
-        ]
-        if shares and all(s * WITHIN < 1 and 1 < WITHIN * r / s < WITHIN**2 for s, r in shares):
-            return True
-    return False
-
-
-def first_step(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], scale: float
-) -> dict[str, float]:
-    """How many times the first step of every tensor is what its rate, shape and optimiser say.
-
-    Tensors start at 0, where no decay acts, or at 1 where steps are in proportion to them. Then a
-    step is the rate times: g for SGD, g / (|g| + eps) for Adam, 1 with parameter scaling, and for
-    Muon a matrix (out, in times kernel) of singular values 1 times the factor of the shape.
-
-    Args:
-        model, optimizers: as `read` takes them, fresh; the step uses them up.
-        scale: standard deviation of the random gradients.
-    """
-    names = {id(param): name for name, param in model.named_parameters()}
-    expected: dict[str, tuple[torch.Tensor, float, float]] = {}
-    draw = torch.Generator().manual_seed(0)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            meta = ["a tensor is on the meta device"] * any(one.is_meta for one in group["params"])
-            if none := _no_numbers(group) or meta:
-                raise PlanError(f"--step: {none[0]}, with which no step can be taken")
-            group["lr"], group["weight_decay"] = group.get("initial_lr", group["lr"]), 0.0
-            for param in group["params"]:
-                gradient = scale * torch.randn(param.shape, generator=draw)
-                kind = kind_of(optimizer, group, param)
-                if param.requires_grad and kind in OPTIMIZER_FAMILY and id(param) in names:
-                    start = float(OPTIMIZER_FAMILY[kind] == "adafactor")
-                    size = _number(group["lr"]) * _says(optimizer, group, gradient, param, kind)
-                    expected[names[id(param)]] = (param, start, size)
-                    param.grad = gradient.to(param)
-                    param.detach().fill_(start)
-    for optimizer in optimizers:
-        optimizer.step()
-    return {
-        name: float((param.detach().double() - start).norm()) / size
-        for name, (param, start, size) in expected.items()
-        if size
-    }
-
-
-def _says(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    gradient: torch.Tensor,
-    param: torch.Tensor,
-    kind: str,
-) -> float:
-    """The norm of a first step over the group's rate."""
-    family = OPTIMIZER_FAMILY[kind]
-    if family == "spectral":
-        if {"parts", "layout"} & {*group}:
-            return _of_matrices(group, param)
-        return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(min(_flat(param.shape)))
-    if family == "sgd":
-        twice = float(group.get("momentum", 0.0)) * bool(group.get("nesterov", False))
-        return float(gradient.norm()) * (1 + twice)
-    if family == "adafactor":
-        return math.sqrt(param.numel())
-    scaled = gradient / (gradient.abs() + _epsilon(group, param))
-    return float(scaled.norm()) * float(group.get("fallback_lr_scale", 1.0))
-
-
-def _of_matrices(group: Mapping[str, Any], param: torch.Tensor) -> float:
-    """The same of a plan's tensor of several matrices, each of singular values near its factor."""
-    layout = group.get("layout", "linear")
-    whole = param.flatten(1)[None] if layout == "linear" else param.reshape(-1, *param.shape[-2:])
-    outputs, inputs = whole.shape[1:] if not layout.endswith("transposed") else whole.mT.shape[1:]
-    parts = group.get("parts") or ((outputs, 1.0),)
-    return math.sqrt(len(whole) * sum(rate**2 * min(size, inputs) for size, rate in parts))

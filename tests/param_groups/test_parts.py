@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import muon_models
 from param_groups import Everett, Muon, PlanError, Role, Rule, plan, rules_for
 from param_groups.check import judge
-from param_groups.check.reading import first_step
+from param_groups.check.steps import first_step
 from param_groups.check.stock import sizes
 from param_groups.check.theory import GROWS, OK
 from param_groups.optim import MuonAdamW
