@@ -167,6 +167,9 @@ def complaints(room, page, tmp_path, monkeypatch):
             (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
+        made = {Path(name).parts[0].partition(".")[0] for name in case.files}
+        for name in [one for one in sys.modules if one.partition(".")[0] in made]:
+            monkeypatch.delitem(sys.modules, name)  # a module of another test's folder
         known = dict(sys.modules)
         try:
             said = run(case, folder, {}, lines)

@@ -45,10 +45,14 @@ def flow(
         return marked("chosen")
     if bare in ("softmax", "exp"):
         return _softmax(notes, call, came)
-    power = call.args[1] if bare == "pow" and isinstance(call.args[1], (int, float)) else None
+    by = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
+    power = by if bare == "pow" and isinstance(by, (int, float)) else None
     if power := power or calls.POWERS.get(bare):
+        # The root of a sum is a norm, which is as large as its number of terms says.
+        more = max((t for _, t in came.sums), default=1.0) if abs(power) < 1 else 1.0
         after = replace(marked("normed"), sums=frozenset()) if power < 0 else came
-        return replace(after, factor=times(1.0, came.factor, power))
+        after = replace(after, sums=frozenset((n, t**power) for n, t in after.sums))
+        return replace(after, factor=times(1.0, times(came.factor, more), power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
@@ -112,7 +116,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
             notes.use(t, what)
     if came.names <= notes.tables:
         notes.note_factor("embedding", came)
-    return replace(came, factor=1.0, marks=came.marks | {"normed"})
+    return replace(came, factor=1.0, sums=frozenset(), marks=came.marks | {"normed"})
 
 
 def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -152,7 +156,10 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     if numbers:
         by = abs(numbers[0]) ** power if numbers[0] else 1.0
         sums = frozenset((name, terms * by) for name, terms in came.sums)
-        return replace(came, factor=times(came.factor, numbers[0], power), sums=sums)
+        sizes = {terms for _, terms in came.sums} - {1, came.factor}
+        divides = any(math.isclose(terms * by, 1) for terms in sizes)  # a mean by hand
+        factor = came.factor if divides else times(came.factor, numbers[0], power)
+        return replace(came, factor=factor, sums=sums)
     many = came.scores and not notes.names(*call.ins)
     return replace(came, factor=None) if many else came
 

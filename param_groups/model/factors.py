@@ -47,7 +47,8 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
         beside = "" if steady else f" ({first:.4g} at the smaller width)"
         said[f"{place} {name}"] = f"{factor:.4g}{beside}"
         if place in _NAMES and name in large.parameters:
-            found.setdefault(name, []).append(Measured(_NAMES[place], float(f"{factor:.7g}")))
+            for value in dict.fromkeys((factor,) if steady else (factor, first)):
+                found.setdefault(name, []).append(Measured(_NAMES[place], float(f"{value:.7g}")))
     return found, said
 
 

@@ -290,6 +290,22 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
         ),
         (lambda n: (n,), lambda x, w: torch.fft.fft(x * w, norm="ortho").real, ""),
         (lambda n: (n,), lambda x, w: F.rms_norm(x * w + x, x.shape[1:]), ""),
+        (
+            lambda n: (n, n),  # norms by hand, of a sum
+            lambda x, w: (x / (x.square().sum(-1, True) / x.shape[1]).sqrt()) @ w,
+            "",
+        ),
+        (
+            lambda n: (n, n),
+            lambda x, w: x * (x.square().sum(-1, True) / x.shape[1] + 1e-6).rsqrt() @ w,
+            "",
+        ),
+        (
+            lambda n: (n, n),
+            lambda x, w: x / x.square().sum(-1, True).sqrt() * x.shape[1] ** 0.5 @ w,
+            "",
+        ),
+        (lambda n: (n,), lambda x, w: F.rms_norm((x * w).cumsum(-1), x.shape[1:]), ""),
         (lambda n: (n,), lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
         (lambda n: (n,), lambda x, w: x * w, ""),
     ],
