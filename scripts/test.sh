@@ -3,7 +3,7 @@
 # instead, for example: bash scripts/test.sh tests/training
 # `quick` runs tests that neither start processes, nor train, nor draw: a minute or so.
 # `all` adds those that are marked thorough, as CI does: Ray, downloads, claims, the pictures of all figures,
-# and the other half of planted mistakes.
+# and the further rows of long tables, such as half of the planted mistakes.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 # Test processes share compiled bytecode, which saves each of them up to six seconds.

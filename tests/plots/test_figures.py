@@ -138,7 +138,7 @@ def test_pictures_of_the_front_page_can_be_read_on_a_phone():
     assert all(Image.open(ROOT / path).width <= 800 for path in found), found
 
 
-@pytest.mark.parametrize(  # lines; bars
+@pytest.mark.parametrize(  # lines; thorough: bars
     "name", ["everett/quickstart", pytest.param("theory/shares", marks=pytest.mark.thorough)]
 )
 def test_the_same_tables_give_the_same_bytes(name, tmp_path, laid_out):
