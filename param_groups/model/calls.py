@@ -165,9 +165,12 @@ def terms(call: Call) -> float | None:
     return float(math.prod(sizes)) if sizes else None
 
 
-def numbers(call: Call) -> list[float]:
-    """The numbers among a call's arguments."""
-    return [float(a) for a in call.args if isinstance(a, (int, float))]
+def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
+    """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
+    given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))
+    entries = [t.detach().flatten() for t in constants if t.is_floating_point() and t.numel()]
+    alike = [float(values[0]) for values in entries if (values == values[0]).all()]
+    return [*(float(a) for a in given if isinstance(a, (int, float))), *alike]
 
 
 def looks_up(call: Call) -> bool:

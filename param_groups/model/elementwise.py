@@ -35,7 +35,8 @@ def flow(
     if terms := calls.terms(call):
         came = came.summed(terms)
     if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
-        return _sum(notes, flows, came)
+        factor = times(flows[1].factor, call.kwargs.get("alpha", 1.0))
+        return _sum(notes, [flows[0], replace(flows[1], factor=factor)], came)
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
         return marked("counted")
     if bare == "one_hot":
@@ -52,7 +53,8 @@ def flow(
         more = max((t for _, t in came.sums), default=1.0) if abs(power) < 1 else 1.0
         after = replace(marked("normed"), sums=frozenset()) if power < 0 else came
         after = replace(after, sums=frozenset((n, t**power) for n, t in after.sums))
-        return replace(after, factor=times(1.0, times(came.factor, more), power))
+        top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
+        return replace(after, factor=times(top, times(came.factor, more), power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
@@ -132,6 +134,8 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
         if one.names <= notes.tables:
             notes.note_factor("embedding", one)
     apart = {one.factor for one in flows if one.made}
+    for one in flows if len(apart) > 1 else ():
+        notes.note_factor("term", one)
     return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0)
 
 
@@ -148,12 +152,9 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
         return replace(came, factor=factor, made=made)
-    numbers = calls.numbers(call)
-    for t in call.ins:
-        fixed = id(t) not in notes.flows and (came.scores or not notes.names(t))
-        if t.numel() == 1 and t.is_floating_point() and fixed:
-            numbers.append(float(t.detach()))
-    if numbers:
+    others = [t for t in call.ins if id(t) not in notes.flows]
+    single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
+    if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
         by = abs(numbers[0]) ** power if numbers[0] else 1.0
         sums = frozenset((name, terms * by) for name, terms in came.sums)
         sizes = {terms for _, terms in came.sums} - {1, came.factor}

@@ -108,10 +108,11 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     if more > 1.2 * fewer:
         sizes = f"of which {more:.4g} are added up, {fewer:.4g} at the smaller width"
         return f"makes results {sizes}, and nothing divides the sum"
-    first, then = (notes.factors.get(("input", name), 1.0) for notes in (small, large))
-    if not math.isclose(first, then, rel_tol=0.02):
-        by = f"by {then:.4g}, by {first:.4g} at the smaller width"
-        return f"takes activations that a number multiplies {by}"
+    for place, how in (("input", "takes activations"), ("term", "makes one of two terms")):
+        first, then = (notes.factors.get((place, name), 1.0) for notes in (small, large))
+        if not math.isclose(first, then, rel_tol=0.02):
+            by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+            return f"{how} that a number multiplies {by}"
     for one, other in pairs:
         if not math.isclose(one.factor, other.factor, rel_tol=0.02):
             times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"

@@ -248,8 +248,7 @@ class Notes:
         _, path, factor = self.views[id(same[0])]
         factor *= calls.terms(call) or 1.0
         if power := calls.TIMES.get(call.bare):
-            constants = (t for t in call.ins if id(t) not in self.views and t.numel() == 1)
-            by = [*calls.numbers(call), *(float(t) for t in constants if t.is_floating_point())]
+            by = calls.numbers(call, [t for t in call.ins if id(t) not in self.views])
             factor = times(factor, math.prod(by), power) or factor
         for i, t in enumerate(call.outs):
             self.alive.append(t)

@@ -306,6 +306,25 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
             "",
         ),
         (lambda n: (n,), lambda x, w: F.rms_norm((x * w).cumsum(-1), x.shape[1:]), ""),
+        # Numbers of every form: by keyword, in a constant tensor, on one of two terms, divided.
+        (lambda n: (n, n), lambda x, w: F.linear(torch.mul(x, other=x.shape[1]), w), "takes"),
+        (lambda n: (n, n), lambda x, w: x * torch.full(x.shape[1:], x.shape[1] * 1.0) @ w, "takes"),
+        (
+            lambda n: (n, n),
+            lambda x, w: F.linear(x, w * torch.full(w.shape, x.shape[1] ** -0.5)),
+            "counts",
+        ),
+        (lambda n: (n, n), lambda x, w: (x @ w * x.shape[1] + x.relu()).relu(), "terms"),
+        (
+            lambda n: (n, n),
+            lambda x, w: torch.add(x.relu(), x @ w, alpha=x.shape[1]).relu(),
+            "terms",
+        ),
+        (
+            lambda n: (n, n),
+            lambda x, w: x * (x.shape[1] ** 0.5 / x.norm(dim=-1, keepdim=True)) @ w,
+            "",
+        ),
         (lambda n: (n,), lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
         (lambda n: (n,), lambda x, w: x * w, ""),
     ],
