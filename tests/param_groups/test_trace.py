@@ -238,36 +238,35 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
     assert refused or reading.role is Role.LAYER_SCALE
 
 
+MATRIX, VECTOR = lambda n: (n, n), lambda n: (n,)
+
+
 @pytest.mark.parametrize(
     ("size", "product", "problem"),
     [
-        (lambda n: (n,), lambda x, w: (x * w * 0.5).sum(-1, keepdim=True), "no layout"),
-        (lambda n: (n,), lambda x, w: (-(x * w)).double().sum(axis=-1)[:, None], "no layout"),
+        (VECTOR, lambda x, w: (x * w * 0.5).sum(-1, keepdim=True), "no layout"),
+        (VECTOR, lambda x, w: (-(x * w)).double().sum(axis=-1)[:, None], "no layout"),
         (lambda n: (n // 8, 8), lambda x, w: (x * w.view(-1)).nansum(-1)[:, None], "no layout"),
-        (lambda n: (n, n), lambda x, w: (x[:, None] * w).mean(2), "4 times as many entries"),
-        (
-            lambda n: (n,),
-            lambda x, w: (x * w + x).sum(-1)[:, None],
-            "of which 64 are added up, 32 at",
-        ),
-        (lambda n: (n,), lambda x, w: (x * w).relu().view(5, -1, 8).sum((1, 2))[:, None], "added"),
-        (lambda n: (n,), lambda x, w: torch.addcmul(x, x, w).mT.sum(0)[:, None], "added up"),
-        (lambda n: (n,), lambda x, w: (x * w).cumsum(-1), "added up"),
-        (lambda n: (n,), lambda x, w: torch.einsum("bi->b", x + w)[:, None], "added up"),
-        (lambda n: (n,), lambda x, w: (x * w) @ torch.ones(x.shape[1], 1), "added up"),
-        (lambda n: (n,), lambda x, w: (x * w).mean(-1, True) * x.shape[1], "added up"),
-        (lambda n: (n,), lambda x, w: ((x * w) * x).sum(-1, True).sigmoid() * x, "added up"),
-        (lambda n: (n,), lambda x, w: torch.linalg.vecdot(x * w, x)[:, None], "added up"),
-        (lambda n: (n,), lambda x, w: torch.fft.fft(x * w).real, "added up"),
+        (MATRIX, lambda x, w: (x[:, None] * w).mean(2), "4 times as many entries"),
+        (VECTOR, lambda x, w: (x * w + x).sum(-1)[:, None], "of which 64 are added up, 32 at"),
+        (VECTOR, lambda x, w: (x * w).relu().view(5, -1, 8).sum((1, 2))[:, None], "added"),
+        (VECTOR, lambda x, w: torch.addcmul(x, x, w).mT.sum(0)[:, None], "added up"),
+        (VECTOR, lambda x, w: (x * w).cumsum(-1), "added up"),
+        (VECTOR, lambda x, w: torch.einsum("bi->b", x + w)[:, None], "added up"),
+        (VECTOR, lambda x, w: (x * w) @ torch.ones(x.shape[1], 1), "added up"),
+        (VECTOR, lambda x, w: (x * w).mean(-1, True) * x.shape[1], "added up"),
+        (VECTOR, lambda x, w: ((x * w) * x).sum(-1, True).sigmoid() * x, "added up"),
+        (VECTOR, lambda x, w: torch.linalg.vecdot(x * w, x)[:, None], "added up"),
+        (VECTOR, lambda x, w: torch.fft.fft(x * w).real, "added up"),
         (
             lambda n: (n // 8, 8, n),
             lambda x, w: (parts(x).transpose(0, 1) @ w).sum(0),
             "of which 8",
         ),
-        (lambda n: (n, n), lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
-        (lambda n: (n, n), lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
-        (lambda n: (n,), lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),
-        (lambda n: (n,), lambda x, w: F.rms_norm(x, w.shape, w).sum(-1, True), "of which 64"),
+        (MATRIX, lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
+        (MATRIX, lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
+        (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),
+        (VECTOR, lambda x, w: F.rms_norm(x, w.shape, w).sum(-1, True), "of which 64"),
         (
             lambda n: (n, n),
             lambda x, w: (
@@ -277,56 +276,32 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
             ),
             "of which 64",
         ),
-        (lambda n: (n, n), lambda x, w: ((x @ w) * x).sum(-1, True), "of which 64"),
-        (lambda n: (n,), lambda x, w: (x * w).norm(dim=-1, keepdim=True), "added up"),
-        (lambda n: (n,), lambda x, w: (x * w) / (x * w).norm(dim=-1, keepdim=True), ""),
-        (lambda n: (n,), lambda x, w: x * w * (1 / (x * w).square().sum(-1, True).sqrt()), ""),
-        (lambda n: (n,), lambda x, w: (x * w).exp() / (x * w).exp().sum(-1, True), ""),
-        (lambda n: (n,), lambda x, w: (x * w + x).sum(-1, True) / x.shape[1], ""),  # a mean
+        (MATRIX, lambda x, w: ((x @ w) * x).sum(-1, True), "of which 64"),
+        (VECTOR, lambda x, w: (x * w).norm(dim=-1, keepdim=True), "added up"),
+        (VECTOR, lambda x, w: (x * w) / (x * w).norm(dim=-1, keepdim=True), ""),
+        (VECTOR, lambda x, w: x * w * (1 / (x * w).square().sum(-1, True).sqrt()), ""),
+        (VECTOR, lambda x, w: (x * w).exp() / (x * w).exp().sum(-1, True), ""),
+        (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.shape[1], ""),  # a mean
+        (VECTOR, lambda x, w: parts(x * w).sum(1).repeat(1, x.shape[1] // 8), "of which 8 are"),
+        (VECTOR, lambda x, w: torch.fft.fft(x * w, norm="ortho").real, ""),
+        (VECTOR, lambda x, w: F.rms_norm(x * w + x, x.shape[1:]), ""),
         (
-            lambda n: (n,),
-            lambda x, w: parts(x * w).sum(1).repeat(1, x.shape[1] // 8),
-            "of which 8 are",
-        ),
-        (lambda n: (n,), lambda x, w: torch.fft.fft(x * w, norm="ortho").real, ""),
-        (lambda n: (n,), lambda x, w: F.rms_norm(x * w + x, x.shape[1:]), ""),
-        (
-            lambda n: (n, n),  # norms by hand, of a sum
+            MATRIX,  # norms by hand, of a sum
             lambda x, w: (x / (x.square().sum(-1, True) / x.shape[1]).sqrt()) @ w,
             "",
         ),
-        (
-            lambda n: (n, n),
-            lambda x, w: x * (x.square().sum(-1, True) / x.shape[1] + 1e-6).rsqrt() @ w,
-            "",
-        ),
-        (
-            lambda n: (n, n),
-            lambda x, w: x / x.square().sum(-1, True).sqrt() * x.shape[1] ** 0.5 @ w,
-            "",
-        ),
-        (lambda n: (n,), lambda x, w: F.rms_norm((x * w).cumsum(-1), x.shape[1:]), ""),
+        (MATRIX, lambda x, w: x * (x.square().sum(-1, True) / x.shape[1] + 1e-6).rsqrt() @ w, ""),
+        (MATRIX, lambda x, w: x / x.square().sum(-1, True).sqrt() * x.shape[1] ** 0.5 @ w, ""),
+        (VECTOR, lambda x, w: F.rms_norm((x * w).cumsum(-1), x.shape[1:]), ""),
         # Numbers of every form: by keyword, in a constant tensor, on one of two terms, divided.
-        (lambda n: (n, n), lambda x, w: F.linear(torch.mul(x, other=x.shape[1]), w), "takes"),
-        (lambda n: (n, n), lambda x, w: x * torch.full(x.shape[1:], x.shape[1] * 1.0) @ w, "takes"),
-        (
-            lambda n: (n, n),
-            lambda x, w: F.linear(x, w * torch.full(w.shape, x.shape[1] ** -0.5)),
-            "counts",
-        ),
-        (lambda n: (n, n), lambda x, w: (x @ w * x.shape[1] + x.relu()).relu(), "terms"),
-        (
-            lambda n: (n, n),
-            lambda x, w: torch.add(x.relu(), x @ w, alpha=x.shape[1]).relu(),
-            "terms",
-        ),
-        (
-            lambda n: (n, n),
-            lambda x, w: x * (x.shape[1] ** 0.5 / x.norm(dim=-1, keepdim=True)) @ w,
-            "",
-        ),
-        (lambda n: (n,), lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
-        (lambda n: (n,), lambda x, w: x * w, ""),
+        (MATRIX, lambda x, w: F.linear(torch.mul(x, other=x.shape[1]), w), "takes"),
+        (MATRIX, lambda x, w: x * torch.full(x.shape[1:], x.shape[1] * 1.0) @ w, "takes"),
+        (MATRIX, lambda x, w: F.linear(x, w * torch.full(w.shape, x.shape[1] ** -0.5)), "counts"),
+        (MATRIX, lambda x, w: (x @ w * x.shape[1] + x.relu()).relu(), "terms"),
+        (MATRIX, lambda x, w: torch.add(x.relu(), x @ w, alpha=x.shape[1]).relu(), "terms"),
+        (MATRIX, lambda x, w: x * (x.shape[1] ** 0.5 / x.norm(dim=-1, keepdim=True)) @ w, ""),
+        (VECTOR, lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
+        (VECTOR, lambda x, w: x * w, ""),
     ],
 )
 def test_a_product_that_is_written_out_is_no_gain(size, product, problem):
