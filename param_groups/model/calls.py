@@ -162,16 +162,18 @@ def terms(call: Call) -> float | None:
         return None
     if name in LOGS:
         return float(first.numel() / out.numel()) if out.numel() < first.numel() else first.numel()
-    own = iter([0.0 if name.startswith(("index_", "scatter_")) else -1.0])
-    several = sum(t.is_floating_point() for t in call.ins) > 1
-    flat = lambda t: t.is_floating_point() or t.is_complex() if isinstance(t, Tensor) else False
-    ones = lambda t: torch.full_like(t, next(own, 1.0) if several else 1.0) if flat(t) else t
+    level = iter([0.0 if name.startswith(("index_", "scatter_")) else -1.0])  # of two a distance
+
+    def flat(value: Any) -> Any:
+        number = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        return torch.full_like(value, next(level, 1.0)) if number else value
+
     try:
-        with torch.no_grad():
-            found = call.function(*tree_map(ones, call.args), **tree_map(ones, call.kwargs))
+        args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))
+        found = tree_leaves(call.function(*args, **kwargs))
     except RuntimeError:
         return float(first.numel())
-    result = next(t for t in tree_leaves(found) if isinstance(t, Tensor)).abs()
+    result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     most = float(result.max()) if result.numel() else 0.0
     alike = result.shape == first.shape and bool((result == most).all())
     return most if most > 1.001 and not alike else None

@@ -49,9 +49,9 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
             said[f"{place} {name}"] = f"{factor:.4g}{beside}"
             for value in (factor,) if steady else (factor, first):
-                one = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
-                if one.factor and name in large.parameters and one not in found.get(name, ()):
-                    found.setdefault(name, []).append(one)
+                entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
+                if entry.factor and name in large.parameters and entry not in found.get(name, ()):
+                    found.setdefault(name, []).append(entry)
     return found, said
 
 

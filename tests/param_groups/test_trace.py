@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Role, plan, traced
+from param_groups import CompleteP, Everett, PlanError, Role, Tied, plan, traced
 from param_groups.model.factors import unnamed
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
@@ -477,6 +477,23 @@ def test_a_factor_that_the_rule_asks_for_is_no_error():
     assert [(f.name, f.value) for f in numbers.forward if f.name.startswith("res")] == [
         ("residual_multiplier", 0.5)
     ]
+
+
+def test_a_tied_readouts_factor_is_reported_and_compared():
+    def build(n, logits=0.5, into=1.0):
+        model = Scaled(n, logits=logits, into=into)
+        model.head.weight = model.wte.weight
+        return model
+
+    tied = lambda width: Tied(Everett("mup", width, BASE, qk_exponent=-0.5))
+    for by in ({}, {"logits": 1.0, "into": 0.5}):
+        rules = read(lambda n, by=by: build(n, **by)).rules
+        (embedding,) = (rule for rule in rules if rule.pattern == "wte.weight")
+        assert [m[:2] for m in embedding.measured] == [("logit_multiplier", 0.5)]
+        rows = plan(build(WIDE), rules, tied(WIDE), lr=1.0, absorb_multipliers=True)
+        assert [f.value for f in rows.forward if f.name == "logit_multiplier"] == [0.5]
+        with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.5 .* the plan has 0.25"):
+            plan(build(2 * WIDE), rules, tied(2 * WIDE), lr=1.0, absorb_multipliers=True)
 
 
 def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
