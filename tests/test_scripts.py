@@ -273,6 +273,21 @@ def test_help_is_the_first_lines_and_nothing_is_called(call, script):
         assert f"# {ran.stdout.splitlines()[0]}\n" in (ROOT / f"scripts/{script}.sh").read_text()
 
 
+def test_blocks_for_a_gpu_are_chosen_by_number_and_start_around_shipped_tables(call, tmp_path):
+    (tmp_path / "plots").symlink_to(ROOT / "plots")
+    ran = call("gpu_blocks", "5", "1", "--dry-run")
+    assert ran.returncode == 0 and len(ran.calls) == 6  # in their own order, with the options
+    assert ran.calls[0] == (
+        "python -m sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --preset wide_five --curves "
+        "standard_fixed ntk_fixed --workers 8 --dry-run"
+    )
+    table = tmp_path / "results/nanolm_c4/figure_12_adam_wide/results.csv"
+    shipped = ROOT / "plots/data/everett/figure_12_adam_wide.csv"
+    assert table.read_bytes() == shipped.read_bytes()
+    table.write_text("ours")  # and no table of a user's is replaced
+    assert len(call("gpu_blocks").calls) == 21 and table.read_text() == "ours"
+
+
 def test_the_quickstart_prepares_runs_and_draws(call):
     data, sweep, figure = call("quickstart").calls
     assert data == "python -m nanolm_c4.data nanolm_c4/configs/laptop.yaml"
