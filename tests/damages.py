@@ -34,9 +34,9 @@ class Damage:
             path.write_bytes(content)
         return path
 
-    def is_in(self, line):
-        """Whether a line has the row's words."""
-        return re.search(".*".join(map(re.escape, self.words.split("..."))), line)
+    def follows(self, start, line):
+        """Whether a line is the start and then the row's words."""
+        return re.match(".*".join(map(re.escape, (start + self.words).split("..."))), line)
 
 
 def flip(content, place):
@@ -48,4 +48,13 @@ def of(reader):
     """The rows of a reader's section."""
     text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
     section = text.split(f"## {reader}\n")[1].partition("\n## ")[0]
-    return [Damage(*line.split(" | ")) for line in section.splitlines() if " | " in line]
+    # What is no prose must be a row, and there must be some: none can be lost by its form.
+    rows = [line.split(" | ") for line in section.strip().split("\n\n", 1)[1].splitlines()]
+    assert all(len(row) == 3 and all(row) for row in rows), f"{reader}: a row has three fields"
+    return [Damage(*row) for row in rows]
+
+
+def named(reader, name, change):
+    """The row of a reader's section with this file and change."""
+    (row,) = [row for row in of(reader) if (row.name, row.change) == (name, change)]
+    return row

@@ -118,7 +118,8 @@ def test_the_second_preparation_reads_nothing(experiment, made, text, monkeypatc
     assert capfd.readouterr().err == ""
 
 
-FLIPPED, _, CUT, *_ = damages.of("cache")
+FLIPPED = damages.named("cache", "train.bin", "flip(was, 101)")
+CUT = damages.named("cache", "train.bin", "was[:10]")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -228,7 +229,7 @@ def test_a_damaged_cache_is_refused_reported_and_rebuilt(
 ):
     assert TokenCache(folder).meta == made.meta  # checked once, and noted
     damage.do(folder)
-    assert damage.is_in(error_line(lambda: TokenCache(folder)))
+    assert damage.follows(f"{folder}: ", error_line(lambda: TokenCache(folder)))
     again = experiment.prepare(text, folder.parent)
     assert capfd.readouterr().err.startswith(f"{folder}: {damage.words}")
     assert content(again.folder) == content(made.folder)

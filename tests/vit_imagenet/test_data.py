@@ -379,7 +379,7 @@ def test_a_damaged_tar_is_named_and_nothing_of_it_used(tmp_path, damage):
     root = write_tar(tmp_path / "images")
     file = damage.do(root)
     line = error_line(lambda: opened(root, "shards"))
-    assert line.startswith(f"{file}: ") and damage.is_in(line)
+    assert damage.follows(f"{file}: ", line)
 
 
 @pytest.mark.parametrize("write", [write_parquet, write_tar])
