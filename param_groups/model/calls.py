@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 CONVOLUTIONS = {f"conv{turned}{d}d" for turned in ("", "_transpose") for d in (1, 2, 3)}
 ADDING = {"addmm", "baddbmm"}  # products that come after a tensor to add
@@ -26,16 +25,18 @@ TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), 
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
+MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
+LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
+LIKE = {"type_as", "expand_as", "view_as", "reshape_as", "to"}  # what the second tensor is
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
-TOTALS = {"sum", "nansum", "cumsum", "logcumsumexp", "logsumexp", "prod", "trace"}
-LAST = {"inner", "linalg_vecdot", "vecdot", "cdist", "pairwise_distance", "tensordot"}
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
 
 class Call(NamedTuple):
     """One call of a torch function; `ins` and `outs` are the tensors in it."""
 
+    function: Callable[..., Any]
     name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -62,12 +63,20 @@ class Call(NamedTuple):
         return {**dict(zip(names.split(), self.args, strict=False)), **self.kwargs}
 
 
-def seen(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Call:
+def seen(
+    function: Callable[..., Any],
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    out: Any,
+) -> Call:
     """A call with its tensors."""
     ins = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor)]
     outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
-    return Call(name, args, kwargs, ins, outs or (ins[:1] if name == "__setitem__" else []))
+    return Call(
+        function, name, args, kwargs, ins, outs or (ins[:1] if name == "__setitem__" else [])
+    )
 
 
 class Operand(NamedTuple):
@@ -135,34 +144,39 @@ def groups_of(call: Call) -> int:
     return int(bound.get("groups", 1)) if call.name in CONVOLUTIONS else 1
 
 
-def mixed(call: Call) -> set[int]:
-    """The axes of its first tensor that a sum or a Fourier transform goes over."""
-    name, ndim = call.name, call.ins[0].ndim
-    turned = name.startswith("fft_") and not name.endswith("shift")
-    if not turned and call.bare not in TOTALS:
-        return set()
-    bound = call.bound("input n dim" if turned else "input dim")
+def summed_axes(call: Call) -> set[int]:
+    """The axes of its first tensor that a sum goes over."""
+    bound, ndim = call.bound("input dim"), call.ins[0].ndim
     dims = bound.get("dim", call.kwargs.get("axis"))
-    if isinstance(dims, int):
-        dims = (dims,)
-    elif dims is None and turned and not name.endswith("n"):
-        dims = (-2, -1) if name.endswith("2") else (-1,)
+    dims = (dims,) if isinstance(dims, int) else dims
     return {dim % max(ndim, 1) for dim in (range(ndim) if dims is None else dims)}
 
 
 def terms(call: Call) -> float | None:
-    """How many entries of its first tensor a call adds up into one; 1 for a mean, None for all
-    else. A norm adds squares and takes the root."""
-    name, first = call.bare, call.ins[0]
-    if name == "mean":
+    """How many entries of its tensors a call adds up into one, read from its result where all of
+    these are 1: for a norm the root. 1 for a mean, None for what treats entries one by one."""
+    name, first, out = call.bare, call.ins[0], call.outs[0]
+    if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
-    if "norm" in name and name not in {*NORMS, "normalize"}:
-        return float((first.numel() / call.outs[0].numel()) ** 0.5)
-    if name in LAST:
-        return float(first.shape[-1])
-    turns = call.kwargs.get("norm") == "ortho"
-    sizes = [1 if turns else first.shape[axis] for axis in mixed(call) if first.ndim]
-    return float(math.prod(sizes)) if sizes else None
+    if name in {*SUMS, *TIMES, *JOINS, *ACTS} or not (out.is_floating_point() or out.is_complex()):
+        return None
+    if name in LOGS:
+        return float(first.numel() / out.numel()) if out.numel() < first.numel() else first.numel()
+    level = iter([0.0 if name.startswith(("index_", "scatter_")) else -1.0])  # of two a distance
+
+    def flat(value: Any) -> Any:
+        number = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        return torch.full_like(value, next(level, 1.0)) if number else value
+
+    try:
+        args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))
+        found = tree_leaves(call.function(*args, **kwargs))
+    except RuntimeError:
+        return float(first.numel())
+    result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
+    most = float(result.max()) if result.numel() else 0.0
+    alike = result.shape == first.shape and bool((result == most).all())
+    return most if most > 1.001 and not alike else None
 
 
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -34,7 +35,15 @@ def flow(
         return product
     if terms := calls.terms(call):
         came = came.summed(terms)
-    if bare in {*calls.SUMS, "addcmul"} and len(flows) == 2 and not came.scores:
+        if "squared" in came.marks:  # of entries of one, whose root is a norm
+            came = replace(came, factor=times(came.factor, terms))
+    adds = bare in {*calls.SUMS, "addcmul", "addcdiv"}
+    if adds and len(flows) > 1:  # one by one, as in a loop
+        counts = Counter[str]()
+        for one in flows:
+            counts.update({name: one.adds.get(name, 1.0) for name in one.names | one.vectors})
+        came = replace(came, adds={name: n for name, n in counts.items() if n > 1})
+    if adds and len(flows) == 2 and not came.scores:
         factor = times(flows[1].factor, call.kwargs.get("alpha", 1.0))
         return _sum(notes, [flows[0], replace(flows[1], factor=factor)], came)
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
@@ -49,12 +58,12 @@ def flow(
     by = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
     power = by if bare == "pow" and isinstance(by, (int, float)) else None
     if power := power or calls.POWERS.get(bare):
-        # The root of a sum is a norm, which is as large as its number of terms says.
-        more = max((t for _, t in came.sums), default=1.0) if abs(power) < 1 else 1.0
-        after = replace(marked("normed"), sums=frozenset()) if power < 0 else came
-        after = replace(after, sums=frozenset((n, t**power) for n, t in after.sums))
+        mark = {power == 2: "squared", power < 0: "normed"}.get(True)
+        after = marked(mark) if mark else replace(came, marks=came.marks - {"squared"})
+        sums = frozenset() if power < 0 else came.rescaled(1.0, power)
+        after = replace(after, sums=sums, adds={} if power < 0 else came.adds)
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
-        return replace(after, factor=times(top, times(came.factor, more), power))
+        return replace(after, factor=times(top, came.factor, power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
@@ -71,6 +80,11 @@ def flow(
             added = notes.names(*views).union(*(f.names for f in flows if not f.scores))
             notes.attentions[i].added |= added
         return replace(came, factor=rebased(notes, came, before, out))
+    if came.factor is None and not came.scores:
+        entries = [t for t in call.ins if t.is_floating_point()][
+            : 1 if bare in calls.LIKE else None
+        ]
+        return _together(notes, [notes.flow(t) for t in entries], came)
     return came
 
 
@@ -83,7 +97,7 @@ def beside(notes: Notes, vector: Tensor, op: str, came: Flow) -> Flow:
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
     """Activations times a parameter, summed over what grows in it: a product by hand."""
     (scaled, one), out = notes.scaled[id(call.ins[0])], call.outs[0]
-    over = {axis - scaled.ndim + one.ndim for axis in calls.mixed(call)}
+    over = {axis - scaled.ndim + one.ndim for axis in calls.summed_axes(call)}
     long = [axis for axis, size in enumerate(one.shape) if size > 1]
     summed, made = ([axis for axis in long if (axis in over) is inside] for inside in (True, False))
     if not any(notes.grows(one, axis) for axis in summed):
@@ -116,9 +130,9 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
         if notes.names(t):
             came = replace(came, vectors=came.vectors | notes.names(t))
             notes.use(t, what)
-    if came.names <= notes.tables:
+    if came.made <= notes.rows:
         notes.note_factor("embedding", came)
-    return replace(came, factor=1.0, sums=frozenset(), marks=came.marks | {"normed"})
+    return replace(came, factor=1.0, sums=frozenset(), adds={}, marks=came.marks | {"normed"})
 
 
 def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -131,8 +145,13 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     if flows[0].made == flows[1].made:
         return came
     for one in flows:
-        if one.names <= notes.tables:
+        if one.made <= notes.rows:
             notes.note_factor("embedding", one)
+    return _together(notes, flows, came)
+
+
+def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
+    """Activations side by side, or their sum, which numbers multiply each for itself."""
     apart = {one.factor for one in flows if one.made}
     for one in flows if len(apart) > 1 else ():
         notes.note_factor("term", one)
@@ -141,12 +160,13 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
 
 def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     power = calls.TIMES[call.bare]
+    if power > 0 and len(call.ins) == 2 and call.ins[0] is call.ins[1]:
+        came = replace(came, marks=came.marks | {"squared"})
     if len(flows) > 1:
         factor = times(flows[0].factor, flows[1].factor, power)
         if power < 0:  # a sum over another is as many terms as it has more
             below = max((terms for _, terms in flows[1].sums), default=1.0)
-            sums = frozenset((name, terms / below) for name, terms in flows[0].sums)
-            came = replace(came, sums=sums)
+            came = replace(came, sums=flows[0].rescaled(1 / below))
         came = replace(came, marks=came.marks - {"weighs"})
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
@@ -156,11 +176,11 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
         by = abs(numbers[0]) ** power if numbers[0] else 1.0
-        sums = frozenset((name, terms * by) for name, terms in came.sums)
-        sizes = {terms for _, terms in came.sums} - {1, came.factor}
+        sizes = {*(terms for _, terms in came.sums), *came.adds.values()} - {1, came.factor}
         divides = any(math.isclose(terms * by, 1) for terms in sizes)  # a mean by hand
         factor = came.factor if divides else times(came.factor, numbers[0], power)
-        return replace(came, factor=factor, sums=sums)
+        adds = {} if any(math.isclose(n * by, 1) for n in came.adds.values()) else came.adds
+        return replace(came, factor=factor, sums=came.rescaled(by), adds=adds)
     many = came.scores and not notes.names(*call.ins)
     return replace(came, factor=None) if many else came
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from param_groups.model.judging import matched
 from param_groups.model.notes import Attention, Notes
 from param_groups.model.recording import Recorder
 from param_groups.roles import Measured, Role
@@ -40,15 +41,17 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
     times = (text if n == 1 else f"{text} ({n} times)" for text, n in texts.items())
     said = dict(zip(keys, times, strict=True))
     for place, name in dict.fromkeys((*large.factors, *small.factors)):
-        factor, first = (notes.factors.get((place, name), 1.0) for notes in (large, small))
-        steady = math.isclose(first, factor, rel_tol=0.02)
-        if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
-            continue
-        beside = "" if steady else f" ({first:.4g} at the smaller width)"
-        said[f"{place} {name}"] = f"{factor:.4g}{beside}"
-        if place in _NAMES and name in large.parameters:
-            for value in dict.fromkeys((factor,) if steady else (factor, first)):
-                found.setdefault(name, []).append(Measured(_NAMES[place], float(f"{value:.7g}")))
+        pairs = matched(*(notes.factors[place, name] for notes in (small, large)))
+        for first, factor in dict.fromkeys(pairs):
+            steady = math.isclose(first, factor, rel_tol=0.02)
+            if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
+                continue
+            beside = "" if steady else f" ({first:.4g} at the smaller width)"
+            said[f"{place} {name}"] = f"{factor:.4g}{beside}"
+            for value in (factor,) if steady else (factor, first):
+                entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
+                if entry.factor and name in large.parameters and entry not in found.get(name, ()):
+                    found.setdefault(name, []).append(entry)
     return found, said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,32 +93,46 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
     """Uses in both passes; without numbers in their paths where another expert was chosen."""
     pairs: list[Pair] = []
     for numbers in ("\0", r"\d+"):
-        first, second = (
-            {(use.op, re.sub(numbers, "", use.path)): use for use in reversed(uses)}
-            for uses in (small, large)
-        )
-        pairs = pairs or [(first[k], use) for k, use in reversed(second.items()) if k in first]
+        first, second = defaultdict[tuple[str, str], list[Use]](list), Counter[tuple[str, str]]()
+        for use in small:
+            first[use.op, re.sub(numbers, "", use.path)].append(use)
+        for use in large if not pairs else ():
+            key = use.op, re.sub(numbers, "", use.path)
+            if key in first:
+                pairs.append((first[key][min(second[key], len(first[key]) - 1)], use))
+            second[key] += 1
     return pairs
 
 
 def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     """What is wrong with sums and numbers around a tensor that grow with the width; "" if nothing
     is."""
-    before, after = small.sums[name], large.sums[name]
-    fewer, more = max(before - after or before or {1.0}), max(after - before, default=0.0)
-    if more > 1.2 * fewer:
-        sizes = f"of which {more:.4g} are added up, {fewer:.4g} at the smaller width"
-        return f"makes results {sizes}, and nothing divides the sum"
+    for fewer, more in matched(small.sums[name], large.sums[name]):
+        if more > 1.2 * fewer:
+            sizes = f"of which {more:.4g} are added up, {fewer:.4g} at the smaller width"
+            return f"makes results {sizes}, and nothing divides the sum"
     for place, how in (("input", "takes activations"), ("term", "makes one of two terms")):
-        first, then = (notes.factors.get((place, name), 1.0) for notes in (small, large))
-        if not math.isclose(first, then, rel_tol=0.02):
-            by = f"by {then:.4g}, by {first:.4g} at the smaller width"
-            return f"{how} that a number multiplies {by}"
+        for first, then in matched(*(notes.factors[place, name] for notes in (small, large))):
+            if not math.isclose(first, then, rel_tol=0.02):
+                by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+                return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:
         if not math.isclose(one.factor, other.factor, rel_tol=0.02):
             times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
-            return f"counts {times} smaller width: a number multiplies it, or entries are added up"
+            return (
+                f"counts {times} smaller width: a number multiplies it, or entries are added up; "
+                "take the number out of the forward pass, or divide the sum"
+            )
     return ""
+
+
+def matched(small: Sequence[float], large: Sequence[float]) -> list[tuple[float, float]]:
+    """Numbers of two passes one by one; the least and the greatest where there are not as many
+    and not the same ones."""
+    if len(small) == len(large):
+        return [*zip(small, large, strict=True)]
+    alike = {*small, 1.0} == {*large, 1.0}
+    return [] if alike else [(min(small, default=1.0), max(large, default=1.0))]
 
 
 def _is_table(use: Use) -> bool:

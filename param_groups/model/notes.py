@@ -32,8 +32,8 @@ class Flow:
         factor: numbers that it was multiplied by since; None where they are not known.
         scores, weights: attentions whose query-key products, whose softmaxes are in it.
         vectors: the parameters that act on its entries one by one, since its last product.
-        sums: parameters whose results are added up in it, each with how many terms, times numbers
-            since; no longer once it divides.
+        sums: parameters whose results are added up in one entry, each with how many terms, times
+            numbers since; no longer once it divides. `adds`: how many were added one by one.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax,
             weighs (a softmax of what a parameter made).
     """
@@ -47,12 +47,18 @@ class Flow:
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
     sums: frozenset[tuple[str, float]] = frozenset()
+    adds: Mapping[str, float] = field(default_factory=dict)
     marks: frozenset[str] = NOTHING
 
     def summed(self, terms: float) -> Flow:
         """What a sum over some of its entries carries."""
-        more = frozenset((name, terms) for name in self.names | self.vectors if terms)
-        return replace(self, sums=self.sums | more)
+        first = (self.names | self.vectors) - {name for name, _ in self.sums}
+        sums = self.sums | {(name, 1.0) for name in first}
+        return replace(self, sums=frozenset((n, t * terms) for n, t in sums)) if terms else self
+
+    def rescaled(self, by: float, power: float = 1) -> frozenset[tuple[str, float]]:
+        """Its sums to a power, times a number."""
+        return frozenset((name, terms**power * by) for name, terms in self.sums)
 
     @property
     def names(self) -> set[str]:
@@ -89,6 +95,8 @@ def joined(flows: Sequence[Flow]) -> Flow:
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
         for key in ("made", "past", "above", "scores", "weights", "vectors", "sums", "marks")
     }
+    adds = sorted(pair for flow in flows for pair in flow.adds.items())
+    together["adds"] = dict(adds)  # the most of each
     return Flow(factor=factors.pop() if len(factors) == 1 else None, **together)
 
 
@@ -145,13 +153,15 @@ class Notes:
         self.joined = 0  # activations after a residual sum, as bits
         # Activations times a parameter, which must not lose their id, and its view.
         self.scaled: dict[int, tuple[Tensor, Tensor]] = {}
-        # Of each parameter, sums of its results that nothing divides by: how many terms.
-        self.sums: dict[str, set[float]] = defaultdict(set)
+        # Of each parameter, sums of its results that nothing divides by: how many terms each has.
+        self.sums: dict[str, list[float]] = defaultdict(list)
         self.attentions: list[Attention] = []
-        self.factors: dict[tuple[str, str], float] = {}  # of a place and a parameter
+        # Of a place and a parameter, one after the other.
+        self.factors: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.splits: dict[str, tuple[int, ...]] = {}
-        # Parameters that reach the output, whose results are sorted, which are looked up.
-        self.output, self.chosen, self.tables = set[str](), set[str](), set[str]()
+        # Parameters that reach the output, and whose results are sorted; rows of tables.
+        self.output, self.chosen = set[str](), set[str]()
+        self.rows: set[tuple[str, int]] = set()
         # Of residual branches what is in them, what reaches them from elsewhere (an encoder's) and
         # their last products.
         self.branches: list[tuple[set[str], set[str], frozenset[tuple[str, int]]]] = []
@@ -172,15 +182,16 @@ class Notes:
         self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
 
-    def spend(self, *flows: Flow) -> None:
-        """Notes the sums in activations that a product takes, or that are the output."""
-        for name, terms in frozenset[tuple[str, float]]().union(*(flow.sums for flow in flows)):
-            self.sums[name].add(terms)
+    def spend(self, flow: Flow) -> None:
+        """Notes the sums in what a product takes, or what is the output."""
+        once = {(name, 1.0) for name in flow.adds.keys() - {name for name, _ in flow.sums}}
+        for name, terms in sorted(flow.sums | once):
+            self.sums[name].append(terms * flow.adds.get(name, 1.0))
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it."""
-        if flow.factor not in (1.0, None):
-            self.factors.update({(place, name): flow.factor for name in names or flow.names})
+        for name in (names or flow.names) if flow.factor not in (1.0, None) else ():
+            self.factors[place, name].append(float(flow.factor or 0))
 
     def use(
         self,
@@ -266,7 +277,7 @@ class Notes:
         inside = {name for name, bit in self.bits.items() if new & bit}
         below = {name for name in inside if self.fed[name] & stream.serial}
         self.branches.append((below, inside - below, other.made - stream.made))
-        self.note_factor("embedding" if stream.names <= self.tables else "stream", stream)
+        self.note_factor("embedding" if stream.made <= self.rows else "stream", stream)
         if len(other.names) == 1:
             self.note_factor("branch", other)
         return True

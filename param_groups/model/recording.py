@@ -51,11 +51,13 @@ class Recorder(TorchFunctionMode):
         if not isinstance(out, (Tensor, tuple, list)):  # a dict or a dataclass of a library
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
-        self.notes.spend(*flows)
+        self.notes.spend(joined(flows))
         for flow in flows:
             self.notes.output |= flow.names
-            if len(flow.names) == 1 and not flow.names <= self.notes.tables:
-                self.notes.note_factor("logits", flow)
+            if len(flow.names) == 1 and not flow.made <= self.notes.rows:
+                (name,) = flow.names  # a number on what it takes is one on what it makes
+                taken = self.notes.factors.pop(("input", name), [1.0])[-1]
+                self.notes.note_factor("logits", replace(flow, factor=times(flow.factor, taken)))
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")
 
@@ -66,7 +68,7 @@ class Recorder(TorchFunctionMode):
         if name == "__get__":  # W.T
             name = (torch.overrides.resolve_name(function) or "..").split(".")[-2]
         out = function(*args, **kwargs)
-        call, notes = calls.seen(name, args, kwargs, out), self.notes
+        call, notes = calls.seen(function, name, args, kwargs, out), self.notes
         known = [id(t) in notes.views or id(t) in notes.flows for t in call.ins]
         new = [*zip(call.ins, known, strict=True)][int(call.in_place) :]
         if call.outs and any(t.requires_grad and not seen for t, seen in new):
@@ -98,7 +100,7 @@ class Recorder(TorchFunctionMode):
         elif lookup and "chosen" not in came.marks and calls.looks_up(call):
             marks = came.marks & {"input", "counted"}
             flow = notes.use(views[0], "embedding", result=call.outs[0], marks=marks)
-            notes.tables |= flow.names
+            notes.rows |= flow.made
         elif call.name in calls.PRODUCTS:
             flow = self._product(call)
         elif flows and not lookup:
@@ -144,8 +146,7 @@ class Recorder(TorchFunctionMode):
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
             used = notes.use(t, op, (summed, makes), out, axis, marks)
             made |= used.made
-            table = came.names <= notes.tables
-            place = "embedding" if table else "scores" if came.scores else "input"
+            place = "embedding" if came.made <= notes.rows else "scores" if came.scores else "input"
             notes.note_factor(place, came, used.names if place == "input" else ())
         if bias is not None and notes.names(bias):
             notes.use(bias, "bias", marks={"of " + name for name, _ in made})

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import CompleteP, Everett, PlanError, Role, plan, traced
+from param_groups import CompleteP, Everett, PlanError, Role, Tied, plan, traced
 from param_groups.model.factors import unnamed
 from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vision
 from tests.param_groups.traced_blocks import (
@@ -241,6 +241,13 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
 MATRIX, VECTOR = lambda n: (n, n), lambda n: (n,)
 
 
+def gathered(x, function):
+    """All columns of x added up in the first of two."""
+    index = torch.zeros(x.shape[1], dtype=torch.long)
+    index = index.expand_as(x) if function == "scatter_add" else index
+    return getattr(torch.zeros(len(x), 2), function)(1, index, x)[:, :1]
+
+
 @pytest.mark.parametrize(
     ("size", "product", "problem"),
     [
@@ -300,6 +307,32 @@ MATRIX, VECTOR = lambda n: (n, n), lambda n: (n,)
         (MATRIX, lambda x, w: (x @ w * x.shape[1] + x.relu()).relu(), "terms"),
         (MATRIX, lambda x, w: torch.add(x.relu(), x @ w, alpha=x.shape[1]).relu(), "terms"),
         (MATRIX, lambda x, w: x * (x.shape[1] ** 0.5 / x.norm(dim=-1, keepdim=True)) @ w, ""),
+        # Functions that no list names, loops, and a second use of the same kind.
+        (VECTOR, lambda x, w: F.adaptive_avg_pool1d((x * w)[:, None], 1)[:, 0], ""),
+        (VECTOR, lambda x, w: F.adaptive_avg_pool1d(x * w, 1) * x.shape[1], "added up"),
+        (VECTOR, lambda x, w: F.lp_pool1d((x * w)[:, None], 1, x.shape[1])[:, 0], "added up"),
+        (VECTOR, lambda x, w: F.interpolate((x * w)[:, None], 1)[:, 0], ""),
+        (VECTOR, lambda x, w: F.interpolate((x * w)[:, None], 1)[:, 0] * x.shape[1], "added up"),
+        (VECTOR, lambda x, w: gathered(x * w, "index_add"), "of which 64 are added up, 32 at"),
+        (VECTOR, lambda x, w: gathered(x * w, "scatter_add"), "of which 64 are added up, 32 at"),
+        (VECTOR, lambda x, w: x + gathered(x * w, "scatter_add") / x.shape[1], ""),
+        (VECTOR, lambda x, w: torch.tensordot(x * w, x, ([1], [1]))[:, :1], "added up"),
+        (VECTOR, lambda x, w: torch.cdist(x * w, x)[:, :1], "added up"),
+        (VECTOR, lambda x, w: sum((x * w)[:, i : i + 1] for i in range(x.shape[1])), "added up"),
+        (VECTOR, lambda x, w: sum((x * w).unbind(1))[:, None] / x.shape[1], ""),
+        (MATRIX, lambda x, w: sum((x @ w).split(8, dim=1)).repeat(1, x.shape[1] // 8), "added"),
+        (VECTOR, lambda x, w: x * (x * w).var(1, keepdim=True), ""),
+        (VECTOR, lambda x, w: x * (x * w).std(1, keepdim=True) * x.shape[1], "added up"),
+        (VECTOR, lambda x, w: x * w + x * (w * x.shape[1]), "counts 64 times"),
+        (MATRIX, lambda x, w: (x @ w).relu() + (x * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: (x * x.shape[1]) @ w + (x * 2) @ w, "takes"),
+        (
+            lambda n: (2 * n, n),
+            lambda x, w: F.linear(
+                torch.cat([x.relu() * x.shape[1], x], 1), w.view(-1, 2 * x.shape[1])
+            ),
+            "",
+        ),
         (VECTOR, lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
         (VECTOR, lambda x, w: x * w, ""),
     ],
@@ -317,6 +350,35 @@ def test_a_product_that_is_written_out_is_no_gain(size, product, problem):
 
     reading = traced(Written, lambda model: model(torch.randn(5, 6)), (BASE, WIDE))["w"]
     assert problem in reading.problem and bool(problem) == bool(reading.problem)
+
+
+@pytest.mark.parametrize("rows", [5, 4, 8, BASE, WIDE])
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: (x * w).sum(0) + (x * w).sum(1, keepdim=True),
+        lambda x, w: (x * w).sum((0, 1), keepdim=True),
+        lambda x, w: (x * w).mT.sum(1) + (parts(x * w).sum(1)).repeat(1, x.shape[1] // 8),
+        lambda x, w: (x * w).sum(0) + torch.einsum("bi->b", x * w)[:, None],
+        lambda x, w: ((x * w).sum(0, True) + x).sum(1, True) + (x * w).sum(0),
+    ],
+)
+def test_a_sum_over_rows_hides_none_over_channels(rows, product):
+    """As many rows as the width, at either size, or as heads."""
+
+    class Both(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.first, self.head = linear(6, n), linear(n, 3)
+            self.w = nn.Parameter(torch.randn(n))
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.head(x.relu() + product(x, self.w))
+
+    run = lambda model: model(torch.randn(rows, 6))
+    reading = traced(Both, run, (BASE, WIDE))["w"]
+    assert "added up" in reading.problem or "no layout" in reading.problem
 
 
 @pytest.mark.parametrize(
@@ -417,9 +479,26 @@ def test_a_factor_that_the_rule_asks_for_is_no_error():
     ]
 
 
+def test_a_tied_readouts_factor_is_reported_and_compared():
+    def build(n, logits=0.5, into=1.0):
+        model = Scaled(n, logits=logits, into=into)
+        model.head.weight = model.wte.weight
+        return model
+
+    tied = lambda width: Tied(Everett("mup", width, BASE, qk_exponent=-0.5))
+    for by in ({}, {"logits": 1.0, "into": 0.5}):
+        rules = read(lambda n, by=by: build(n, **by)).rules
+        (embedding,) = (rule for rule in rules if rule.pattern == "wte.weight")
+        assert [m[:2] for m in embedding.measured] == [("logit_multiplier", 0.5)]
+        rows = plan(build(WIDE), rules, tied(WIDE), lr=1.0, absorb_multipliers=True)
+        assert [f.value for f in rows.forward if f.name == "logit_multiplier"] == [0.5]
+        with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.5 .* the plan has 0.25"):
+            plan(build(2 * WIDE), rules, tied(2 * WIDE), lr=1.0, absorb_multipliers=True)
+
+
 def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
-    assert "input head.weight" not in read(lambda n: Scaled(n, into=0.5)).factors
-    said = read(lambda n: Scaled(n, into=32 / n)).factors["input head.weight"]
+    assert read(lambda n: Scaled(n, into=0.5)).factors["logits head.weight"] == "0.5"
+    said = read(lambda n: Scaled(n, into=32 / n)).factors["logits head.weight"]
     assert said == "0.5 (1 at the smaller width)"
 
 
