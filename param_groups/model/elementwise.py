@@ -167,6 +167,11 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         if power < 0:  # a sum over another is as many terms as it has more
             below = max((terms for _, terms in flows[1].sums), default=1.0)
             came = replace(came, sums=flows[0].rescaled(1 / below))
+            if {name for name, _ in flows[1].sums} & flows[0].names:  # a norm by hand
+                came = replace(came, marks=came.marks | {"normed"})
+                for name in flows[0].vectors - flows[1].vectors:  # that acts before it divides
+                    use = notes.uses[name][-1]
+                    notes.uses[name][-1] = replace(use, marks=use.marks | {"normed"})
         came = replace(came, marks=came.marks - {"weighs"})
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
