@@ -164,6 +164,37 @@ def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(
     assert value == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("ready", "factor"),
+    [
+        (lambda q, one, gain: q * one, 2.0),  # a learned temperature
+        (lambda q, one, gain: q / one, 0.5),
+        (lambda q, one, gain: q * one.exp(), math.exp(2)),
+        (lambda q, one, gain: F.rms_norm(q, (8,), gain), 3.0),
+        (lambda q, one, gain: F.normalize(q, dim=-1) * (1 + gain), 4 * 8**-0.5),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
+    class Gained(Apart):
+        def __init__(self, n):
+            super().__init__(n)
+            self.one, self.gain = (
+                nn.Parameter(torch.tensor(2.0)),
+                nn.Parameter(torch.full((8,), 3.0)),
+            )
+
+        def forward(self, x):
+            q, k, v = self.three(x)
+            q = ready(q, self.one, self.gain)
+            weights = F.softmax(q @ k.mT, dim=-1)
+            y = F.scaled_dot_product_attention(q, k, v, scale=1.0) if fused else weights @ v
+            return self.d(merged(y)) * self.one * self.gain.mean()
+
+    (value,) = {m.value for rule in read(stack(Gained)).rules for m in rule.measured}
+    assert value == pytest.approx(factor)
+
+
 def test_dropout_is_no_factor_and_the_random_state_is_left_alone():
     class Dropped(Mlp):
         def forward(self, x):
