@@ -7,6 +7,7 @@ of time, for clusters whose compute nodes have no network.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import shutil
@@ -36,6 +37,8 @@ CODE_VERSION = 1  # raise it when the same text would give other files; old cach
 TOKENIZER_CHARACTERS = 10_000_000  # text a tokeniser is trained on, at most
 SENTENCE_CHARACTERS = 1_000  # SentencePiece drops lines over 4,192 bytes; UTF-8 needs at most 4
 ENCODE_DOCUMENTS = 256  # documents tokenised together
+# T5's model: its bytes and their SHA-256, as scripts/download.sh has them.
+T5 = 791656, "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 
 
 # Tokeniser
@@ -114,6 +117,13 @@ class Tokenizer:
             raise ValueError("the file is empty")
         self.num_threads = num_threads
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        # A flipped bit makes a piece a field that is skipped, and all ids after it others.
+        if len(model) == T5[0]:
+            whole = hashlib.sha256(model).hexdigest() == T5[1]
+        else:
+            whole = self._processor.serialized_model_proto() == model
+        if not whole:
+            raise ValueError("it is damaged, or holds what SentencePiece does not read")
         pieces = self._processor.get_piece_size()
         self.eos, self.unk = self._processor.eos_id(), self._processor.unk_id()
         if pieces == 0 or self.eos < 0:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 ROOT = Path(__file__).resolve().parents[1]
 # How a command ends, and errors of a developer or of Python's own protocols.
-NO_USERS = {"SystemExit", "KeyboardInterrupt", "NotImplementedError"}
+NO_USERS = {"SystemExit", "Verdict", "KeyboardInterrupt", "NotImplementedError"}
 NO_USERS |= {"AttributeError", "KeyError", "IndexError"}
 
 

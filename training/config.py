@@ -193,7 +193,7 @@ def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> Se
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problem = min(error.errors(), key=lambda item: _TELLING.get(item["type"], 2))
-        raise UserError(f"{where}: {_explain(kind, problem)}") from None
+        raise UserError(f"{where}: {_explain(kind, problem, data)}") from None
 
 
 def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = ()) -> SectionType:
@@ -277,8 +277,8 @@ def _section_in(annotation: Any) -> type[Section] | None:
     return next((section for section in inner if section), None)
 
 
-def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
-    """One pydantic finding as a sentence."""
+def _explain(kind: type[Section], problem: Mapping[str, Any], beside: Any) -> str:
+    """One pydantic finding in a config as a sentence."""
     # pydantic names the alternatives of a union as parts of the location; users did not write them
     sections = {section.__name__ for section in Section.__subclasses__()}
     parts = [p for p in map(str, problem["loc"]) if p not in sections and "[" not in p]
@@ -296,7 +296,10 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         valid = _valid_beside(kind, parts)
         if key in valid:  # of another kind of section than what stands beside it
-            return f"key {key!r} does not go with those beside it; leave it or them out"
+            for part in parts[:-1]:
+                beside = beside.get(part, {}) if isinstance(beside, Mapping) else {}
+            others = ", ".join(name for name in map(str, beside) if name != parts[-1])
+            return f"key {key!r} does not go with {others or 'no other'}; leave it or them out"
         return f"unknown key {key!r}{nearest(key, valid)}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing; give it a value"

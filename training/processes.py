@@ -24,6 +24,7 @@ from training.settings import LoopConfig
 
 # accelerate joins the processes of a CPU-only launch only when told that there is no GPU.
 ON_CPU = not torch.cuda.is_available()
+TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 EMULATE_BF16 = "TRAINING_EMULATE_BF16"
 Value = TypeVar("Value")
 
@@ -33,13 +34,15 @@ TIMEOUT = timedelta(hours=6)
 
 def state() -> PartialState:
     """accelerate's view of the processes; UserError when it does not see those torchrun started."""
+    told = " ".join(f"{name}={os.environ[name]}" for name in TORCHRUN if name in os.environ)
     try:
         launched = int(os.environ.get("WORLD_SIZE", "1"))
+        if launched > 1 and int(os.environ.get("RANK", "0")) >= launched:
+            raise ValueError("RANK goes from 0 to WORLD_SIZE - 1")
         process = PartialState(cpu=ON_CPU, timeout=TIMEOUT)
     except ValueError as error:
         raise UserError(
-            f"the environment has a part of what torchrun sets ({error}); launch with torchrun, or "
-            "unset WORLD_SIZE, RANK and their like"
+            f"{told}: no process joins others by this ({error}); launch with torchrun, or unset it"
         ) from None
     if launched != process.num_processes:
         raise UserError(

@@ -66,6 +66,7 @@ from param_groups.check.reading import NUMBERS, Reading, not_read, read
 from param_groups.check.steps import SCALES, first_step, judged_steps
 from param_groups.check.theory import PlanExponents
 from param_groups.check.written import write
+from param_groups.exit_code import Verdict
 from param_groups.roles import Layout, PlanError
 from param_groups.rows import align
 
@@ -336,7 +337,7 @@ def main(argv: Sequence[str]) -> None:
     for line in result.unread:
         print(f"not read: {line}")
     if lines or result.unread:
-        raise SystemExit(2 if result.unread else 1)
+        raise Verdict(2 if result.unread else 1)
 
 
 def _drawn(check: Check) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -27,6 +27,7 @@ import importlib.util
 import inspect
 import json
 import math
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ from param_groups.check.measuring import (
     measure,
 )
 from param_groups.check.written import results_in, write, write_table
+from param_groups.exit_code import Verdict
 from param_groups.model.factors import unnamed
 from param_groups.model.trace import Trace, traced
 from param_groups.plan import Plan
@@ -112,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
         targets = [file_target(Path(args.target), args.widths)]
     outcomes = [run(target, args) for target in targets]
     if any(outcomes):
-        raise SystemExit(1 if 1 in outcomes else 2)
+        raise Verdict(1 if 1 in outcomes else 2)
 
 
 def stock_target(name: str, rule: str) -> Target:
@@ -172,7 +174,7 @@ def load_module(path: Path) -> ModuleType:
     if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, os.path.abspath(path))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up

@@ -43,6 +43,7 @@ from param_groups.check.measuring import Check, CheckError, begun
 from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.check.written import results_in, write, write_table
+from param_groups.exit_code import Verdict
 from param_groups.roles import PlanError, choose
 from param_groups.rows import align
 from param_groups.schedules import SHAPES, factor
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     collapse = _collapse(grid, answer, curves)
     places = _write(out, grid, settings, answer, collapse, curves)
     print("\n".join(["", table(answer), "", summary(answer, collapse), *places]))
-    raise SystemExit(EXIT.get(answer.verdict, 2))
+    raise Verdict(EXIT.get(answer.verdict, 2))
 
 
 def _digest(file: Path) -> str:

@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,6 +191,12 @@ def test_tokeniser_file_errors(tmp_path, folder, damage):
         lambda: prepare(tmp_path, path=str(folder), tokenizer=str(file)),
     ):
         assert error_line(load).startswith(f"{damage.words} {file} ")
+
+
+def test_t5s_model_is_the_one_that_is_fetched():
+    bytes_, digest = data.T5
+    script = (Path(data.__file__).parents[1] / "scripts/download.sh").read_text()
+    assert f"data/t5 {bytes_} \\\n    {digest}\n" in script
 
 
 def test_a_folder_is_no_tokeniser(tmp_path):

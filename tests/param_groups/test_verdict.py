@@ -24,7 +24,30 @@ PROBES = {
     "interrupted": "raise KeyboardInterrupt",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "many lines": "raise ValueError('one\\ntwo')",
+    "an error that ends": "class E(Exception):\n        __str__ = lambda _: exit(0)\n    raise E",
+    "an alarm": "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()",
+    "a parent that ends": "import os; os.fork() and os._exit(0)",
+    "no endless depth": "f = lambda: f()\n    f()",
 }
+# What a file's own code does not show: it changes what the command needs, or hands it `sys.exit`.
+CHANGED = {
+    "os.closerange(0, 99)": "Bad file descriptor",
+    "builtins.open = None": "written.py",
+    "builtins.print = None": "command.py",
+    "sys.stderr.close()": "closed file",
+    "json.dumps = None": "the process ended with code 1",
+    "os.unlink(sys.argv[1]), os.rmdir(os.path.dirname(sys.argv[1]))": "ended with code 1",
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))": "ended with code 1",
+    "torch.set_grad_enabled(False)": "does not require grad",
+    "torch.set_default_device('meta')": "meta tensor",
+    "globals().update(task=lambda *_: replace(made(*_), batches=None))": "no len()",
+    "globals().update(task=lambda *_: replace(made(*_), after_init=sys.exit))": "SystemExit",
+    "globals().update(task=lambda *_: replace(made(*_), loss=lambda *_: 0))": "not iterable",
+}
+UNHARMED = ("os.fork()", "atexit.register(os._exit, 1)", "os.umask(0o777)", "os.chdir('/')")
+OTHERS = "import atexit, builtins, json, os, resource, sys\nfrom dataclasses import replace\n"
+NOT_PYTHON = (b"def task(:\n", b"x = 1\0", "x".encode("utf-16"), b"x = '\xe9'", b"-" * 9999 + b"1")
+OPTIONS = "--widths 16 32 64 --steps 1 --seeds 1 --out".split()
 
 # The other process, whose stdout is `end`, or a pipe that nobody reads, as behind `| head`.
 JUDGE = """
@@ -54,7 +77,7 @@ def ended(tmp_path, monkeypatch, capsys):
             return programs[0]
 
         monkeypatch.setattr(verdict.subprocess, "Popen", start)
-        (tmp_path / "file.py").write_text(text)
+        (tmp_path / "file.py").write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(SystemExit) as stopped:
             verdict.main(command, [str(tmp_path / "file.py"), *options])
         (program,) = programs
@@ -70,6 +93,25 @@ def test_a_file_that_ends_the_process_has_no_verdict(tmp_path, ended, name):
         code, said = ended(command, text)
         assert code == 2 and said.startswith(f"error: {tmp_path}/file.py") and "no verdict" in said
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [*CHANGED, *UNHARMED])
+def test_a_file_that_changes_what_the_command_needs_has_no_verdict_or_its_own(
+    tmp_path, ended, change
+):
+    text = (ROOT / "examples/coordinate_check_mlp.py").read_text() + OTHERS
+    code, said = ended("check", f"{text}made = task\n{change}\n", *OPTIONS, str(tmp_path))
+    if change in UNHARMED:
+        assert code == 0 and "error" not in said
+    else:
+        assert code == 2 and said.splitlines()[-1].startswith(f"error: {tmp_path}/file.py")
+        assert said.count("error: ") == 1 and CHANGED[change] in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("build", ["sys.exit", "os._exit"])
+def test_a_function_that_ends_the_process_and_has_no_line_of_its_own(tmp_path, ended, build):
+    code, said = ended("audit", f"import os, sys\nbuild = {build}\n")
+    assert code == 2 and said.startswith(f"error: {tmp_path}/file.py: ") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -90,14 +132,14 @@ def test_a_file_that_closes_standard_output_is_one_line(ended, probe):
 )
 def test_a_verdict_and_what_cannot_be_printed(tmp_path, ended, end, code, says):
     text = (ROOT / "examples/coordinate_check_mlp.py").read_text()
-    options = "--widths 16 32 64 --steps 1 --seeds 1 --out".split()
-    found, said = ended("check", text, *options, str(tmp_path), end=end)
+    found, said = ended("check", text, *OPTIONS, str(tmp_path), end=end)
     assert found == code and said.endswith(says) and said.count("error: ") == (code == 2)
 
 
-def test_a_file_that_is_no_python_is_one_line(ended):
-    code, said = ended("check", "def task(:\n")
-    assert code == 2 and said.startswith("error: ") and "file.py, line 1: SyntaxError" in said
+@pytest.mark.parametrize("content", NOT_PYTHON, ids=range(len(NOT_PYTHON)))
+def test_a_file_that_is_no_python_is_one_line(tmp_path, ended, content):
+    code, said = ended("check", content)
+    assert code == 2 and said.startswith(f"error: {tmp_path}/file.py") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("errors", ["errors", "/dev/full"])
