@@ -74,10 +74,11 @@ def sites(room):
     found = {}
     for path in sorted((ROOT / room).rglob("*.py")):
         source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
         for node in ast.walk(ast.parse(source)):
             made = isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
             if made and getattr(node.exc.func, "id", "") not in NO_USERS:
-                text = " ".join(ast.get_source_segment(source, node).split())
+                text = " ".join(" ".join(lines[node.lineno - 1 : node.end_lineno]).split())
                 found[str(path), node.lineno, node.end_lineno] = text
     return found
 

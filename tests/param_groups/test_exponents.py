@@ -320,6 +320,8 @@ def test_readout_alignment_defaults_to_the_common_values():
     assert alignment.at("hidden") == (1, Fraction(1, 2), Fraction(3, 4))
     assert alignment.at("readout") == (1, 0, Fraction(3, 4))
     assert ex.TENSOR_PROGRAMS.at("readout") == (1, 1, 1)
+    given = ex.Alignment(1, 1, 1, omega_readout=0, alpha_readout="1/2", u_readout="1/4")
+    assert given.at("readout") == (Fraction(1, 2), 0, Fraction(1, 4))
 
 
 @pytest.mark.parametrize("optimizer", ex.OPTIMIZERS)

@@ -68,6 +68,7 @@ def test_a_least_squares_parabola_finds_the_vertex_of_an_exact_one_without_error
     best = optimum(on_grid(parabola(-6.3), range(-12, -2)), WINDOW)
     assert math.log2(best.value) == pytest.approx(-6.3)
     assert best.error == pytest.approx(0, abs=1e-9)
+    assert best.vertex_loss == pytest.approx(parabola(-6.3)(2.0**-6.3))
     assert (best.n, best.inside, best.at_edge) == (5, True, False)
 
 

@@ -97,6 +97,17 @@ def test_what_is_printed_and_saved_is_the_rate_of_every_part():
     assert "parts" not in whole.groups(plain, several=True)[0]
 
 
+def test_a_saved_plan_holds_the_numbers_of_float32_and_the_lengths_of_torch():
+    saved = held((96, 64), Role.MLP_IN)[1].to_dict()
+    largest, longest = 2.0**127, 2**63 - 1
+    row = saved["rows"][0] | {"lr": largest, "fan_in": longest}
+    again = Plan.from_dict(saved | {"rows": [row]})["w"]
+    assert (again.lr, again.fan_in) == (largest, longest)
+    for key, value in (("lr", 2 * largest), ("fan_in", longest + 1)):
+        with pytest.raises(PlanError, match=f"w: {key} is "):
+            Plan.from_dict(saved | {"rows": [row | {key: value}]})
+
+
 def test_a_state_without_the_parts_is_refused_and_one_from_json_goes_on():
     model, made = held((96, 64), Role.QKV, None, (4, 1, 1))
     optimizer = made.optimizers(model)

@@ -21,6 +21,7 @@ from param_groups.check import Check, fit, judge, measure
 from param_groups.check.measuring import OWN
 from param_groups.check.stock import HEAD_DIM, TOKENS, batch_of, loss_of, sizes
 from param_groups.check.theory import EXCEPTION, GROWS, OK, VANISHES
+from param_groups.prescription import Size
 from param_groups.stock.rules import stock
 
 WIDTHS = (64, 128, 256)
@@ -64,6 +65,13 @@ def test_order_changes_no_number():
     inside = planned(128, Tied(Muon(Decay(everett(128), exponent=-1))))[1]
     outside = planned(128, Decay(Muon(Tied(everett(128))), exponent=-1))[1]
     assert not inside.differences(outside)
+
+
+def test_at_another_size_the_factors_are_those_of_that_size():
+    rule = Depth(everett(64), 2, 2)
+    size = Size(width=256, depth=8)
+    expected = rule.forward(size)._replace(logit_multiplier=0.25, ties=True)
+    assert Tied(rule).forward(size) == expected and expected.residual_multiplier == 0.25
 
 
 def test_with_a_base_model_the_logits_follow_its_width():
