@@ -198,7 +198,8 @@ class Measured(NamedTuple):
 
     `factor` is "attention_scale" (on the products of the queries that a rule names), "embed_scale",
     "residual_multiplier" or "logit_multiplier"; `value` is None where it could not be read.
-    `grows` says that the head dimension is another at another width.
+    `grows` says that the head dimension is another at another width; a factor on logits that grows
+    has the width there.
     """
 
     factor: str

@@ -30,10 +30,7 @@ from training.errors import UserError
 from training.runs import Summary
 
 CONNECT_SECONDS = 10.0
-DIED = (
-    "--engine ray: Ray on this machine has died, and its runs with it; the same command resumes "
-    "them"
-)
+DIED = "--engine ray: Ray {} has died, and its runs with it; the same command resumes them"
 
 
 @dataclass(eq=False)
@@ -92,6 +89,7 @@ class RayPool(Pool):
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = self.address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
+        self.head = self.ray.get_runtime_context().gcs_address.rsplit(":", 1)
         # Ray's callbacks for ended runs are on a thread that would deadlock if it called Ray.
         self.desk = ThreadPoolExecutor(1)
 
@@ -99,16 +97,25 @@ class RayPool(Pool):
     def slots(self) -> int:
         """Runs in Ray's hands, and one more while the cluster has something free for it.
 
-        UserError, also for the runs, once a cluster that was started here has died.
+        UserError, also for the runs, once the head or a cluster that was started here has died:
+        Ray itself says nothing of the runs that it has lost, and after a minute ends this process.
         """
-        total = self.ray.cluster_resources()
+        try:
+            socket.create_connection(self.head, CONNECT_SECONDS).close()
+            total = self.ray.cluster_resources()
+            died = not (total or self.address)
+        except OSError:
+            died = True
         with self.lock:
             held = list(self.held)
-            if not (total or self.address):  # Ray itself says nothing of the runs that it has lost
+            if died:
                 self.held.clear()
+                error = UserError(
+                    DIED.format(f"at {self.address}" if self.address else "on this machine")
+                )
                 for run in held:
-                    run.future.set_exception(UserError(DIED))
-                raise UserError(DIED)
+                    run.future.set_exception(error)
+                raise error
         full = self.options.workers is not None and len(held) >= self.options.workers
         for name in ("CPU", "GPU"):
             taken = sum(run.share.get(name, 0) * run.nodes for run in held)

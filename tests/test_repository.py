@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -224,6 +225,11 @@ def test_no_module_unpickles_or_takes_code_from_a_hub(module):
     assert "fairseq" not in names | {*re.findall(r'import_module\("(fairseq)', text)} or (
         module == FAIRSEQ
     )
+
+
+def test_no_test_finds_a_host():
+    with pytest.raises(OSError, match="offline"):
+        socket.create_connection(("huggingface.co", 443), 1)
 
 
 def test_training_does_not_reach_fairseq():

@@ -287,4 +287,11 @@ def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> list[st
 
 def _traced_heads(rules: Sequence[Rule]) -> list[int]:
     """Head dimensions that a trace saw grow with the width."""
-    return sorted({one.head_dim or 0 for r in rules for one in r.measured if one.grows})
+    return sorted(
+        {
+            one.head_dim or 0
+            for r in rules
+            for one in r.measured
+            if one.grows and "att" in one.factor
+        }
+    )

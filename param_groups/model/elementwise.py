@@ -24,7 +24,8 @@ def flow(
     if bare in calls.NORMS:
         return _norm(notes, call, came)
     for t in views:
-        came = beside(notes, t, _taken(call, t), came)
+        marks = frozenset({"divides"}) if calls.TIMES.get(bare) == -1 else NOTHING
+        came = beside(notes, t, _taken(call, t), came, marks)
         if calls.TIMES.get(bare) == 1:
             notes.scaled[id(out)] = out, t
     keeps = bare in {*calls.TIMES, "neg", "to", "float", "double"} and not views  # by a number
@@ -58,8 +59,9 @@ def flow(
     by = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
     power = by if bare == "pow" and isinstance(by, (int, float)) else None
     if power := power or calls.POWERS.get(bare):
-        mark = {power == 2: "squared", power < 0: "normed"}.get(True)
-        after = marked(mark) if mark else replace(came, marks=came.marks - {"squared"})
+        root = 0 < power < 1 or bare == "std"
+        mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
+        after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
         sums = frozenset() if power < 0 else came.rescaled(1.0, power)
         after = replace(after, sums=sums, adds={} if power < 0 else came.adds)
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
@@ -69,7 +71,7 @@ def flow(
         return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
     if "norm" in bare:  # of a vector: the root of its entries times their size
         size = (call.ins[0].numel() / out.numel()) ** 0.5
-        return replace(came, factor=times(came.factor, size))
+        return replace(marked("root"), factor=times(came.factor, size))
     if bare in calls.TIMES:
         return _times(notes, call, flows, came)
     if came.scores and bare in {*calls.SUMS, *calls.JOINS, "tanh"}:
@@ -88,9 +90,11 @@ def flow(
     return came
 
 
-def beside(notes: Notes, vector: Tensor, op: str, came: Flow) -> Flow:
+def beside(
+    notes: Notes, vector: Tensor, op: str, came: Flow, marks: frozenset[str] = NOTHING
+) -> Flow:
     """Activations after a parameter acted on their entries."""
-    notes.use(vector, op, marks=came.marks)
+    notes.use(vector, op, marks=came.marks | marks)
     return replace(came, vectors=came.vectors | notes.names(vector))
 
 
@@ -167,6 +171,11 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         if power < 0:  # a sum over another is as many terms as it has more
             below = max((terms for _, terms in flows[1].sums), default=1.0)
             came = replace(came, sums=flows[0].rescaled(1 / below))
+            if "root" in flows[1].marks - flows[0].marks and flows[0].names & flows[1].names:
+                came = replace(came, marks=came.marks - {"root"} | {"normed"})
+                for name in flows[0].vectors - flows[1].vectors:  # that acts before it divides
+                    use = notes.uses[name][-1]
+                    notes.uses[name][-1] = replace(use, marks=use.marks | {"normed"})
         came = replace(came, marks=came.marks - {"weighs"})
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]

@@ -48,8 +48,12 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
             said[f"{place} {name}"] = f"{factor:.4g}{beside}"
-            for value in (factor,) if steady else (factor, first):
+            for value, notes in ((factor, large), (first, small))[: 1 if steady else None]:
                 entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
+                if place == "logits" and not steady and name in large.parameters:
+                    shapes = (one.parameters[name].shape for one in (notes, small, large))
+                    sizes = {size for size, a, b in zip(*shapes, strict=True) if a != b}
+                    entry = entry._replace(head_dim=max(sizes), grows=True) if sizes else entry
                 if entry.factor and name in large.parameters and entry not in found.get(name, ()):
                     found.setdefault(name, []).append(entry)
     return found, said

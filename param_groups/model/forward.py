@@ -13,7 +13,7 @@ from torch import nn
 from param_groups.layers import Scaled
 from param_groups.prescription import Forward, Prescription, Tensor
 from param_groups.quantities import check_positive, check_sizes
-from param_groups.roles import PlanError, Role, choose
+from param_groups.roles import OUT, PlanError, Role, choose
 from param_groups.rows import READERS, Factor, Held
 
 
@@ -85,8 +85,16 @@ def forward_pass(
         size = _one_head_dim(wanted, head_dim, held) if name == "attention_scale" else None
         _check_applied(name, value, size, wanted, rule)
         factors.setdefault((name, size), Factor(name, value, size))
+    named = {tensor.name: tensor for tensor in tensors}
     for one in held:
-        factor = _of_module(one, wanted, applied, one.head_dim or head_dim or wanted.head_dim, rule)
+        size, asked = one.head_dim or head_dim or wanted.head_dim, wanted
+        if one.grows and one.factor == "logit_multiplier":  # at the width at which it was measured
+            tensor, at = named[one.path], prescription.at(named[one.path])
+            width = tensor.fan_out if tensor.role.facts.axis == OUT else tensor.fan_in
+            asked = prescription.forward(at._replace(width=at.width * (size or 1) / width))
+            value = wanted.logit_multiplier
+            factors.setdefault((one.factor, None), Factor(one.factor, value))
+        factor = _of_module(one, asked, applied, size, rule)
         if factor is not None:
             factors.setdefault((factor.name, factor.head_dim), factor)
     present = {name for name, _ in factors} | {one.factor for one in held if one.grows}

@@ -190,11 +190,22 @@ class Recorder(TorchFunctionMode):
             return b if "weighs" in a.marks else a
         if "softmax" in came.marks:
             self.notes.doubts.append(f"{call.name} takes a softmax whose scores were not seen")
-        factor = times(times(a.factor, b.factor), call.kwargs.get("alpha", 1.0))
+        factor = times(self._gained(a, b), call.kwargs.get("alpha", 1.0))
         attention = Attention(size if found[0].summed else 0, factor, call.outs[0].detach().clone())
         at = self._found(attention, calls.bias_of(call), query=(a, one), key=(b, two))
         flow = Flow(came.made, factor=factor, scores=frozenset({at}), vectors=came.vectors)
         return flow.summed(size * (factor or 1.0))
+
+    def _gained(self, *two: Flow) -> float | None:
+        """The factor of queries and keys, with gains on them as they start."""
+        factor: float | None = 1.0
+        for flow in two:
+            factor = times(factor, flow.factor)
+            for use in (self.notes.uses[name][-1] for name in sorted(flow.vectors)):
+                one = use.acts_as and math.isclose(use.acts_as, 1, rel_tol=1e-2)  # with some noise
+                if use.op in ("scale", "norm_scale") and use.acts_as and not one:
+                    factor = times(factor, use.acts_as, -1 if "divides" in use.marks else 1)
+        return factor
 
     def _attention(self, bound: dict[str, Any]) -> Flow:
         three = {}
@@ -202,7 +213,7 @@ class Recorder(TorchFunctionMode):
             self._learned(bound[place])
             three[place] = self.notes.flow(bound[place]), bound[place]
         size, scale, mask = bound["query"].shape[-1], bound.get("scale"), bound.get("attn_mask")
-        factor = times(three["query"][0].factor, three["key"][0].factor)
+        factor = self._gained(three["query"][0], three["key"][0])
         factor = times(factor, size**-0.5 if scale is None else float(scale))
         self._found(Attention(size, factor, soft=True), mask, **three)
         if mask is not None and self.notes.names(mask):

@@ -43,7 +43,7 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
             pass
         elif "attention" in type(module).__name__.lower():
             yield from _of_attention(path, module)
-        elif path in attends or _is_part(path, module, attends):  # no convention is known of it
+        elif path in attends or _is_part(path, attends, model):  # no convention is known of it
             yield from (one for one in _of_attention(path, module) if not one.assumed)
         if hasattr(module, "lora_B") and isinstance(scales := vars(module).get("scaling"), dict):
             for name, value in scales.items():  # peft's, by adapter
@@ -70,10 +70,12 @@ def held(model: nn.Module, attends: Set[str] = frozenset()) -> Iterator[Held]:
         yield Held("config", type(config).__name__, *factor, hint=hint)
 
 
-def _is_part(path: str, module: nn.Module, attends: Set[str]) -> bool:
-    """Whether a module without parameters stands in an attention, whose products it may take."""
-    inside = any(path.startswith(f"{home}." if home else "") for home in attends)
-    return inside and next(module.parameters(), None) is None
+def _is_part(path: str, attends: Set[str], model: nn.Module) -> bool:
+    """Whether a module without parameters stands in an attention, whose products it may take: of a
+    model that is one itself in no other part that has parameters."""
+    inside = [home for home in attends if path.startswith(f"{home}." if home else "")]
+    part = path.partition(".")[0] if inside == [""] else path
+    return bool(inside) and next(model.get_submodule(part).parameters(), None) is None
 
 
 def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:

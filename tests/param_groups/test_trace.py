@@ -164,6 +164,37 @@ def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(
     assert value == pytest.approx(factor)
 
 
+@pytest.mark.parametrize(
+    ("ready", "factor"),
+    [
+        (lambda q, one, gain: q * one, 2.0),  # a learned temperature
+        (lambda q, one, gain: q / one, 0.5),
+        (lambda q, one, gain: q * one.exp(), math.exp(2)),
+        (lambda q, one, gain: F.rms_norm(q, (8,), gain), 3.0),
+        (lambda q, one, gain: F.normalize(q, dim=-1) * (1 + gain), 4 * 8**-0.5),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
+    class Gained(Apart):
+        def __init__(self, n):
+            super().__init__(n)
+            self.one, self.gain = (
+                nn.Parameter(torch.tensor(2.0)),
+                nn.Parameter(torch.full((8,), 3.0)),
+            )
+
+        def forward(self, x):
+            q, k, v = self.three(x)
+            q = ready(q, self.one, self.gain)
+            weights = F.softmax(q @ k.mT, dim=-1)
+            y = F.scaled_dot_product_attention(q, k, v, scale=1.0) if fused else weights @ v
+            return self.d(merged(y)) * self.one * self.gain.mean()
+
+    (value,) = {m.value for rule in read(stack(Gained)).rules for m in rule.measured}
+    assert value == pytest.approx(factor)
+
+
 def test_dropout_is_no_factor_and_the_random_state_is_left_alone():
     class Dropped(Mlp):
         def forward(self, x):
@@ -480,20 +511,53 @@ def test_a_factor_that_the_rule_asks_for_is_no_error():
 
 
 def test_a_tied_readouts_factor_is_reported_and_compared():
-    def build(n, logits=0.5, into=1.0):
-        model = Scaled(n, logits=logits, into=into)
+    def build(n, of=lambda n: 0.5, before=False):
+        by = {"into": of(n)} if before else {"logits": of(n)}
+        model = Scaled(n, **by)
         model.head.weight = model.wte.weight
         return model
 
-    tied = lambda width: Tied(Everett("mup", width, BASE, qk_exponent=-0.5))
-    for by in ({}, {"logits": 1.0, "into": 0.5}):
-        rules = read(lambda n, by=by: build(n, **by)).rules
-        (embedding,) = (rule for rule in rules if rule.pattern == "wte.weight")
-        assert [m[:2] for m in embedding.measured] == [("logit_multiplier", 0.5)]
-        rows = plan(build(WIDE), rules, tied(WIDE), lr=1.0, absorb_multipliers=True)
-        assert [f.value for f in rows.forward if f.name == "logit_multiplier"] == [0.5]
+    def planned(width, of, before):
+        rules = read(lambda n: build(n, of, before)).rules
+        rule = Tied(Everett("mup", width, BASE, qk_exponent=-0.5))
+        model = build(width, of, before)
+        found = plan(model, rules, rule, lr=1.0, absorb_multipliers=True).forward
+        return [f.value for f in found if f.name == "logit_multiplier"]
+
+    for before in (False, True):
+        assert planned(WIDE, lambda n: 0.5, before) == [0.5]
         with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.5 .* the plan has 0.25"):
-            plan(build(2 * WIDE), rules, tied(2 * WIDE), lr=1.0, absorb_multipliers=True)
+            planned(2 * WIDE, lambda n: 0.5, before)
+        for width in (WIDE, 4 * WIDE):  # compared at the widths at which it was measured
+            assert planned(width, lambda n: BASE / n, before) == [BASE / width]
+        with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.7.* the plan has 0.5"):
+            planned(WIDE, lambda n: (BASE / n) ** 0.5, before)
+
+
+@pytest.mark.parametrize(
+    "normed",
+    [
+        lambda x, g: g * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
+        lambda x, g: g * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6),
+        lambda x, g: x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5) * g,
+        lambda x, g: (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5) * g,
+        lambda x, g: F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * g,
+    ],
+)
+def test_gains_of_norms_by_hand_are_those_of_norms(normed):
+    class Root(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.wte, self.mlp, self.head = nn.Embedding(20, n), Mlp(n), linear(n, 20)
+            self.gain, self.last = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
+
+        def forward(self, ids):
+            x = self.wte(ids)
+            x = x + self.mlp(normed(x, self.gain))
+            return self.head(normed(x, self.last))
+
+    roles = {reading.name: str(reading.role) for reading in read(Root).readings}
+    assert (roles["gain"], roles["last"]) == ("norm_scale", "final_norm_scale")
 
 
 def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():

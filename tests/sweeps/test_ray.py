@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
-from tests.processes import gone
-from tests.sweeps.conftest import DIES, FAILS, HOLD, REFUSES, at, saved, wait_until
+from tests.processes import Program, gone
+from tests.sweeps.conftest import DIES, FAILS, HOLD, REFUSES, ROOT, at, saved, wait_until
+from tests.sweeps.test_survives import BASE
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
@@ -171,6 +173,24 @@ def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
     wait_until(is_over)
     with pytest.raises(UserError, match="Ray on this machine has died, and its runs with it"):
         future.result(0)
+
+
+def test_a_driver_whose_head_is_killed_ends_with_one_line(toy, tmp_path, pause):
+    """A process of its own: Ray ends one that waits for a head, after a minute."""
+    pause(HOLD)
+    (tmp_path / "base.yaml").write_text(BASE)
+    file = tmp_path / "s.yaml"
+    grid = "config: base.yaml\ngrid: {optimizer.lr: [0.01]}\ncurves: {a: {}}\n"
+    file.write_text(f"experiment: {toy}\n{grid}")
+    words = ["run", file, "--results", tmp_path / "r", "--engine", "ray", "--threads", "1"]
+    driver = Program("-m", "sweeps", *words, cwd=ROOT)
+    wait_until(lambda: driver.poll() is not None or [*(tmp_path / "r").rglob("training")])
+    found = ["pgrep", "-P", str(driver.pids[0]), "gcs_server"]
+    head = subprocess.run(found, capture_output=True, text=True).stdout
+    os.kill(int(head), signal.SIGKILL)
+    errors = driver.communicate()[1]
+    assert driver.returncode == 2 and errors.count("\n") == 1, errors
+    assert errors.startswith("error: --engine ray: Ray on this machine has died, and its runs with")
 
 
 def test_a_token_that_others_may_read_is_refused(tmp_path, monkeypatch):
