@@ -17,6 +17,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -41,7 +42,7 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
-from training.files import parse_json, read_text, refuse_changed
+from training.files import if_present, parse_json, read_text, refuse_changed
 from training.settings import RunConfig
 
 FRESH = "fresh"  # column of tables: a seed that had no say in the choice of its rate
@@ -103,11 +104,10 @@ def read_manifest(path: Path) -> list[dict[str, Any]]:
     """The runs that a sweep has asked for so far; none if the manifest is missing or damaged.
     UserError for another one than was written."""
     refuse_changed(path)
-    try:
+    with suppress(ValueError, TypeError, KeyError), if_present(path):
         entries = parse_json(read_text(path))
         return [{**entry, "run": entry["run"], "curve": entry["curve"]} for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
+    return []
 
 
 def preset_of(file: Path, preset: str | None) -> dict[str, Any]:

@@ -49,6 +49,24 @@ def reading(path: Path, advice: str = "") -> Iterator[None]:
         raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
 
 
+# Of a path where another thing stands than the file that was written, or nothing.
+_ABSENT = {None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+
+
+@contextmanager
+def if_present(path: Path) -> Iterator[None]:
+    """Ends where no file stands at a path, or a link, a pipe or a folder; RunError for a file that
+    cannot be read now: it may be whole."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise RunError(
+                f"{path}: cannot read it ({reason(error)}), nothing is changed; give the same "
+                "command again once that works"
+            ) from None
+
+
 def open_plain(path: Path, mode: str) -> IO[Any]:
     """Opens a file of a results folder; OSError for a link out of it and for a pipe.
 
@@ -153,7 +171,7 @@ def refuse_changed(path: Path) -> None:
 
 def _sum(path: Path) -> dict[str, Any] | None:
     """The checksum of a table, or of what links to it; None where there is none."""
-    with suppress(OSError):
+    with if_present(path):
         return checksum(path.resolve())
     return None
 

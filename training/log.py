@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.errors import Damaged, RunError
-from training.files import checksum, open_plain, sync, writing
+from training.files import checksum, if_present, open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
 
@@ -79,7 +78,7 @@ class Log:
     def _read(self, length: int) -> Any:
         """The checksum of the first `length` bytes, or of as many as there are."""
         checksum = hashlib.sha256()
-        with contextlib.suppress(OSError), open_plain(self.path, "rb") as file:
+        with if_present(self.path), open_plain(self.path, "rb") as file:
             while part := file.read(min(length, _PART)):
                 checksum.update(part)
                 length -= len(part)
@@ -90,7 +89,7 @@ def changed(folder: Path, sums: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The first file of a folder that has not the checksum that it should; None if all have."""
     for name, wanted in sums.items():
         found = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}  # of a log without lines
-        with contextlib.suppress(OSError):
+        with if_present(folder / name):
             found = checksum(folder / name)
         if found != wanted:
             return name

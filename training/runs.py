@@ -23,6 +23,7 @@ from training.config import Section, read_yaml, set_keys, to_yaml
 from training.errors import Damaged, RunError
 from training.files import (
     checksum,
+    if_present,
     locked,
     parse_json,
     read_text,
@@ -76,6 +77,9 @@ def summary(run_dir: Path) -> Summary | None:
         return None
     except (OSError, ValueError) as error:
         refuse_file(run_dir)
+        if isinstance(error, OSError):
+            with if_present(path):
+                raise error
         raise RunError(f"{path}: not a summary ({error}); delete it to run again") from None
     if not isinstance(value, dict) or value.get("status") not in STATUSES:
         raise RunError(f"{path}: no status in it; delete it to run again")

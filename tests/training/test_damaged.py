@@ -16,7 +16,7 @@ from param_groups.check import written
 from tests.processes import finished
 from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
-from training import files, loop, summary
+from training import files, loop, runs, summary
 from training.checkpoints import checkpoint
 from training.errors import RunError, UserError
 from training.files import write_json
@@ -88,6 +88,26 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_called_damaged(
     assert checkpoints(run) == before
     assert toy.train(run)["resumed_from"] == [4]
     assert toy.left_behind(run)[:3] == toy.left_behind(whole)[:3]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
+def test_a_finished_run_that_cannot_be_read_now_is_not_called_damaged(
+    whole, monkeypatch, name, number
+):
+    """Its folder would be put aside, and the run trained again."""
+    opened, run = files.open_plain, runs.summary(whole)["run"]
+
+    def fails(path, mode):
+        if Path(path).name == name:
+            raise OSError(number, os.strerror(number))
+        return opened(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open_plain", fails)
+        with pytest.raises(RunError, match=f"{name}: cannot read it .*, nothing is changed"):
+            runs.sealed(whole, run)
+    assert runs.sealed(whole, run)["status"] == "finished"
 
 
 def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):

@@ -15,7 +15,6 @@ and renamed; training waits for that. Only the files that checksums.json lists a
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -33,14 +32,13 @@ from safetensors.torch import save_file
 
 from training import processes, sharding
 from training.errors import Damaged, UserError, reason
-from training.files import checksum, parse_json, read_text, sync
+from training.files import checksum, if_present, parse_json, read_text, sync
 
 _META, _CHECKSUMS, _SUFFIX = "meta.json", "checksums.json", ".safetensors"
 _SHARD = "shard-{:05d}-model-00001-of-00001" + _SUFFIX  # torch's name of a process's file
 _OFFSETS = "DCP_SHARDING_INFO"  # torch's name of the offsets in it
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"[\w-]+(\.json|\.safetensors)")
-_OF_ANOTHER_KIND = (errno.EISDIR, errno.ENOTDIR)
 _TEMPORARY, _REMOVED, _ASIDE = ".writing-", ".removing-", "damaged-"
 
 
@@ -196,18 +194,14 @@ def load(path: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns what is wrong with a checkpoint's files into Damaged; UserError where they may be whole
+    """Turns what is wrong with a checkpoint's files into Damaged; RunError where they may be whole
     and cannot be read now."""
     try:
         yield
     except OSError as error:
-        # Absent, a link, a pipe, a folder or a file in its place: not what was written.
-        if error.errno in (None, errno.ENOENT, errno.ELOOP, errno.ENXIO, *_OF_ANOTHER_KIND):
-            raise Damaged(f"{path}: not a whole checkpoint ({reason(error)})") from None
-        raise UserError(
-            f"{path}: cannot read it ({reason(error)}), nothing is changed; give the same command "
-            "again once that works"
-        ) from None
+        with if_present(path):
+            raise
+        raise Damaged(f"{path}: not a whole checkpoint ({reason(error)})") from None
     except (ValueError, LookupError, TypeError, SafetensorError) as error:
         raise Damaged(f"{path}: not a whole checkpoint ({reason(error)})") from None
 
