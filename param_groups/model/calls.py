@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
 LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
+RANDOM = {"normal", "log_normal", "exponential", "cauchy", "geometric", "poisson", "random"}
 LIKE = {"type_as", "expand_as", "view_as", "reshape_as", "to"}  # what the second tensor is
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
@@ -158,25 +160,32 @@ def terms(call: Call) -> float | None:
     name, first, out = call.bare, call.ins[0], call.outs[0]
     if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
-    if name in {*SUMS, *TIMES, *JOINS, *ACTS} or not (out.is_floating_point() or out.is_complex()):
+    unread = name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
+    if unread or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not _is_number(out):
         return None
     if name in LOGS:
-        return float(first.numel() / out.numel()) if out.numel() < first.numel() else first.numel()
+        return float(math.prod(first.shape[axis] for axis in summed_axes(call) if first.ndim))
     level = iter([0.0 if name.startswith(("index_", "scatter_")) else -1.0])  # of two a distance
 
     def flat(value: Any) -> Any:
-        number = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        number = isinstance(value, Tensor) and _is_number(value)
         return torch.full_like(value, next(level, 1.0)) if number else value
 
     try:
         args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))
         found = tree_leaves(call.function(*args, **kwargs))
+    except torch.linalg.LinAlgError:  # no inverse: of each matrix apart
+        return float(first.shape[-1])
     except RuntimeError:
         return float(first.numel())
     result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     most = float(result.max()) if result.numel() else 0.0
-    alike = result.shape == first.shape and bool((result == most).all())
+    alike = len(call.ins) == 1 and result.shape == first.shape and bool((result == most).all())
     return most if most > 1.001 and not alike else None
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:

@@ -185,11 +185,12 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
         by = abs(numbers[0]) ** power if numbers[0] else 1.0
-        sizes = {*(terms for _, terms in came.sums), *came.adds.values()} - {1, came.factor}
+        adds = {n for n in came.adds.values() if n > 2}  # two are a rotation, too
+        sizes = {*(terms for _, terms in came.sums), *adds} - {1, came.factor}
         divides = any(math.isclose(terms * by, 1) for terms in sizes)  # a mean by hand
         factor = came.factor if divides else times(came.factor, numbers[0], power)
-        adds = {} if any(math.isclose(n * by, 1) for n in came.adds.values()) else came.adds
-        return replace(came, factor=factor, sums=came.rescaled(by), adds=adds)
+        kept = {} if any(math.isclose(n * by, 1) for n in adds) else came.adds
+        return replace(came, factor=factor, sums=came.rescaled(by), adds=kept)
     many = came.scores and not notes.names(*call.ins)
     return replace(came, factor=None) if many else came
 

@@ -16,6 +16,7 @@ from param_groups.model.recording import Recorder
 from param_groups.roles import Measured, Role
 
 _NAMES = {"embedding": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
+_NAMES["readout"] = "logit_multiplier"  # a number on what it takes
 Factors = dict[str, list[Measured]]  # of a tensor: what `plan` compares with the prescription's
 
 
@@ -44,13 +45,15 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
         pairs = matched(*(notes.factors[place, name] for notes in (small, large)))
         for first, factor in dict.fromkeys(pairs):
             steady = math.isclose(first, factor, rel_tol=0.02)
-            if steady and (place == "input" or math.isclose(factor, 1.0, rel_tol=1e-6)):
+            if steady and (
+                place in ("input", "readout") or math.isclose(factor, 1.0, rel_tol=1e-6)
+            ):
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
             said[f"{place} {name}"] = f"{factor:.4g}{beside}"
             for value, notes in ((factor, large), (first, small))[: 1 if steady else None]:
                 entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
-                if place == "logits" and not steady and name in large.parameters:
+                if place in ("logits", "readout") and not steady and name in large.parameters:
                     shapes = (one.parameters[name].shape for one in (notes, small, large))
                     sizes = {size for size, a, b in zip(*shapes, strict=True) if a != b}
                     entry = entry._replace(head_dim=max(sizes), grows=True) if sizes else entry

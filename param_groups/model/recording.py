@@ -57,7 +57,9 @@ class Recorder(TorchFunctionMode):
             if len(flow.names) == 1 and not flow.made <= self.notes.rows:
                 (name,) = flow.names  # a number on what it takes is one on what it makes
                 taken = self.notes.factors.pop(("input", name), [1.0])[-1]
-                self.notes.note_factor("logits", replace(flow, factor=times(flow.factor, taken)))
+                untied = flow.factor == 1.0 and name not in self.notes.tied
+                place = "readout" if untied else "logits"  # an activation's, unless it grows
+                self.notes.note_factor(place, replace(flow, factor=times(flow.factor, taken)))
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")
 

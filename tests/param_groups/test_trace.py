@@ -151,6 +151,7 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
         (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)), 10.0),
         (lambda x: F.layer_norm(x, (8,)), 10.0),
         (lambda x: x * 0.5, 2.5),
+        (lambda x: (x + x.flip(-1)) / 2, 2.5),  # as a rotation before the scale
     ],
 )
 def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(ready, factor):
@@ -269,6 +270,15 @@ def test_a_vector_that_is_summed_along_the_width_is_no_vector(mixed, refused):
     assert refused or reading.role is Role.LAYER_SCALE
 
 
+def blocks(x):
+    """A matrix for each eight channels."""
+    return torch.diag_embed(parts(x))
+
+
+def noise(x, size):
+    return torch.empty_like(x[:, :1]).log_normal_(0, size / 8).clamp(max=1)
+
+
 MATRIX, VECTOR = lambda n: (n, n), lambda n: (n,)
 
 
@@ -365,6 +375,17 @@ def gathered(x, function):
             "",
         ),
         (VECTOR, lambda x, w: (x * w.expand(len(x), -1)).sum(0), ""),  # over the rows
+        # Functions that tell entries of one nothing: no inverse, no entry read.
+        (VECTOR, lambda x, w: (x * w).logcumsumexp(0), ""),
+        (VECTOR, lambda x, w: (x * w).logcumsumexp(1), "added up"),
+        (
+            VECTOR,
+            lambda x, w: torch.linalg.inv(torch.eye(8) + blocks(x * w))[..., 0].flatten(1),
+            "",
+        ),
+        (VECTOR, lambda x, w: torch.linalg.inv(torch.diag_embed(x * w))[..., 0], "added up"),
+        (VECTOR, lambda x, w: x * w + noise(x * w, x.shape[1]), ""),
+        (VECTOR, lambda x, w: torch.minimum(x * w, (x * w).new_full((1, 1), x.shape[1])), ""),
         (VECTOR, lambda x, w: x * w, ""),
     ],
 )
@@ -392,6 +413,7 @@ def test_a_product_that_is_written_out_is_no_gain(size, product, problem):
         lambda x, w: (x * w).mT.sum(1) + (parts(x * w).sum(1)).repeat(1, x.shape[1] // 8),
         lambda x, w: (x * w).sum(0) + torch.einsum("bi->b", x * w)[:, None],
         lambda x, w: ((x * w).sum(0, True) + x).sum(1, True) + (x * w).sum(0),
+        lambda x, w: torch.tensordot(x * w, x, ([1], [1]))[:, :1],
     ],
 )
 def test_a_sum_over_rows_hides_none_over_channels(rows, product):
@@ -561,8 +583,11 @@ def test_gains_of_norms_by_hand_are_those_of_norms(normed):
 
 
 def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
-    assert read(lambda n: Scaled(n, into=0.5)).factors["logits head.weight"] == "0.5"
-    said = read(lambda n: Scaled(n, into=32 / n)).factors["logits head.weight"]
+    steady = read(lambda n: Scaled(n, into=0.5)).factors  # as an activation that is written out has
+    assert not [key for key in steady if "head" in key]
+    both = read(lambda n: Scaled(n, into=0.5, logits=0.5)).factors
+    assert both["logits head.weight"] == "0.25"
+    said = read(lambda n: Scaled(n, into=32 / n)).factors["readout head.weight"]
     assert said == "0.5 (1 at the smaller width)"
 
 
