@@ -89,7 +89,9 @@ class RayPool(Pool):
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = self.address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
-        self.head = self.ray.get_runtime_context().gcs_address.rsplit(":", 1)
+        # Through ray:// the head itself may be out of reach; Ray's client says when it is lost.
+        client = "://" in (self.address or "")
+        self.head = None if client else ray.get_runtime_context().gcs_address.rsplit(":", 1)
         # Ray's callbacks for ended runs are on a thread that would deadlock if it called Ray.
         self.desk = ThreadPoolExecutor(1)
 
@@ -101,7 +103,8 @@ class RayPool(Pool):
         Ray itself says nothing of the runs that it has lost, and after a minute ends this process.
         """
         try:
-            socket.create_connection(self.head, CONNECT_SECONDS).close()
+            if self.head:
+                socket.create_connection(self.head, CONNECT_SECONDS).close()
             total = self.ray.cluster_resources()
             died = not (total or self.address)
         except OSError:

@@ -102,9 +102,9 @@ def plain(value: Any) -> float | str:
 @cached
 def read_manifest(path: Path) -> list[dict[str, Any]]:
     """The runs that a sweep has asked for so far; none if the manifest is missing or damaged.
-    UserError for another one than was written."""
+    UserError for another one than was written, or for one that cannot be read now."""
     refuse_changed(path)
-    with suppress(ValueError, TypeError, KeyError), if_present(path):
+    with if_present(path), suppress(ValueError, TypeError, KeyError):  # a RunError is a ValueError
         entries = parse_json(read_text(path))
         return [{**entry, "run": entry["run"], "curve": entry["curve"]} for entry in entries]
     return []

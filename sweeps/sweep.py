@@ -254,14 +254,16 @@ class SweepWork(Work):
         logged = dict(self.results)
         for point in points if final else ():
             if logged.get(point.key, FAILED) is not FAILED:
-                folder = self.folder / point.run
+                folder, again = self.folder / point.run, "the same command trains the run again"
                 try:
-                    problem = "" if runs.sealed(folder, point.run) else f"{folder} is gone"
-                except (Damaged, RunError) as error:
+                    if runs.sealed(folder, point.run):
+                        continue
+                    problem = f"{folder} is gone; {again}"
+                except Damaged as damage:
+                    problem = f"{damage}; {again}"
+                except RunError as error:  # it says itself what to do
                     problem = str(error)
-                if problem:
-                    self.reasons[point.run] = f"{problem}; the same command trains the run again"
-                    logged[point.key] = FAILED
+                self.reasons[point.run], logged[point.key] = problem, FAILED
         tables.write_manifest(self.sweep, points)
         tables.write(self.sweep, points, logged, final)
 

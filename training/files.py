@@ -161,9 +161,13 @@ def refuse_changed(path: Path) -> None:
         time.sleep(seconds)
         with reading(notes, f"{again}, or delete it"):
             sums = parse_json(read_text(notes)).get(path.name) if notes.exists() else None
-            if sums is None or _sum(path) in sums:
-                return
-    raise UserError(
+            failed: RunError | None = None
+            try:
+                if sums is None or _sum(path) in sums:
+                    return
+            except RunError as error:  # what another node has just replaced is stale for a moment
+                failed = error
+    raise failed or UserError(
         f"{path}: not as it was written{again}, without --curves and --where, or delete {NOTES} "
         "beside it to take it as it is"
     )

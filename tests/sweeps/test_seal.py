@@ -1,17 +1,20 @@
 """Results that are not as a run has written them are in no table: the run is trained again."""
 
 import contextlib
+import errno
 import json
+import os
 import shutil
 
 import pytest
 
 import plots.tables
 from sweeps.__main__ import main
+from sweeps.request import read_manifest
 from tests.run_folders import Death
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training import files, runs
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 SWEEP = "grid: {width: [1, 2], lr: [0.25]}\ncurves: {a: {}}\nmetrics: true\n"
 LOGGED = """
@@ -91,6 +94,46 @@ def test_a_run_whose_files_change_while_others_train_is_in_no_table(toy, name):
     assert [*late.reasons] == [ours.name] and "trains the run again" in late.reasons[ours.name]
     text = (late.folder / "metrics.csv").read_text()
     assert ours.name not in text and theirs.name in text
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """Makes reading a file of this name fail: `names` has those that still do."""
+    opened, names = files.open_plain, []
+
+    def fails(path, mode):
+        if path.name in names:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return opened(path, mode)
+
+    monkeypatch.setattr(files, "open_plain", fails)
+    return names
+
+
+def test_a_run_that_cannot_be_read_at_the_end_is_not_said_to_be_trained_again(toy, unreadable):
+    late = drive(work_of(toy, write_file(toy, SWEEP)), FakePool())
+    unreadable.append("metrics.jsonl")
+    late.write(final=True)
+    said = {*late.reasons.values()}
+    assert len(late.reasons) == 2 and all(line.endswith("once that works") for line in said)
+
+
+def test_a_manifest_that_cannot_be_read_now_is_not_an_empty_one(toy, unreadable):
+    """Runs of other curves would be lost from it; no sum of it is noted, so nothing else sees."""
+    work = drive(work_of(toy, write_file(toy, SWEEP)), FakePool())
+    path = work.folder / "manifest.json"
+    (work.folder / files.NOTES).unlink()
+    unreadable.append(path.name)
+    with pytest.raises(RunError, match=f"{path}: cannot read it .*, nothing is changed"):
+        read_manifest(path)
+
+
+def test_a_table_that_is_stale_for_a_moment_is_looked_at_again(toy, unreadable, monkeypatch):
+    work = drive(work_of(toy, write_file(toy, SWEEP)), FakePool())
+    path = work.folder / "results.csv"
+    unreadable.append(path.name)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: seconds and unreadable.clear())
+    files.refuse_changed(path)
 
 
 TABLES = {
