@@ -176,7 +176,7 @@ def terms(call: Call) -> float | None:
         found = tree_leaves(call.function(*args, **kwargs))
     except torch.linalg.LinAlgError:  # no inverse: of each matrix apart
         return float(first.shape[-1])
-    except RuntimeError:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         return float(first.numel())
     result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     most = float(result.max()) if result.numel() else 0.0

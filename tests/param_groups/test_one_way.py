@@ -17,6 +17,7 @@ DOORS = {
     ("check/measuring.py", "Check"),
     ("check/reading.py", "MuonAdamW"),
     ("check/transfer_command.py", "Check"),
+    ("exit_code.py", "Verdict"),
     ("model/forward.py", "Scaled"),
     ("model/read.py", "Multiplied"),
     ("model/values.py", "Multiplied"),
@@ -30,7 +31,7 @@ DOORS = {
 }
 # Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
 FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update", "function", "out"}
-FOREIGN |= {"matrix", "matrices[0]", "ahead"}  # tensors that may be sharded
+FOREIGN |= {"sys", "matrix", "matrices[0]", "ahead"}  # tensors that may be sharded
 
 
 def calls(tree, *names):

@@ -1,0 +1,189 @@
+"""Factors that a trace reads beside the attention's: on embeddings, branches, logits and what
+matrices take; and gains of norms."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from param_groups import CompleteP, Everett, PlanError, Tied, plan
+from tests.param_groups.traced_blocks import (
+    BASE,
+    WIDE,
+    Apart,
+    Mlp,
+    Rms,
+    Stack,
+    linear,
+    merged,
+    read,
+    stack,
+)
+
+
+class Scaled(Stack):
+    def __init__(self, n, embed=1.0, branch=1.0, into=1.0, logits=1.0):
+        super().__init__(n, Apart, Mlp, Rms)
+        self.by = embed, branch, into, logits
+
+    def forward(self, ids):
+        embed, branch, into, logits = self.by
+        x = self.wte(ids) * embed
+        for block in self.blocks:
+            x = x + branch * block.attn(block.n1(x))
+            x = x + block.mlp(block.n2(x)) * branch
+        return logits * self.head(self.final(x) * into)
+
+
+@pytest.mark.parametrize(
+    ("by", "tensor", "factor"),
+    [
+        ({"embed": 8.0}, "wte.weight", ("embed_scale", 8.0)),
+        ({"branch": 0.5}, "blocks.*.attn.d.weight", ("residual_multiplier", 0.5)),
+        ({"branch": 0.5}, "blocks.*.mlp.down.weight", ("residual_multiplier", 0.5)),
+        ({"logits": 0.125}, "head.weight", ("logit_multiplier", 0.125)),
+    ],
+)
+def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, factor):
+    build = lambda n: Scaled(n, **by)
+    found = read(build)
+    (rule,) = (rule for rule in found.rules if rule.pattern == tensor)
+    assert [m[:2] for m in rule.measured] == [factor]
+    assert f"{factor[1]:g}" in str(found).replace("8.0", "8")
+    prescription = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
+    with pytest.raises(PlanError, match=f"has a factor {factor[1]:g} in the forward pass"):
+        plan(build(WIDE), found.rules, prescription, lr=1.0, absorb_multipliers=True)
+
+
+def test_a_factor_that_the_rule_asks_for_is_no_error():
+    build = lambda n: Scaled(n, branch=0.5)
+    rule = CompleteP(WIDE, BASE, depth=2, base_depth=1, qk_exponent=-0.5)
+    rules = read(build).rules
+    applied = {"residual_multiplier": 0.5}
+    numbers = plan(build(WIDE), rules, rule, lr=1.0, absorb_multipliers=True, applied=applied)
+    assert [(f.name, f.value) for f in numbers.forward if f.name.startswith("res")] == [
+        ("residual_multiplier", 0.5)
+    ]
+
+
+def test_a_tied_readouts_factor_is_reported_and_compared():
+    def build(n, of=lambda n: 0.5, before=False):
+        by = {"into": of(n)} if before else {"logits": of(n)}
+        model = Scaled(n, **by)
+        model.head.weight = model.wte.weight
+        return model
+
+    def planned(width, of, before):
+        rules = read(lambda n: build(n, of, before)).rules
+        rule = Tied(Everett("mup", width, BASE, qk_exponent=-0.5))
+        model = build(width, of, before)
+        found = plan(model, rules, rule, lr=1.0, absorb_multipliers=True).forward
+        return [f.value for f in found if f.name == "logit_multiplier"]
+
+    for before in (False, True):
+        assert planned(WIDE, lambda n: 0.5, before) == [0.5]
+        with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.5 .* the plan has 0.25"):
+            planned(2 * WIDE, lambda n: 0.5, before)
+        for width in (WIDE, 4 * WIDE):  # compared at the widths at which it was measured
+            assert planned(width, lambda n: BASE / n, before) == [BASE / width]
+        with pytest.raises(PlanError, match="'wte.weight'.*has a factor 0.7.* the plan has 0.5"):
+            planned(WIDE, lambda n: (BASE / n) ** 0.5, before)
+
+
+@pytest.mark.parametrize(
+    "normed",
+    [
+        lambda x, g: g * x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
+        lambda x, g: g * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6),
+        lambda x, g: x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5) * g,
+        lambda x, g: (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-5) * g,
+        lambda x, g: F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * g,
+    ],
+)
+def test_gains_of_norms_by_hand_are_those_of_norms(normed):
+    class Root(nn.Module):
+        def __init__(self, n):
+            super().__init__()
+            self.wte, self.mlp, self.head = nn.Embedding(20, n), Mlp(n), linear(n, 20)
+            self.gain, self.last = nn.Parameter(torch.ones(n)), nn.Parameter(torch.ones(n))
+
+        def forward(self, ids):
+            x = self.wte(ids)
+            x = x + self.mlp(normed(x, self.gain))
+            return self.head(normed(x, self.last))
+
+    roles = {reading.name: str(reading.role) for reading in read(Root).readings}
+    assert (roles["gain"], roles["last"]) == ("norm_scale", "final_norm_scale")
+
+
+def test_a_factor_into_a_matrix_is_said_where_it_changes_with_the_width():
+    steady = read(lambda n: Scaled(n, into=0.5)).factors  # as an activation that is written out has
+    assert not [key for key in steady if "head" in key]
+    both = read(lambda n: Scaled(n, into=0.5, logits=0.5)).factors
+    assert both["logits head.weight"] == "0.25"
+    said = read(lambda n: Scaled(n, into=32 / n)).factors["readout head.weight"]
+    assert said == "0.5 (1 at the smaller width)"
+
+
+class NormedMatrix(nn.Module):
+    """A readout whose matrix is normed by a vector of its own before it is used."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.tokens = nn.Embedding(20, n)
+        self.head, self.gain = nn.Parameter(torch.randn(20, n)), nn.Parameter(torch.ones(n))
+
+    def forward(self, ids):
+        return F.linear(self.tokens(ids), F.rms_norm(self.head, self.gain.shape, self.gain))
+
+
+def test_a_matrix_that_a_vector_norms_stays_what_it_is_used_as():
+    assert {rule.pattern: rule.role for rule in read(NormedMatrix).rules}["head"] == "readout"
+
+
+class Inverse(nn.Module):
+    """An attention that has a head dimension as an attribute, and divides by it in its code."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.tokens, self.head, self.head_dim = nn.Embedding(20, n), nn.Linear(n, 20), 16
+        self.q, self.k, self.v, self.out = (nn.Linear(n, n, bias=False) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        q, k, v = (
+            each(x).unflatten(-1, (-1, 16)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        y = (q @ k.mT / 16).softmax(-1) @ v
+        return self.head(self.out(y.transpose(1, 2).flatten(2)))
+
+
+def test_what_a_trace_measured_stands_above_a_convention():
+    rules, rule = read(Inverse).rules, Everett("mup", WIDE, BASE, qk_exponent=-1.0)
+    made = plan(Inverse(WIDE), rules, rule, lr=0.1, absorb_multipliers=True)
+    assert [(one.value, one.head_dim) for one in made.forward] == [(1 / 16, 16)]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_number_per_head_is_the_factor_that_a_trace_measures(learned):
+    class Attention(Apart):
+        def __init__(self, n):
+            super().__init__(n)
+            self.head_dim, scale = 8, torch.full((n // 8, 1, 1), 0.25)
+            self.scale = nn.Parameter(scale) if learned else scale
+
+        def forward(self, x):
+            q, k, v = self.three(x)
+            return self.d(merged((q @ k.mT * self.scale).softmax(-1) @ v))
+
+    build = stack(Attention)
+    rules, power = read(build).rules, math.log(0.25) / math.log(8)
+    planned = lambda power: plan(
+        build(WIDE), rules, Everett("standard", WIDE, BASE, qk_exponent=power), lr=1.0
+    )
+    (one,) = planned(power).forward
+    assert (one.value, one.head_dim) == (pytest.approx(0.25), 8)
+    with pytest.raises(PlanError, match="as traced. multiplies by 0.25 on query-key products"):
+        planned(-0.5)
