@@ -174,11 +174,12 @@ def terms(call: Call) -> float | None:
     try:
         args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))
         found = tree_leaves(call.function(*args, **kwargs))
+        result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     except torch.linalg.LinAlgError:  # no inverse: of each matrix apart
         return float(first.shape[-1])
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+    # Nothing that ones can tell, or no tensor: as if it added all up.
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
         return float(first.numel())
-    result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     most = float(result.max()) if result.numel() else 0.0
     alike = len(call.ins) == 1 and result.shape == first.shape and bool((result == most).all())
     return most if most > 1.001 and not alike else None
