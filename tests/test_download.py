@@ -117,6 +117,10 @@ def call(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "scripts/environment.sh").write_text(f'cd "{tmp_path}"\n')
+    df = tmp_path / "bin/df"  # stands in: what fits must not depend on the disk of the tests
+    df.parent.mkdir()
+    df.write_text('#!/bin/sh\necho header; echo "fs 9 9 ${FREE_KB:-900000000} 9 /"\n')
+    df.chmod(0o755)
 
     def call(*words, numbers=(), **variables):
         for path in (Path("scripts/download.sh"), Path("scripts/download.py")):
@@ -125,7 +129,8 @@ def call(server, tmp_path, monkeypatch):
                 text = text.replace(published, small)
             path.write_text(text)
         served = {"MIRROR": server.url, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0"}
-        env = {**os.environ, **served, "PYTHONPATH": str(ROOT), **variables}
+        path = f"{df.parent}:{os.environ['PATH']}"
+        env = {**os.environ, **served, "PYTHONPATH": str(ROOT), "PATH": path, **variables}
         command = ["bash", "scripts/download.sh", *words]
         return subprocess.run(command, env=env, capture_output=True, text=True)
 
@@ -215,12 +220,8 @@ def test_addresses_by_plain_http_are_refused(call, address, monkeypatch, capsys)
     assert capsys.readouterr().err == f"error: HF_ENDPOINT: {line}"
 
 
-def test_a_full_disk_is_known_before_anything_is_fetched(server, call, tmp_path):
-    df = tmp_path / "bin/df"
-    df.parent.mkdir()
-    df.write_text("#!/bin/sh\necho header; echo fs 9 9 100000 9 /\n")
-    df.chmod(0o755)
-    line = refused(call, "cifar10", PATH=f"{df.parent}:{os.environ['PATH']}")
+def test_a_full_disk_is_known_before_anything_is_fetched(server, call):
+    line = refused(call, "cifar10", FREE_KB="100000")
     assert "102 MB free, but up to 360 MB needed; free some" in line and not server.asked
 
 
