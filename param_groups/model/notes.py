@@ -19,6 +19,8 @@ NOTHING: frozenset[str] = frozenset()
 Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 # Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
 Ranges = tuple[tuple[int, int], ...] | None
+Terms = frozenset[tuple[str, float]]  # of a parameter
+Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,15 @@ class Flow:
         made: the parameters whose products it is, each with the index of its result.
         past: the parameters that it went through, as bits; a residual sum has the stream's.
         above: the activations that it was made from, as bits, and its own, `serial`.
-        factor: numbers that it was multiplied by since; None where they are not known.
+        factor: the product of the numbers that have multiplied it since; None if not known.
+        gain: the product of the gains that have, as they start; None if its parts have several.
         scores, weights: attentions whose query-key products, whose softmaxes are in it.
         vectors: the parameters that act on its entries one by one, since its last product.
-        sums: parameters whose results are added up in one entry, each with how many terms, times
-            numbers since; no longer once it divides. `adds`: how many were added one by one.
+        sums: parameters whose results are added up in one entry, each with how many terms; `adds`
+            those that are added one by one.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax,
-            weighs (a softmax of what a parameter made).
+            turned (by a tensor of numbers), weighs (a softmax of what a
+            parameter made).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()
@@ -43,22 +47,43 @@ class Flow:
     above: int = 0
     serial: int = 0
     factor: float | None = 1.0
+    gain: float | None = 1.0
     scores: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
-    sums: frozenset[tuple[str, float]] = frozenset()
-    adds: Mapping[str, float] = field(default_factory=dict)
+    sums: Terms = frozenset()
+    adds: Terms = frozenset()
     marks: frozenset[str] = NOTHING
 
     def summed(self, terms: float) -> Flow:
         """What a sum over some of its entries carries."""
         first = (self.names | self.vectors) - {name for name, _ in self.sums}
         sums = self.sums | {(name, 1.0) for name in first}
-        return replace(self, sums=frozenset((n, t * terms) for n, t in sums)) if terms else self
+        return replace(self, sums=frozenset((n, t * terms) for n, t in sums))
 
-    def rescaled(self, by: float, power: float = 1) -> frozenset[tuple[str, float]]:
+    def rescaled(self, by: float, power: float = 1) -> Terms:
         """Its sums to a power, times a number."""
         return frozenset((name, terms**power * by) for name, terms in self.sums)
+
+    def folded(self) -> Flow:
+        """Its factor in what was added up."""
+        by, summed = abs(self.factor or 1.0), {name for name, _ in self.sums}
+        adds = frozenset((n, terms if n in summed else terms * by) for n, terms in self.adds)
+        return replace(self, factor=1.0, sums=self.rescaled(by), adds=adds)
+
+    @property
+    def terms(self) -> Terms:
+        """How many terms of parameters' results are added up in all."""
+        names = {name for name, _ in self.sums | self.adds}
+        pairs = (
+            (n, a * b) for n in names for a in _ways(n, self.sums) for b in _ways(n, self.adds)
+        )
+        return frozenset(pairs)
+
+    @property
+    def level(self) -> float | None:
+        """Its factor with its gains."""
+        return times(self.factor, self.gain)
 
     @property
     def names(self) -> set[str]:
@@ -90,14 +115,49 @@ def times(a: float | None, b: float | None, power: float = 1) -> float | None:
 
 def joined(flows: Sequence[Flow]) -> Flow:
     """What several activations carry together."""
-    factors = {flow.factor for flow in flows if flow.made or flow.scores} or {1.0}
+    if len(flows) == 1:
+        return flows[0]
+    apart = [flow for flow in flows if flow.made or flow.scores] or [Flow()]
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in ("made", "past", "above", "scores", "weights", "vectors", "sums", "marks")
+        for key in (
+            "made",
+            "past",
+            "above",
+            "scores",
+            "weights",
+            "vectors",
+            "sums",
+            "adds",
+            "marks",
+        )
     }
-    adds = sorted(pair for flow in flows for pair in flow.adds.items())
-    together["adds"] = dict(adds)  # the most of each
-    return Flow(factor=factors.pop() if len(factors) == 1 else None, **together)
+    for key in ("factor", "gain"):
+        values = {getattr(flow, key) for flow in apart}
+        together[key] = values.pop() if len(values) == 1 else None
+    return Flow(**together)
+
+
+def mixed(came: Flow, flows: Sequence[Flow], adds: bool = True, apart: bool = False) -> Flow:
+    """`came` with the sums of activations side by side or, if it `adds` them, of their sum: of a
+    parameter in several it has as many terms as all, and what was added in two ways stays two.
+    `apart`: numbers on each become terms."""
+    flows = [flow.folded() for flow in flows] if apart else flows
+    counts: dict[str, list[float]] = {}
+    for flow in flows:
+        for name in flow.names | flow.vectors | {name for name, _ in flow.adds}:
+            here, before = _ways(name, flow.adds), counts.get(name, [0.0])
+            two = [ways + ways[-1:] * (len(here) + len(before)) for ways in (here, before)]
+            size = max(len(here), len(before))
+            counts[name] = [a + b for a, b in zip(*two, strict=False)][:size]
+    one_by_one = frozenset((name, n) for name, ways in counts.items() for n in ways if n != 1)
+    beside = frozenset[tuple[str, float]]().union(*(flow.adds for flow in flows))
+    sums = frozenset[tuple[str, float]]().union(*(flow.sums for flow in flows))
+    return replace(came, sums=sums, adds=one_by_one if adds else beside)
+
+
+def _ways(name: str, terms: Terms) -> list[float]:
+    return sorted(n for other, n in terms if other == name) or [1.0]
 
 
 @dataclass(frozen=True)
@@ -153,11 +213,9 @@ class Notes:
         self.joined = 0  # activations after a residual sum, as bits
         # Activations times a parameter, which must not lose their id, and its view.
         self.scaled: dict[int, tuple[Tensor, Tensor]] = {}
-        # Of each parameter, sums of its results that nothing divides by: how many terms each has.
-        self.sums: dict[str, list[float]] = defaultdict(list)
         self.attentions: list[Attention] = []
-        # Of a place and a parameter, one after the other.
-        self.factors: dict[tuple[str, str], list[float]] = defaultdict(list)
+        # Of a place and a parameter numbers, one after the other.
+        self.factors: dict[tuple[str, str], list[Number]] = defaultdict(list)
         self.splits: dict[str, tuple[int, ...]] = {}
         # Parameters that reach the output, and whose results are sorted; rows of tables.
         self.output, self.chosen = set[str](), set[str]()
@@ -182,16 +240,23 @@ class Notes:
         self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
 
-    def spend(self, flow: Flow) -> None:
+    def closed(self, names: Collection[str]) -> bool:
+        """Whether all of some parameters start at zero."""
+        return all(name in self.constant and not self.starts[name].any() for name in names)
+
+    def spend(self, *flows: Flow) -> None:
         """Notes the sums in what a product takes, or what is the output."""
-        once = {(name, 1.0) for name in flow.adds.keys() - {name for name, _ in flow.sums}}
-        for name, terms in sorted(flow.sums | once):
-            self.sums[name].append(terms * flow.adds.get(name, 1.0))
+        for flow in flows:
+            for name, terms in sorted(flow.terms):
+                self.factors["sum", name].append((terms * abs(flow.factor or 1.0), ()))
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
-        """Notes numbers that an activation was multiplied by, of the parameters that made it."""
-        for name in (names or flow.names) if flow.factor not in (1.0, None) else ():
-            self.factors[place, name].append(float(flow.factor or 0))
+        """Notes numbers that an activation was multiplied by, of the parameters that made it, and
+        how many terms were added up in it. A mean by hand has none."""
+        factor, counts = flow.factor or 1.0, tuple(sorted({n for _, n in flow.terms}))
+        mean = any(math.isclose(n * factor, 1) for _, n in flow.sums)
+        for name in (names or flow.names) if factor != 1.0 and not mean else ():
+            self.factors[place, name].append((factor, counts))
 
     def use(
         self,

@@ -20,7 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from param_groups.model import calls, elementwise
 from param_groups.model.calls import Call
-from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, ranges, times
+from param_groups.model.notes import (
+    NOTHING,
+    Attention,
+    Flow,
+    Notes,
+    Ranges,
+    joined,
+    ranges,
+    times,
+)
 
 _OWN_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SDPA = "query key value attn_mask dropout_p is_causal scale"
@@ -51,15 +60,18 @@ class Recorder(TorchFunctionMode):
         if not isinstance(out, (Tensor, tuple, list)):  # a dict or a dataclass of a library
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
-        self.notes.spend(joined(flows))
+        self.notes.spend(*flows)
         for flow in flows:
             self.notes.output |= flow.names
             if len(flow.names) == 1 and not flow.made <= self.notes.rows:
                 (name,) = flow.names  # a number on what it takes is one on what it makes
-                taken = self.notes.factors.pop(("input", name), [1.0])[-1]
+                by, counts = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
                 untied = flow.factor == 1.0 and name not in self.notes.tied
                 place = "readout" if untied else "logits"  # an activation's, unless it grows
-                self.notes.note_factor(place, replace(flow, factor=times(flow.factor, taken)))
+                sums = flow.sums | {(name, n) for n in counts}
+                self.notes.note_factor(
+                    place, replace(flow, factor=times(flow.factor, by), sums=sums)
+                )
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")
 
@@ -89,7 +101,7 @@ class Recorder(TorchFunctionMode):
         came, lookup = joined(flows), bool(views) and call.name in calls.LOOKUPS
         flow: Flow | None = None
         if call.name in calls.PRODUCTS | {"scaled_dot_product_attention"}:
-            notes.spend(came)
+            notes.spend(*flows)
         if call.name == "scaled_dot_product_attention":
             flow = self._attention(call.bound(_SDPA))
         elif call.name == "multi_head_attention_forward":
@@ -181,33 +193,23 @@ class Recorder(TorchFunctionMode):
             for t, summed, *_ in found:
                 if id(t) not in self.notes.flows and summed:
                     level = float(t.float().square().mean(summed).max())
-            return came.summed(size * level)
+            return replace(came.summed(size * level), marks=came.marks | {"turned"})
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
-            value = (b, two) if a.weights else (a, one)
+            value, tensor = (b, two) if a.weights else (a, one)
+            reached = ranges(tensor, value, self.notes.results)
             for i in came.weights:
-                self._parts(i, value=value)
-            return _attended(value[0])
+                self.notes.attentions[i].parts.setdefault("value", {}).update(reached)
+            return _attended(value)
         if "weighs" in came.marks:
             return b if "weighs" in a.marks else a
         if "softmax" in came.marks:
             self.notes.doubts.append(f"{call.name} takes a softmax whose scores were not seen")
-        factor = times(self._gained(a, b), call.kwargs.get("alpha", 1.0))
-        attention = Attention(size if found[0].summed else 0, factor, call.outs[0].detach().clone())
+        raw, size = call.outs[0].detach().clone(), size if found[0].summed else 0
+        attention = Attention(size, call.kwargs.get("alpha", 1.0), raw)
         at = self._found(attention, calls.bias_of(call), query=(a, one), key=(b, two))
-        flow = Flow(came.made, factor=factor, scores=frozenset({at}), vectors=came.vectors)
-        return flow.summed(size * (factor or 1.0))
-
-    def _gained(self, *two: Flow) -> float | None:
-        """The factor of queries and keys, with gains on them as they start."""
-        factor: float | None = 1.0
-        for flow in two:
-            factor = times(factor, flow.factor)
-            for use in (self.notes.uses[name][-1] for name in sorted(flow.vectors)):
-                one = use.acts_as and math.isclose(use.acts_as, 1, rel_tol=1e-2)  # with some noise
-                if use.op in ("scale", "norm_scale") and use.acts_as and not one:
-                    factor = times(factor, use.acts_as, -1 if "divides" in use.marks else 1)
-        return factor
+        flow = Flow(came.made, factor=attention.factor, scores=frozenset({at}))
+        return replace(flow, vectors=came.vectors).summed(_terms(found[0]))
 
     def _attention(self, bound: dict[str, Any]) -> Flow:
         three = {}
@@ -215,24 +217,45 @@ class Recorder(TorchFunctionMode):
             self._learned(bound[place])
             three[place] = self.notes.flow(bound[place]), bound[place]
         size, scale, mask = bound["query"].shape[-1], bound.get("scale"), bound.get("attn_mask")
-        factor = self._gained(three["query"][0], three["key"][0])
-        factor = times(factor, size**-0.5 if scale is None else float(scale))
+        factor = size**-0.5 if scale is None else float(scale)
         self._found(Attention(size, factor, soft=True), mask, **three)
         if mask is not None and self.notes.names(mask):
             self.notes.use(mask, "added")
         return _attended(three["value"][0])
 
     def _found(self, one: Attention, beside: Tensor | None, **places: tuple[Flow, Tensor]) -> int:
-        """The number of a new attention, to whose scores something may be added."""
+        """The number of a new attention, to whose scores something may be added. Its factor has
+        those of queries and keys."""
         self.notes.attentions.append(one)
         one.added |= self.notes.names(beside) | self.notes.flow(beside).names
-        self._parts(len(self.notes.attentions) - 1, **places)
+        for place, (flow, tensor) in places.items():
+            one.parts[place] = ranges(tensor, flow, self.notes.results)
+            if place != "value":
+                one.factor = times(one.factor, self._level(flow, tensor, one.parts[place]))
         return len(self.notes.attentions) - 1
 
-    def _parts(self, at: int, **places: tuple[Flow, Tensor]) -> None:
-        for place, (flow, tensor) in places.items():
-            parts = self.notes.attentions[at].parts.setdefault(place, {})
-            parts.update(ranges(tensor, flow, self.notes.results))
+    def _level(self, flow: Flow, tensor: Tensor, parts: Mapping[str, Ranges]) -> float | None:
+        """The factor and the gains on queries or keys. It is measured where numbers turn them, as
+        rotary positions do: beside the product that makes them, or beside 1 after a norm."""
+        level, before = flow.level, 1.0
+        made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
+        if level is None or "turned" not in flow.marks or len(made) != 1:
+            return level
+        ((name, at),) = made
+        if "normed" not in flow.marks:
+            result, axis, shift = self.notes.results[at]
+            pairs = [(a - shift, b - shift) for a, b in parts.get(name) or ()]
+            rows = [result.movedim(axis, 0)[a:b].flatten() for a, b in pairs] or [result.flatten()]
+            before = _size(torch.cat(rows))
+        found = _size(tensor) / before
+        if math.isclose(found, level, rel_tol=0.02):
+            return level
+        return float(f"{found:.6g}") if parts.get(name) else None  # alike in all blocks
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the entries."""
+    return float(tensor.detach().float().square().mean().sqrt())
 
 
 def _attended(value: Flow) -> Flow:

@@ -91,9 +91,10 @@ class TurnedAttention(Fused):
         self.c_attn, self.c_proj = Turned(n, 3 * n), Turned(n, n)
 
 
-def rotated(x):
+def rotated(x, by=1.0):
+    """Rotary positions; `by` stands in the cosines and sines, as YaRN has it."""
     angles = torch.arange(x.shape[-2])[:, None] * 100.0 ** -torch.linspace(0, 1, HEAD // 2)
-    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    cos, sin = by * angles.cos().repeat(1, 2), by * angles.sin().repeat(1, 2)
     a, b = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
