@@ -9,8 +9,6 @@ takes `Tied`, and its factor on logits is left out in place of the last. The exi
 right plan fails or a wrong one passes.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

@@ -19,8 +19,6 @@ step. Where kernels take much less than a free step, launches decide. The step o
 torchtitan is another architecture's: it is not compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import itertools

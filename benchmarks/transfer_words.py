@@ -11,8 +11,6 @@ Fresh seeds are left out: they say prices, not words. The power of all seeds tog
 rule does what its word says. Runs whose losses the table has are not trained again.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import sys

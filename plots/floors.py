@@ -1,7 +1,5 @@
 """Power laws with an irreducible term: loss, or best rate, against size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Learning-rate sweeps of a table: optimum, lowest loss and noise at every width."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

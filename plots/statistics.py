@@ -8,8 +8,6 @@ longer interval of two: from the points' own errors, if all are known, and from 
 the line. More scatter than the errors explain says that the law is none, not how sure its power is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

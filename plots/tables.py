@@ -1,7 +1,5 @@
 """Result tables: where they are shipped, what every figure reads of one, means over seeds."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

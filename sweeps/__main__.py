@@ -10,8 +10,6 @@
 resumes from its newest checkpoint. See sweeps/README.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Sequence

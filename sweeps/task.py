@@ -10,8 +10,6 @@ starts, as torchrun, accelerate and srun do. The processes save and end when tha
 is how they are told to stop and also what happens when the process that started them dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

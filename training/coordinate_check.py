@@ -21,8 +21,6 @@ Exit code: 0; 1 if a verdict is bad; 2 for a mistake in the command or the confi
 depends on what was not judged.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

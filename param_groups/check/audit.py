@@ -34,8 +34,6 @@ Exit code: 0 where everything follows one rule; 1 where a tensor deviates, or ha
 something is not read, and for a mistake in the command or the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

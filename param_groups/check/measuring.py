@@ -15,8 +15,6 @@ A model is trained for a few steps at several widths and seeds. The check record
   whether the batch has fewer directions than the width or more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ The rules are the papers' as the check knows them (`PAPERS`) and one rate for al
 its multipliers absorbed, in the forward pass, or the readout's alone there.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

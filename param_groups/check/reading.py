@@ -5,8 +5,6 @@ words, beside the numbers: a key whose meaning is not known, an optimiser of no 
 factor that a Muon of one's own multiplies rates by. `steps` has what one step tells.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence

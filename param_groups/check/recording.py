@@ -1,7 +1,5 @@
 """Forward hooks that record what modules read and make, and the sizes that are taken of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

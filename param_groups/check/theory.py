@@ -10,8 +10,6 @@ assumptions. The *prediction* is what theory says of the first steps. Where they
 assumes less alignment than there is at first (`exception`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -10,8 +10,6 @@ their best. The power of the width is the weighted line through the vertices; sc
 errors widens its error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -15,8 +15,6 @@ transfer.csv, transfer.json and, with matplotlib, transfer.png. Exit code: 0 the
 1 it moves, 2 undecided, or a mistake of yours.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

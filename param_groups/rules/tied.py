@@ -1,7 +1,5 @@
 """A word embedding that is the readout, too, in a model that is trained from scratch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from param_groups.prescription import Forward, Size, Tensor

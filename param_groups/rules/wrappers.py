@@ -14,8 +14,6 @@ Horizon(rule, ...), batch and tokens, goes around all others (`rules.horizon`). 
 refused, and so is a Depth around a rule with a depth of its own.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

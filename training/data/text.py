@@ -4,8 +4,6 @@ Nothing is read before it is asked for. What decides which documents a source ha
 fingerprint, which names caches of what is made of it.
 """
 
-from __future__ import annotations
-
 import ast
 import gzip
 import hashlib
