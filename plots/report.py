@@ -53,21 +53,16 @@ def page(made: Sequence[Card]) -> str:
     papers = []
     for paper, words in PAPERS.items():
         if cards := [card for card in made if card.name.startswith(f"{paper}/")]:
+            own = [one for one in claims() if one.entry["figure"].startswith(f"{paper}/")]
+            own = [one for one in own if one.paper in OF_THE_PAPERS]
             total = sum((Counter(card.counts) for card in cards), Counter())
-            papers.append((paper, *words, _answer(paper), cards, total))
+            papers.append((paper, *words, f"{tally(own)}." if own else "", cards, total))
     return PAGES.get_template("report.html").render(
         papers=papers,
         commit=git("rev-parse", "--short=10", "HEAD") or "outside of a repository",
         findings=f"{sum(sum(card.counts.values()) for card in made):,}",
         figures=len(made),
     )
-
-
-def _answer(paper: str) -> str:
-    """How many of a paper's claims are reproduced, and what became of the others."""
-    own = [one for one in claims() if one.entry["figure"].partition("/")[0] == paper]
-    own = [claim for claim in own if claim.paper in OF_THE_PAPERS]
-    return f"{tally(own)}." if own else ""
 
 
 def picture():

@@ -154,11 +154,7 @@ def _loss_through_logits(task: Task, batch: Any) -> Callable[[nn.Module, Any], t
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module for its exit codes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m training.coordinate_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser_of("python -m training.coordinate_check", __doc__)
     add = parser.add_argument
     add("experiment", help="experiment folder; files and stock models: param-groups check --help")
     add("config", type=Path, help="config of the experiment")

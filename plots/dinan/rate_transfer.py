@@ -69,8 +69,7 @@ def findings(rows: pd.DataFrame) -> Report:
 
 
 def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
-    """How far apart the two strategies' best rates of the blocks' matrices lie (II 1E: "essentially
-    equal"): standard has one for all, neural-tangent lambda = n^(-3/2) times its own."""
+    """How far apart the best rates of the blocks' matrices lie (II 1E: "essentially equal")."""
     power = float(BULK_EXPONENTS["neural_tangent"])
     gap = Estimate(math.log2(scaled.best.value) + power * math.log2(width), scaled.best.error)
     gap -= Estimate(math.log2(standard.best.value), standard.best.error)
