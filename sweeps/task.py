@@ -150,13 +150,13 @@ def _outcome_of(error: Exception, run_dir: Path) -> Outcome:
     return {"error": "failed", "message": message, "tail": log_tail(run_dir)}
 
 
-def log_tail(run_dir: Path, lines: int = 5) -> str:
-    """The last lines of a run's log."""
+def log_tail(run_dir: Path) -> str:
+    """The last five lines of a run's log."""
     try:
         text = (run_dir / "log.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-5:])
 
 
 @contextlib.contextmanager

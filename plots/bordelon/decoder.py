@@ -139,7 +139,7 @@ def _of_alpha(data: Data) -> Report:
 
 
 def _across(kernels: pd.DataFrame, kind: str, by: str) -> Report:
-    """Alignment of final kernels, seeds different, across alpha_A, and minus that at one of them."""
+    """Alignment of final kernels of other seeds across alpha_A, and minus that at one of them."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
     one, half = (
         {place: observed.centred(final) for place, (_, final) in of.items()}
