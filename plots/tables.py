@@ -128,6 +128,12 @@ def read_each(paths: Paths, sources: Mapping[str, Sequence[str]], numbers=()) ->
     ]
 
 
+def read_rates(paths: Paths, known: Iterable[str]) -> pd.DataFrame:
+    """The one results.csv of a sweep over rates: the rows of known curves."""
+    (table,) = read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
+    return only(table, paths[0], CURVE, known)
+
+
 def expect(paths: Sequence[Path], *sources: str) -> None:
     """TableError unless there is one table for each of `sources`."""
     if len(paths) != len(sources):

@@ -241,7 +241,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
         "numbers": [asdict(one) for one in numbers],
         "slopes": [asdict(slope) for slope in powers],
     }
-    table, picture = folder / "coordinate_check.csv", folder / "coordinate_check.png"
+    table = folder / "coordinate_check.csv"
     write_table(table, Coordinate.__dataclass_fields__, map(astuple, measurement.points))
     write(folder / "coordinate_check.json", as_json(result))
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
@@ -252,14 +252,18 @@ def run(target: Target, args: argparse.Namespace) -> int:
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
     print(f"{slopes.summary(powers, numbers, left)}\ntable: {table}")
-    try:
-        from param_groups.check.figure import draw
-    except ImportError:
-        print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
-    else:
-        draw(measurement.points, result, picture)
-        print(f"figure: {picture}")
+    print(picture("draw", folder / "coordinate_check.png", measurement.points, result))
     return code
+
+
+def picture(draw: str, path: Path, *what: Any) -> str:
+    """Has a function of `figure` draw; the line that says where it is, or why there is none."""
+    try:
+        figure = importlib.import_module("param_groups.check.figure")
+    except ImportError:
+        return "no figure: matplotlib is not installed (pip install 'param-groups[check]')"
+    getattr(figure, draw)(*what, path)
+    return f"figure: {path}"
 
 
 def as_json(result: Mapping[str, Any]) -> str:

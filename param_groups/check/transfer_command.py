@@ -361,11 +361,5 @@ def _write(
         **asdict(answer),
     }
     write(out / "transfer.json", command.as_json(result))
-    places = [f"table: {out / 'transfer.csv'}"]
-    try:
-        from param_groups.check.figure import draw_transfer
-    except ImportError:
-        no = "no figure: matplotlib is not installed (pip install 'param-groups[check]')"
-        return [*places, no]
-    draw_transfer(answer, out / "transfer.png")
-    return [*places, f"figure: {out / 'transfer.png'}"]
+    drawn = command.picture("draw_transfer", out / "transfer.png", answer)
+    return [f"table: {out / 'transfer.csv'}", drawn]
