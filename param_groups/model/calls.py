@@ -162,7 +162,8 @@ def terms(call: Call) -> float | None:
     name, first, out = call.bare, call.ins[0], call.outs[0]
     if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
-    unread = name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
+    view = out is not first and out.data_ptr() == first.data_ptr() and not call.in_place
+    unread = view or name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
     if unread or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not _is_number(out):
         return None
     if name in LOGS:

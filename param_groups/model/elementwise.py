@@ -11,7 +11,7 @@ from torch import Tensor
 
 from param_groups.model import calls
 from param_groups.model.calls import Call
-from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, mixed, times
+from param_groups.model.notes import NOTHING, Attention, Flow, Notes, added, folded, joined, times
 
 
 def flow(
@@ -50,7 +50,7 @@ def flow(
         flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
         if len(flows) == 2 and not came.scores:
             return _sum(notes, flows, came)
-        came = mixed(came, flows)
+        came = replace(came, terms=added(flows))
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
         return marked("counted")
     if bare == "one_hot":
@@ -66,17 +66,14 @@ def flow(
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
         after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
-        sums = frozenset() if power < 0 else came.rescaled(1.0, power)
-        adds = frozenset() if power < 0 else came.adds
-        after = replace(after, sums=sums, adds=adds, gain=times(1.0, came.gain, power))
+        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
+        after = replace(after, terms=kept, gain=times(1.0, came.gain, power))
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
         return replace(after, factor=times(top, came.factor, power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         factor = out.shape[axis] ** -0.5
-        return replace(
-            marked("normed"), sums=frozenset(), adds=frozenset(), factor=factor, gain=1.0
-        )
+        return replace(marked("normed"), terms=frozenset(), factor=factor, gain=1.0)
     if "norm" in bare:
         return marked("root")
     if bare in calls.TIMES:
@@ -93,8 +90,9 @@ def flow(
         entries = [t for t in call.ins if t.is_floating_point()][
             : 1 if bare in calls.LIKE else None
         ]
-        flows = [notes.flow(t) for t in entries]
-        return _together(notes, flows, mixed(came, flows, adds=False, apart=True))
+        flows = [folded(notes.flow(t)) for t in entries]
+        came = replace(came, terms=joined(flows).terms)
+        return _together(notes, [notes.flow(t) for t in entries], came)
     return came
 
 
@@ -145,7 +143,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
     marks = came.marks - {"turned"} | {"normed"}
-    came = replace(came, factor=1.0, gain=1.0, sums=frozenset(), adds=frozenset(), marks=marks)
+    came = replace(came, factor=1.0, gain=1.0, terms=frozenset(), marks=marks)
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         came = beside(notes, t, what, came) if notes.names(t) else came
     return came
@@ -156,10 +154,10 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     for stream, other in (flows, flows[::-1]):
         if notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
-            came = replace(came, past=stream.past, factor=1.0, gain=1.0, marks=marks)
-            return mixed(came, flows, apart=True)
-    came = mixed(came, flows, apart=came.factor is None)
-    came = replace(came, marks=came.marks - {"stream"})
+            terms = added([*map(folded, flows)])
+            return replace(came, past=stream.past, factor=1.0, gain=1.0, terms=terms, marks=marks)
+    terms = added([*map(folded, flows)] if came.factor is None else flows)
+    came = replace(came, marks=came.marks - {"stream"}, terms=terms)
     if flows[0].made == flows[1].made and came.factor is not None:
         return came
     for one in flows:
@@ -187,9 +185,9 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     if len(flows) > 1:
         factor = times(flows[0].factor, flows[1].factor, power)
         if power < 0:  # a sum over another is as many terms as it has more
-            below = max((n for _, n in flows[1].terms), default=1.0)
-            sums = flows[0].summed(1 / below).sums if below != 1 else flows[0].sums
-            came = replace(came, sums=sums, adds=flows[0].adds)
+            below = max((n * k for _, n, k in flows[1].terms), default=1.0)
+            one = flows[0].summed(1 / below) if below != 1 else flows[0]
+            came = replace(came, terms=one.terms)
             if "root" in flows[1].marks - flows[0].marks and flows[0].names & flows[1].names:
                 came = replace(came, marks=came.marks - {"root"} | {"normed"})
                 for name in flows[0].vectors - flows[1].vectors:  # that acts before it divides
@@ -217,14 +215,14 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
 def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
         # Scores that a parameter made, as a router's or a pooling's, are of no attention.
-        mark = "softmax" if came.sums or len(came.names) != 1 else "weighs"
+        mark = "weighs" if len(came.names) == 1 and "summed" not in came.marks else "softmax"
         soft = {mark} if call.bare == "softmax" else NOTHING
-        came = replace(came, sums=frozenset()) if soft else came
+        came = replace(came, terms=frozenset()) if soft else came
         return replace(came, marks=came.marks | soft)
     for one in (notes.attentions[i] for i in came.scores):
         one.soft, several = True, len(came.scores) > 1
         one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)
-    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, sums=frozenset())
+    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 
 def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | None:

@@ -19,7 +19,7 @@ NOTHING: frozenset[str] = frozenset()
 Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 # Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
 Ranges = tuple[tuple[int, int], ...] | None
-Terms = frozenset[tuple[str, float]]  # of a parameter
+Terms = frozenset[tuple[str, float, float]]
 Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
@@ -35,11 +35,10 @@ class Flow:
         gain: the product of the gains that have, as they start; None if its parts have several.
         scores, weights: attentions whose query-key products, whose softmaxes are in it.
         vectors: the parameters that act on its entries one by one, since its last product.
-        sums: parameters whose results are added up in one entry, each with how many terms; `adds`
-            those that are added one by one.
-        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax,
-            turned (by a tensor of numbers), weighs (a softmax of what a
-            parameter made).
+        terms: parameters whose results are added up in one entry, each with how many a call adds
+            up, and how many are added one by one.
+        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
+            turned (by a tensor of numbers), weighs (a softmax of what a parameter made).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()
@@ -51,34 +50,15 @@ class Flow:
     scores: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
-    sums: Terms = frozenset()
-    adds: Terms = frozenset()
+    terms: Terms = frozenset()
     marks: frozenset[str] = NOTHING
 
     def summed(self, terms: float) -> Flow:
         """What a sum over some of its entries carries."""
-        first = (self.names | self.vectors) - {name for name, _ in self.sums}
-        sums = self.sums | {(name, 1.0) for name in first}
-        return replace(self, sums=frozenset((n, t * terms) for n, t in sums))
-
-    def rescaled(self, by: float, power: float = 1) -> Terms:
-        """Its sums to a power, times a number."""
-        return frozenset((name, terms**power * by) for name, terms in self.sums)
-
-    def folded(self) -> Flow:
-        """Its factor in what was added up."""
-        by, summed = abs(self.factor or 1.0), {name for name, _ in self.sums}
-        adds = frozenset((n, terms if n in summed else terms * by) for n, terms in self.adds)
-        return replace(self, factor=1.0, sums=self.rescaled(by), adds=adds)
-
-    @property
-    def terms(self) -> Terms:
-        """How many terms of parameters' results are added up in all."""
-        names = {name for name, _ in self.sums | self.adds}
-        pairs = (
-            (n, a * b) for n in names for a in _ways(n, self.sums) for b in _ways(n, self.adds)
-        )
-        return frozenset(pairs)
+        first = (self.names | self.vectors) - {name for name, *_ in self.terms}
+        every = self.terms | {(name, 1.0, 1.0) for name in first}
+        more = frozenset((name, n * terms, times) for name, n, times in every)
+        return replace(self, terms=more, marks=self.marks | {"summed"})
 
     @property
     def level(self) -> float | None:
@@ -120,17 +100,7 @@ def joined(flows: Sequence[Flow]) -> Flow:
     apart = [flow for flow in flows if flow.made or flow.scores] or [Flow()]
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in (
-            "made",
-            "past",
-            "above",
-            "scores",
-            "weights",
-            "vectors",
-            "sums",
-            "adds",
-            "marks",
-        )
+        for key in "made past above scores weights vectors terms marks".split()
     }
     for key in ("factor", "gain"):
         values = {getattr(flow, key) for flow in apart}
@@ -138,26 +108,33 @@ def joined(flows: Sequence[Flow]) -> Flow:
     return Flow(**together)
 
 
-def mixed(came: Flow, flows: Sequence[Flow], adds: bool = True, apart: bool = False) -> Flow:
-    """`came` with the sums of activations side by side or, if it `adds` them, of their sum: of a
-    parameter in several it has as many terms as all, and what was added in two ways stays two.
-    `apart`: numbers on each become terms."""
-    flows = [flow.folded() for flow in flows] if apart else flows
-    counts: dict[str, list[float]] = {}
-    for flow in flows:
-        for name in flow.names | flow.vectors | {name for name, _ in flow.adds}:
-            here, before = _ways(name, flow.adds), counts.get(name, [0.0])
-            two = [ways + ways[-1:] * (len(here) + len(before)) for ways in (here, before)]
-            size = max(len(here), len(before))
-            counts[name] = [a + b for a, b in zip(*two, strict=False)][:size]
-    one_by_one = frozenset((name, n) for name, ways in counts.items() for n in ways if n != 1)
-    beside = frozenset[tuple[str, float]]().union(*(flow.adds for flow in flows))
-    sums = frozenset[tuple[str, float]]().union(*(flow.sums for flow in flows))
-    return replace(came, sums=sums, adds=one_by_one if adds else beside)
+def added(flows: Sequence[Flow]) -> Terms:
+    """The terms in a sum of activations: of a parameter in several as many as in all. What was
+    added up in two ways stays two."""
+    counts: dict[tuple[str, float], list[float]] = {}
+    for name in {name for flow in flows for name in flow.names | flow.vectors}:
+        each = []
+        for flow in flows:
+            if name in flow.names | flow.vectors:
+                ways = defaultdict[float, list[float]](list)
+                for _, n, times in sorted(one for one in flow.terms if one[0] == name):
+                    ways[n].append(times)
+                each.append(ways or {1.0: [1.0]})
+        for n in {n for ways in each for n in ways}:
+            lists = [ways.get(n) or [max(map(max, ways.values()))] for ways in each]
+            last = range(max(map(len, lists)))
+            counts[name, n] = [sum(ways[min(i, len(ways) - 1)] for ways in lists) for i in last]
+    return frozenset(
+        (*key, n) for key, ways in counts.items() for n in ways if (key[1], n) != (1, 1)
+    )
 
 
-def _ways(name: str, terms: Terms) -> list[float]:
-    return sorted(n for other, n in terms if other == name) or [1.0]
+def folded(flow: Flow) -> Flow:
+    """An activation whose factor counts as terms."""
+    by = abs(flow.factor or 1.0)
+    return replace(
+        flow, factor=1.0, terms=frozenset((name, n, k * by) for name, n, k in flow.terms)
+    )
 
 
 @dataclass(frozen=True)
@@ -247,14 +224,14 @@ class Notes:
     def spend(self, *flows: Flow) -> None:
         """Notes the sums in what a product takes, or what is the output."""
         for flow in flows:
-            for name, terms in sorted(flow.terms):
-                self.factors["sum", name].append((terms * abs(flow.factor or 1.0), ()))
+            for name, n, times in sorted(flow.terms):
+                self.factors["sum", name].append((n * times * abs(flow.factor or 1.0), ()))
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it, and
         how many terms were added up in it. A mean by hand has none."""
-        factor, counts = flow.factor or 1.0, tuple(sorted({n for _, n in flow.terms}))
-        mean = any(math.isclose(n * factor, 1) for _, n in flow.sums)
+        factor, counts = flow.factor or 1.0, tuple(sorted({n * k for _, n, k in flow.terms}))
+        mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
         for name in (names or flow.names) if factor != 1.0 and not mean else ():
             self.factors[place, name].append((factor, counts))
 

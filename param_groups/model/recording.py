@@ -68,9 +68,9 @@ class Recorder(TorchFunctionMode):
                 by, counts = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
                 untied = flow.factor == 1.0 and name not in self.notes.tied
                 place = "readout" if untied else "logits"  # an activation's, unless it grows
-                sums = flow.sums | {(name, n) for n in counts}
+                terms = flow.terms | {(name, n, 1.0) for n in counts}
                 self.notes.note_factor(
-                    place, replace(flow, factor=times(flow.factor, by), sums=sums)
+                    place, replace(flow, factor=times(flow.factor, by), terms=terms)
                 )
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")

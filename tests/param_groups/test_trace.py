@@ -331,6 +331,7 @@ def seldom(x, seen=[]):  # noqa: B006
         (VECTOR, lambda x, w: (x * w).relu().view(5, -1, 8).sum((1, 2))[:, None], "added"),
         (VECTOR, lambda x, w: torch.addcmul(x, x, w).mT.sum(0)[:, None], "added up"),
         (VECTOR, lambda x, w: (x * w).cumsum(-1), "added up"),
+        (VECTOR, lambda x, w: (x * w).cumsum_(-1), "added up"),
         (VECTOR, lambda x, w: torch.einsum("bi->b", x + w)[:, None], "added up"),
         (VECTOR, lambda x, w: (x * w) @ torch.ones(x.shape[1], 1), "added up"),
         (VECTOR, lambda x, w: (x * w).mean(-1, True) * x.shape[1], "added up"),
