@@ -26,7 +26,8 @@ TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
 TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), -1)
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "std": 1, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
-INTO = ("index_", "scatter_", "put", "masked_scatter")  # to the first tensor, or in its place
+ADDS = SUMS | {"addcmul", "addcdiv", "index_add", "index_put", "put"}  # one tensor to another
+ADDS |= {"index_reduce", "scatter_add", "scatter_reduce"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
 LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
@@ -169,37 +170,25 @@ def terms(call: Call) -> float | None:
     if name in LOGS:
         return float(math.prod(first.shape[axis] for axis in summed_axes(call) if first.ndim))
     # Of two tensors a distance; of one into which others go they alone.
-    found = _on_ones(call, 0.0 if name.startswith(INTO) else -1.0)
-    return found if found > 1.001 else None
-
-
-def adds(call: Call) -> bool:
-    """Whether a call adds its tensors one to the other."""
-    known = call.bare in {*SUMS, "addcmul", "addcdiv"}
-    return known or (call.bare.startswith(INTO) and _on_ones(call, 1.0) > _on_ones(call, 0.0))
-
-
-def _on_ones(call: Call, first: float) -> float:
-    """The greatest entry of a call's result where all entries of its tensors are 1, those of its
-    first one another number; 1 where a function of one tensor treats all entries alike."""
-    rest = itertools.chain([first], itertools.repeat(1.0))
+    first_one = 0.0 if name.startswith(("index_", "scatter_")) else -1.0
+    level = itertools.chain([first_one], itertools.repeat(1.0))
 
     def flat(value: Any) -> Any:
         number = isinstance(value, Tensor) and _is_number(value)
-        return torch.full_like(value, next(rest)) if number else value
+        return torch.full_like(value, next(level)) if number else value
 
     try:
         args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))
         found = tree_leaves(call.function(*args, **kwargs))
         result = next(t for t in found if isinstance(t, Tensor)).detach().abs()
     except torch.linalg.LinAlgError:  # no inverse: of each matrix apart
-        return float(call.ins[0].shape[-1])
+        return float(first.shape[-1])
     # Nothing that ones can tell, or no tensor: as if it added all up.
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        return float(call.ins[0].numel())
+        return float(first.numel())
     most = float(result.max()) if result.numel() else 0.0
-    alike = len(call.ins) == 1 and result.shape == call.ins[0].shape
-    return 1.0 if alike and bool((result == most).all()) else most
+    alike = len(call.ins) == 1 and result.shape == first.shape and bool((result == most).all())
+    return most if most > 1.001 and not alike else None
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -33,11 +33,12 @@ def flow(
     summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
     if summed and (product := _inner_product(notes, call)):
         return product
-    if out.is_floating_point():  # not an index that was made like an activation
-        flows = [
-            notes.flows[id(t)] for t in call.ins if id(t) in notes.flows and t.is_floating_point()
-        ]
-    several = len(flows) > 1 and calls.adds(call)
+    if bare in calls.LIKE and not views:
+        return notes.flow(call.ins[0])
+    if out.is_floating_point():  # an index that was made like an activation adds nothing
+        entries = [t for t in call.ins if t.is_floating_point()]
+        flows = [notes.flows[id(t)] for t in entries if id(t) in notes.flows]
+    several = len(flows) > 1 and bare in calls.ADDS
     if terms := calls.terms(call):
         if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
             came = replace(came.summed(1.0), factor=times(came.factor, terms))
@@ -46,7 +47,7 @@ def flow(
         else:
             came = came.summed(terms)
     if several:
-        by = call.kwargs.get("alpha", 1.0)
+        by = call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
         flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
         if len(flows) == 2 and not came.scores:
             return _sum(notes, flows, came)
@@ -87,12 +88,8 @@ def flow(
             notes.attentions[i].added |= names
         return replace(came, factor=rebased(notes, came, before, out))
     if came.factor is None and not came.scores:
-        entries = [t for t in call.ins if t.is_floating_point()][
-            : 1 if bare in calls.LIKE else None
-        ]
-        flows = [folded(notes.flow(t)) for t in entries]
-        came = replace(came, terms=joined(flows).terms)
-        return _together(notes, [notes.flow(t) for t in entries], came)
+        came = replace(came, terms=joined([*map(folded, flows)]).terms)
+        return _together(notes, flows, came)
     return came
 
 

@@ -53,17 +53,16 @@ class Flow:
     terms: Terms = frozenset()
     marks: frozenset[str] = NOTHING
 
+    @property
+    def every(self) -> Terms:
+        """Its terms, and one of each parameter that is not added up."""
+        first = (self.names | self.vectors) - {name for name, *_ in self.terms}
+        return self.terms | {(name, 1.0, 1.0) for name in first}
+
     def summed(self, terms: float) -> Flow:
         """What a sum over some of its entries carries."""
-        first = (self.names | self.vectors) - {name for name, *_ in self.terms}
-        every = self.terms | {(name, 1.0, 1.0) for name in first}
-        more = frozenset((name, n * terms, times) for name, n, times in every)
+        more = frozenset((name, n * terms, times) for name, n, times in self.every)
         return replace(self, terms=more, marks=self.marks | {"summed"})
-
-    @property
-    def level(self) -> float | None:
-        """Its factor with its gains."""
-        return times(self.factor, self.gain)
 
     @property
     def names(self) -> set[str]:
@@ -111,30 +110,20 @@ def joined(flows: Sequence[Flow]) -> Flow:
 def added(flows: Sequence[Flow]) -> Terms:
     """The terms in a sum of activations: of a parameter in several as many as in all. What was
     added up in two ways stays two."""
-    counts: dict[tuple[str, float], list[float]] = {}
-    for name in {name for flow in flows for name in flow.names | flow.vectors}:
-        each = []
-        for flow in flows:
-            if name in flow.names | flow.vectors:
-                ways = defaultdict[float, list[float]](list)
-                for _, n, times in sorted(one for one in flow.terms if one[0] == name):
-                    ways[n].append(times)
-                each.append(ways or {1.0: [1.0]})
-        for n in {n for ways in each for n in ways}:
-            lists = [ways.get(n) or [max(map(max, ways.values()))] for ways in each]
-            last = range(max(map(len, lists)))
-            counts[name, n] = [sum(ways[min(i, len(ways) - 1)] for ways in lists) for i in last]
-    return frozenset(
-        (*key, n) for key, ways in counts.items() for n in ways if (key[1], n) != (1, 1)
-    )
+    in_order = [sorted(flow.every, key=lambda one: one[2]) for flow in flows]
+    most = [{name: k for name, _, k in one} for one in in_order]
+    found = {
+        (name, n, k + sum(one.get(name, 0.0) for one in most[:i] + most[i + 1 :]))
+        for i, terms in enumerate(in_order)
+        for name, n, k in terms
+    }
+    return frozenset(one for one in found if one[1:] != (1, 1))
 
 
 def folded(flow: Flow) -> Flow:
     """An activation whose factor counts as terms."""
-    by = abs(flow.factor or 1.0)
-    return replace(
-        flow, factor=1.0, terms=frozenset((name, n, k * by) for name, n, k in flow.terms)
-    )
+    terms = frozenset((name, n, k * abs(flow.factor or 1.0)) for name, n, k in flow.terms)
+    return replace(flow, factor=1.0, terms=terms)
 
 
 @dataclass(frozen=True)

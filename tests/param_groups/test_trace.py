@@ -400,6 +400,10 @@ def seldom(x, seen=[]):  # noqa: B006
         (VECTOR, lambda x, w: x * (x * w).std(1, keepdim=True) * x.shape[1], "added up"),
         (VECTOR, lambda x, w: x * w + x * (w * x.shape[1]), "counts 64 times"),
         (MATRIX, lambda x, w: (x @ w).relu() + (x * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: F.scaled_dot_product_attention(x, x, x * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: (F.scaled_dot_product_attention(x, x, x) * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: ((x @ x.mT).softmax(-1) / x.shape[1]) @ x @ w, "takes"),
+        (MATRIX, lambda x, w: torch.addmm(x, x, w, alpha=x.shape[1] ** -0.5), "takes"),
         (MATRIX, lambda x, w: (x * x.shape[1]) @ w + (x * 2) @ w, "takes"),
         (
             lambda n: (2 * n, n),
