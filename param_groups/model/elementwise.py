@@ -49,8 +49,8 @@ def flow(
     if several:
         by = call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
         flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
-        if len(flows) == 2 and not came.scores:
-            return _sum(notes, flows, came)
+        if len(flows) == 2 and (joint := _sum(notes, flows, came)):
+            return joint
         came = replace(came, terms=added(flows))
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
         return marked("counted")
@@ -146,13 +146,16 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     return came
 
 
-def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
-    """A branch that joins the stream it came from, or two activations."""
+def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
+    """A branch that joins the stream it came from, or two activations; None for scores."""
     for stream, other in (flows, flows[::-1]):
-        if notes.join_stream(stream, other):
+        if not stream.scores and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
             terms = added([*map(folded, flows)])
-            return replace(came, past=stream.past, factor=1.0, gain=1.0, terms=terms, marks=marks)
+            came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
+            return replace(came, terms=terms, marks=marks)
+    if came.scores:
+        return None
     terms = added([*map(folded, flows)] if came.factor is None else flows)
     came = replace(came, marks=came.marks - {"stream"}, terms=terms)
     if flows[0].made == flows[1].made and came.factor is not None:
