@@ -12,14 +12,7 @@ from torch import nn
 from param_groups import Everett, Role, Rule, plan
 from param_groups.check.reading import read
 from param_groups.optim import orthogonalised
-from tests.param_groups.check.test_audit import (
-    GPT,
-    MATRICES,
-    named,
-    nanogpt,
-    run,
-    torchtitan,
-)
+from tests.param_groups.check.test_audit import GPT, MATRICES, named, nanogpt, run, torchtitan
 
 # What stands in groups beside their rates.
 
@@ -383,8 +376,7 @@ def test_a_tensor_that_is_frozen_at_some_sizes_follows_no_rule(capsys, sizes):
 
 
 @pytest.mark.parametrize(
-    "factor",
-    [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}, {"lr": 0.0, "initial_lr": 0.0}],
+    "factor", [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}, {"lr": 0.0, "initial_lr": 0.0}]
 )
 def test_a_tensor_that_its_factor_keeps_still_is_said(capsys, factor):
     def build(n):
