@@ -11,17 +11,10 @@ import pytest
 from effective_theory import run
 from effective_theory.dinan import predict
 
-SMALL = [
-    "measure.widths=[16, 32]",
-    "measure.seeds=[6, 4]",
-    "model.depth=1",
-    "model.mlp_ratio=1",
-    "model.outputs=32",
-    "theory.attention_draws=256",
-    "bigram.widths=[16, 32, 64]",
-    "bigram.seeds=8",
-    "bigram.steps=1",
-]
+SMALL = (
+    "measure.widths=[16,32] measure.seeds=[6,4] model.depth=1 model.mlp_ratio=1 model.outputs=32 "
+    "theory.attention_draws=256 bigram.widths=[16,32,64] bigram.seeds=8 bigram.steps=1"
+).split()
 
 
 def call(*argv: str) -> int:
