@@ -81,9 +81,7 @@ def test_the_share_below_ten_eps_is_counted_with_bias_correction(rule):
 
 @pytest.mark.parametrize("rule", ["adam", "adam_param_scaling"])
 def test_the_share_below_ten_eps_follows_each_groups_eps(rule, monkeypatch):
-    monkeypatch.setattr(
-        representations, "_PIECE", 100
-    )  # several blocks per tensor, the last one shorter
+    monkeypatch.setattr(representations, "_PIECE", 100)  # several blocks, the last one shorter
     model, numbers, optimizer = decoder(rule=rule)
     for index, group in enumerate(optimizer.param_groups):
         group["eps"] = 10.0 ** -(4 + index)
@@ -263,18 +261,6 @@ def pair(layer, role, layout=None):
 def test_a_matrix_whose_product_cannot_be_seen_is_refused(layer):
     with pytest.raises(UserError, match=f"'layer.weight' .* {type(layer).__name__}, whose"):
         Probes(*pair(layer, Role.PATCH_EMBEDDING))
-
-
-def test_torchs_attention_is_refused():
-    model = nn.Module()
-    model.tokens, model.positions = nn.Embedding(9, 16), nn.Embedding(4, 16)
-    model.block, model.readout = nn.MultiheadAttention(16, 2, bias=False), nn.Linear(16, 9, False)
-    roles = {"tokens.weight": "token_embedding", "positions.weight": "position_embedding"}
-    roles |= {"*in_proj_weight": "qkv", "*out_proj.weight": "attention_output"}
-    rules = [Rule(*pair) for pair in {**roles, "readout.weight": "readout"}.items()]
-    found = planned(model, rules, Everett("standard", 16, 16))
-    with pytest.raises(UserError, match="in_proj_weight.*MultiheadAttention, whose product"):
-        Probes(*found)
 
 
 def test_a_plan_with_the_axes_exchanged_is_refused():
