@@ -62,6 +62,13 @@ def seal(path, **more):
     (path / "checksums.json").write_text(json.dumps({**sums, **more}))
 
 
+def flip(path):
+    """Changes one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
 def newest(run):
     """A run's newest checkpoint."""
     return sorted(run.glob("checkpoints/step-*"))[-1]

@@ -32,14 +32,11 @@ KEYS = {
     CIFAR: ("model.head_dim", "model.heads", "model.layers", "model.patch_size", ENDS[1]),
 }
 FILES = {DECODER: "nanolm_c4/configs/infinite_limits_laptop.yaml"}
+EVALUATED = "data.eval_resize=32"
 MORE = {
     BART: ["model.attention_dropout=0"],
     DECODER: ["model.heads=null"],
-    VIT: [
-        "data.augmentation={mixup: 0, cutmix: 0}",
-        "training.eval_every=0",
-        "data.eval_resize=32",
-    ],
+    VIT: ["data.augmentation={mixup: 0, cutmix: 0}", "training.eval_every=0", EVALUATED],
 }
 SHAPES = [
     (BART, (64, 1, 16, 4, 30, 100, 4)),
@@ -116,11 +113,8 @@ PAPER = "model.positions=paper"
 def test_the_papers_models_and_runs(name, file, word, embedding, total, tokens, products, flops):
     experiment = load_experiment(name)
     config = load(experiment.config, ROOT / f"{name}/configs/{file}.yaml", [word])
-    assert experiment.parameters(config) == {
-        "embedding": embedding,
-        "non_embedding": total - embedding,
-        "total": total,
-    }
+    counts = {"embedding": embedding, "non_embedding": total - embedding, "total": total}
+    assert experiment.parameters(config) == counts
     assert tokens in (None, experiment.tokens_per_step(config))
     if products:
         exact = 6 * config.training.steps * config.training.batch_size * products

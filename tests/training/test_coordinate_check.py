@@ -112,19 +112,10 @@ def test_full_alignment_passes_but_for_the_expected_growth_of_the_logits(name):
 
 def every_part_is_measured_and_updates_are_exact(slopes):
     block = "blocks.0"
-    assert set(words(slopes, "change")) == {
-        "token_embedding",
-        "position_embedding",
-        block,
-        f"{block}.attention_norm",
-        *(f"{block}.attention.{n}" for n in ("query", "key", "value", "output")),
-        f"{block}.mlp_norm",
-        f"{block}.mlp.up",
-        f"{block}.mlp.down",
-        "final_norm",
-        "readout",
-        ALONG,
-    }
+    parts = "attention_norm attention.query attention.key attention.value attention.output mlp_norm"
+    names = {f"{block}.{part}" for part in (*parts.split(), "mlp.up", "mlp.down")}
+    names |= {"token_embedding", "position_embedding", block, "final_norm", "readout", ALONG}
+    assert set(words(slopes, "change")) == names
     for name, expected in {  # Table 1: -c of muP under Adam with full alignment
         "token_embedding.weight": -0.5,
         f"{block}.mlp.down.weight": -1.0,
@@ -164,6 +155,8 @@ FASTER = {
     ("update", MLP, 1): GROWS,
     ("update", KEY, 1): OK,
 }
+UP, DOWN = ("init", "blocks.0.mlp.up", 0), ("change", "blocks.0.mlp.down", 1)
+LOUD = {UP: GROWS, ("init", "blocks.0.attention.key", 0): OK}
 
 
 @pytest.mark.parametrize(
@@ -171,15 +164,9 @@ FASTER = {
     [
         ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
         ("mup", "lr", 1, ".mlp.", FASTER),
-        ("mup", "lr", -1, "blocks", {("change", "blocks.0.mlp.down", 1): VANISHES}),
-        (
-            "standard",
-            "init_std",
-            0.5,
-            "mlp.up",
-            {("init", "blocks.0.mlp.up", 0): GROWS, ("init", "blocks.0.attention.key", 0): OK},
-        ),
-        ("standard", "init_std", -0.5, "mlp.up", {("init", "blocks.0.mlp.up", 0): VANISHES}),
+        ("mup", "lr", -1, "blocks", {DOWN: VANISHES}),
+        ("standard", "init_std", 0.5, "mlp.up", LOUD),
+        ("standard", "init_std", -0.5, "mlp.up", {UP: VANISHES}),
         ("mup", "init_std", 0.5, "readout", {("init", "readout", 0): GROWS}),
     ],
 )
