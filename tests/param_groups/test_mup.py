@@ -52,7 +52,6 @@ MODELS = {
 
 
 def recorded(name, readout, hidden):
-    """mup's numbers of a tensor."""
     if name.startswith(f"{readout}."):
         return READOUT if name.endswith("weight") else OUTPUT_BIAS
     return HIDDEN if name.endswith(tuple(hidden)) else INPUT

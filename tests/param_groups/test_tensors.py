@@ -105,8 +105,6 @@ ATTENTION = (Rule("query.weight", Role.QUERY), Rule("key.weight", Role.KEY))
 
 
 class Stock(nn.Module):
-    """The same of torch's layers."""
-
     def __init__(self):
         super().__init__()
         self.query, self.key = nn.Linear(WIDTH, WIDTH, False), nn.Linear(WIDTH, WIDTH, False)
@@ -177,8 +175,6 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
         made(Stock(), ATTENTION, applied={"attention_scale": -1}, head_dim=16)
     with pytest.raises(PlanError, match="logit_multiplier is 0.5, but Everett has 1"):
         made(Stock(), ATTENTION, "standard", applied={"logit_multiplier": 0.5})
-    with pytest.raises(PlanError, match="unknown forward factor 'scale'"):
-        made(Stock(), ATTENTION, "standard", applied={"scale": 0.5})
 
 
 def test_plans_with_other_factors_differ():

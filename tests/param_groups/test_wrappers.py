@@ -85,7 +85,6 @@ def own_base(rule):
 
 
 def close(one, other):
-    """Whether numbers agree to rounding."""
     for key in fields(Numbers):
         mine, theirs = getattr(one, key.name), getattr(other, key.name)
         same = mine == theirs or math.isclose(mine, theirs, rel_tol=1e-12)

@@ -162,7 +162,6 @@ def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The mean cross-entropy."""
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
@@ -214,19 +213,9 @@ class Subject:
         rules = [Rule("first.weight", first), *RULES]
         rules = [rule for rule in rules if any(map(rule.matches, names))]
         wd, mode = self.decay
-        made = plan(
-            model,
-            rules,
-            rule,
-            lr=self.lr,
-            eps=1e-30 if rule.optimizer == "adafactor" else 1e-8,
-            weight_decay=wd,
-            decay_mode=mode,
-            absorb_multipliers=self.absorb,
-            applied=applied,
-            head_dim=head_dim,
-        )
-        return model, made
+        numbers = {"lr": self.lr, "eps": 1e-30 if rule.optimizer == "adafactor" else 1e-8}
+        numbers |= {"weight_decay": wd, "decay_mode": mode, "absorb_multipliers": self.absorb}
+        return model, plan(model, rules, rule, **numbers, applied=applied, head_dim=head_dim)
 
 
 DECAYS = ((0.01, "independent"), (0.01, "global"), (0.01, "per_group"), (0.0, None))
@@ -356,5 +345,4 @@ def built(subject: Subject) -> dict[int, tuple[Tiny, Plan]]:
 
 
 def right_plans(subject: Subject) -> dict[int, Plan]:
-    """The subject's right plans by size."""
     return {size: made for size, (_, made) in built(subject).items()}

@@ -161,6 +161,9 @@ def of_two_families(n):
     return model, [optimizer, torch.optim.SGD(vectors, lr=0.1)]
 
 
+coupled = lambda n: (m := GPT(n), torch.optim.Adam(m.parameters(), weight_decay=0.1))
+
+
 @pytest.mark.parametrize(
     ("build", "line"),
     [
@@ -179,10 +182,7 @@ def of_two_families(n):
         (of_no_number, "init is nan (1 tensors, such as ln_f.weight)"),
         (changed(nanogpt, several_factors), "lr is 1, 0.5 times initial_lr: a schedule"),
         (lambda n: (m := GPT(n), Lion(m.parameters())), "lion, an optimiser of no known family"),
-        (
-            lambda n: (m := GPT(n), torch.optim.Adam(m.parameters(), weight_decay=0.1)),
-            "weight_decay of Adam, which is added to the gradient",
-        ),
+        (coupled, "weight_decay of Adam, which is added to the gradient"),
         (with_muon, "what its Muon multiplies the rate of a matrix by; --step tells (8 tensors"),
         (with_muon, "'scaling' of its optimiser; --step tells"),
         (of_two_families, "adam beside sgd: rules are for one family"),
@@ -314,9 +314,8 @@ def test_a_tensor_unlike_its_kind_is_named(capsys, names, key, value, line):
         for one in optimizer.param_groups:
             moved = one if any(p is odd[0] for p in one["params"]) else moved
             one["params"] = [p for p in one["params"] if all(p is not other for other in odd)]
-        optimizer.add_param_group(
-            {"weight_decay": moved["weight_decay"], "params": odd} | {key: value}
-        )
+        decay = {"weight_decay": moved["weight_decay"]}
+        optimizer.add_param_group({"params": odd, **decay, key: value})
         return model, optimizer
 
     code, text = run(capsys, build)
