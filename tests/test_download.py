@@ -155,7 +155,6 @@ def refused(call, *words, **options):
 
 
 def left(folder="data"):
-    """Files below a folder."""
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(folder)) for path in files)
 

@@ -42,7 +42,6 @@ def stock(model):
 
 
 def batch():
-    """Sources and targets of unequal length, padded at the end."""
     generator = torch.Generator().manual_seed(5)
     encoder, decoder, targets = (
         torch.randint(4, VOCABULARY, (3, length), generator=generator) for length in (11, 9, 9)
@@ -55,7 +54,6 @@ def batch():
 
 
 def close(got, wanted):
-    """Equal to 1e-5 of the tensor's largest entry."""
     assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 

@@ -55,23 +55,17 @@ def as_jsonl(file, texts=DOCUMENTS):
 
 
 def stored(corpus, split):
-    """All stored tokens of a split."""
     return np.array(corpus.cache.tokens(split))
 
 
 def clean(corpus, split):
-    """The clean samples of a split."""
     samples = getattr(corpus, split)
     return [samples.clean(index) for index in range(len(samples))]
 
 
 def same(ours, theirs):
-    """Whether two datasets or batches hold equal tensors."""
-    return all(
-        torch.equal(a, b)
-        for x, y in zip(ours, theirs, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
+    pairs = zip(ours, theirs, strict=True)
+    return all(torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True))
 
 
 def line_tokens(sizes, seed=0):

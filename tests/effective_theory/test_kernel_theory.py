@@ -13,7 +13,6 @@ from effective_theory.dinan.kernels import contact_terms, forward
 
 
 def _config(stem="vision", *, draws=1024, theory=None, **keys):
-    """A small config: keys of the model, and sections by name."""
     sections = {name: keys.pop(name) for name in ("init", "rates", "data") if name in keys}
     model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | keys
     theory = {"attention_draws": draws} | (theory or {})

@@ -11,11 +11,8 @@ from effective_theory.dinan.config import Activation, Config, block_names
 from effective_theory.dinan.inputs import inputs
 from effective_theory.dinan.network import ACTIVATIONS, Encoder
 
-BLOCK_TENSORS = [
-    *(f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")),
-    "mlp.0.mlp_in",
-    "mlp.0.mlp_out",
-]
+BLOCK_TENSORS = [f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")]
+BLOCK_TENSORS += ["mlp.0.mlp_in", "mlp.0.mlp_out"]
 
 
 def config(stem="vision", init=None, **model):

@@ -122,22 +122,6 @@ def test_the_command_prints_json(capsys, tmp_path, stem):
     assert ("contact" in out) is (stem == "language")
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("init.mlp_in=4000", "gelu at variance 4e+03: expectations are computed up to 1000; lower"),
-        ("init.stem=1.7e308", "G of block stem is beyond float64 with init.stem = 1.7e+308; bring"),
-    ],
-)
-def test_the_command_explains_mistakes_in_one_line(capsys, tmp_path, override, message):
-    with pytest.raises(SystemExit) as stop:
-        _run(capsys, tmp_path, override)
-    captured = capsys.readouterr()
-    assert stop.value.code == 2 and captured.out == ""
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    assert message in captured.err
-
-
 def test_huge_words_are_printed(capsys, tmp_path):
     text = "model:\n  stem: language\n  pooling: false\n"
     out = json.loads(_run(capsys, tmp_path, "--json", "init.stem=1e200", text=text))

@@ -24,12 +24,8 @@ DOCUMENTS = write_documents(60)
 
 def prepare(tmp_path, threads=1, **settings):
     """The corpus of a config's data section at toy size."""
-    toy = {
-        "source": "local",
-        "tokenizer_vocab_size": 64,
-        "validation_fraction": 0.3,
-        "cache_dir": str(tmp_path / "cache"),
-    }
+    toy = {"source": "local", "tokenizer_vocab_size": 64, "validation_fraction": 0.3}
+    toy["cache_dir"] = str(tmp_path / "cache")
     return data.from_config(DataConfig(**{**toy, **settings}), threads, lambda line: None)
 
 

@@ -37,15 +37,9 @@ MLP, KEY = "blocks.0.mlp.up.weight", "blocks.0.attention.key.weight"
 
 
 def config(width, seed=0, **keys):
-    changes = {
-        "seed": seed,
-        "model.width": width,
-        "model.layers": 1,
-        "model.context": CONTEXT,
-        "prescription.alignment": "full",
-        "prescription.embedding_std": 1.0,
-        "optimizer.lr": 2**-10,
-    }
+    changes = {"seed": seed, "model.width": width, "model.layers": 1, "model.context": CONTEXT}
+    changes |= {"prescription.alignment": "full", "prescription.embedding_std": 1.0}
+    changes["optimizer.lr"] = 2**-10
     changes |= {key.replace("__", "."): value for key, value in keys.items()}
     return load(Config, LAPTOP, [f"{key}={value}" for key, value in changes.items()])
 
@@ -275,12 +269,9 @@ def test_a_task_that_fuses_its_loss_is_measured_through_its_logits(data):
 def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
     """lambda = n_out^(-1/2) in every strategy: the width has no part in it."""
     widths = (32, 64, 128)
-    target = cc.experiment_target(
-        "vit_imagenet",
-        ROOT / "vit_imagenet/configs/laptop.yaml",
-        ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"],
-        options(widths=widths),
-    )
+    words = ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"]
+    file = ROOT / "vit_imagenet/configs/laptop.yaml"
+    target = cc.experiment_target("vit_imagenet", file, words, options(widths=widths))
     rows = fit(measure(target.build, widths, steps=1, seeds=(0, 1)))
     bias = next(row for row in rows if (row.quantity, row.name) == ("update", "head.bias"))
     assert bias.predicted == pytest.approx(0, abs=1e-9) and bias.verdict == OK

@@ -55,7 +55,6 @@ def rms(tensors):
 
 
 def root_mean_square(values):
-    """The root mean square of numbers."""
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests import damages
 from tests.text_files import error_line
 from training.data import shapes
 from training.data.sampling import BatchIds
@@ -23,7 +22,6 @@ SAVE = {"stored": np.savez, "deflated": np.savez_compressed}
 
 
 def part(number):
-    """X and Y of a part."""
     generator = np.random.default_rng(number)
     pixels = generator.integers(0, 256, (COUNTS[number], 32, 32, 3), dtype=np.uint8)
     return {"X": pixels, "Y": generator.integers(0, 10, COUNTS[number])}
@@ -122,35 +120,8 @@ def test_workers_read_the_same_images(tmp_path):
 
 
 PIXELS, LABELS = part(0)["X"], part(0)["Y"]
-WRONG = {
-    "no X": ({"Y": LABELS}, ["cannot be read", "X.npy"]),
-    "no Y": ({"X": PIXELS}, ["cannot be read", "Y.npy"]),
-    "floats": ({"X": PIXELS / 255, "Y": LABELS}, ["X is float64 [4, 32, 32, 3]", "uint8"]),
-    "channels first": (
-        {"X": PIXELS.transpose(0, 3, 1, 2).copy(), "Y": LABELS},
-        ["X is uint8 [4, 3, 32, 32]", "expected uint8 [n, 32, 32, 3]"],
-    ),
-    "no images": ({"X": PIXELS[:0], "Y": LABELS[:0]}, ["X is uint8 [0, 32, 32, 3]"]),
-    "fewer labels": ({"X": PIXELS, "Y": LABELS[:3]}, ["Y is int64 [3]", "[4]"]),
-    "float labels": ({"X": PIXELS, "Y": LABELS * 1.0}, ["Y is float64", "whole numbers"]),
-    "labels of 100": ({"X": PIXELS, "Y": LABELS + 90}, ["Y: label", "out of range 0 .. 9"]),
-    "negative": ({"X": PIXELS, "Y": LABELS - 10}, ["Y: label -", "out of range 0 .. 9"]),
-    "pickled": ({"X": np.array([{}] * 4), "Y": LABELS}, ["cannot be read"]),
-}
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_part_with_other_arrays_is_refused(tmp_path, case):
-    folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
-    arrays, words = WRONG[case]
-    np.savez(folder / "cifar5m_part0.npz", **arrays)
-    message = refused("cifar5m", folder, tmp_path)
-    for word in (str(folder / "cifar5m_part0.npz"), *words):
-        assert word in message
-    assert module.PUBLISHED in message or "download the file again" in message
-
-
-@pytest.mark.parametrize("damage", damages.of("npz"), ids=str)
 @pytest.mark.parametrize("kind", SAVE)
 def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path, kind, damage):
     folder = write_parts(tmp_path / "c5m", kind)

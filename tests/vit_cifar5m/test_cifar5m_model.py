@@ -110,14 +110,9 @@ def test_logits_are_those_of_the_papers_listing(optimizer, alpha_attention, alph
 
 def test_every_tensor_has_the_role_it_plays_and_its_papers_numbers():
     model, rule = network("sgd", alpha_attention=0.5, alpha_depth=0.5, beta0=2.0, gamma0=0.25)
-    block = {
-        "attention.query": Role.QUERY,
-        "attention.key": Role.KEY,
-        "attention.value": Role.VALUE,
-        "attention.output": Role.ATTENTION_OUTPUT,
-        "mlp.up": Role.MLP_IN,
-        "mlp.down": Role.MLP_OUT,
-    }
+    block = {f"attention.{name}": Role(name) for name in ("query", "key", "value")}
+    block |= {"attention.output": Role.ATTENTION_OUTPUT}
+    block |= {"mlp.up": Role.MLP_IN, "mlp.down": Role.MLP_OUT}
     assert {found.name: found.role for found in assign(model, ROLES)} == {
         "patch_embedding.weight": Role.PATCH_EMBEDDING,
         "position_embedding.weight": Role.POSITION_EMBEDDING,
