@@ -245,12 +245,8 @@ def test_the_default_epsilon_is_the_optimisers(optimizer, eps):
 
 
 INPUTS, CLASSES = 8, 5
-RULES = (
-    Rule("0.weight", Role.PATCH_EMBEDDING),
-    Rule("2.weight", Role.MLP_IN),
-    Rule("4.weight", Role.READOUT),
-    Rule("4.bias", Role.READOUT_BIAS),
-)
+RULES = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("2.weight", Role.MLP_IN)]
+RULES += [Rule("4.weight", Role.READOUT), Rule("4.bias", Role.READOUT_BIAS)]
 
 
 def movement(width: int, parameterization: str, optimizer: str) -> float:

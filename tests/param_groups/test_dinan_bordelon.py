@@ -47,13 +47,8 @@ def test_dinan_rates_are_those_of_the_papers_table(strategy, s, optimizer):
             damp, head, bias = n ** (-(1 - s) / 2), 1 / (n * math.sqrt(1000)), 1 / math.sqrt(1000)
         else:
             damp, head, bias = n**s, 1 / n, 1.0
-        expected = {
-            Role.PATCH_EMBEDDING: damp / PATCH,
-            Role.POSITION_EMBEDDING: damp,
-            **dict.fromkeys(BLOCK, damp / n),
-            Role.READOUT: head,
-            Role.READOUT_BIAS: bias,
-        }
+        expected = {Role.PATCH_EMBEDDING: damp / PATCH, Role.POSITION_EMBEDDING: damp}
+        expected |= dict.fromkeys(BLOCK, damp / n) | {Role.READOUT: head, Role.READOUT_BIAS: bias}
         for role, value in expected.items():
             assert got[role].lr == pytest.approx(value, rel=1e-14), (role, n)
             assert got[role].eps == got[role].multiplier == 1.0

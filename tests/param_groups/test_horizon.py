@@ -184,14 +184,9 @@ def test_the_base_keeps_every_number_to_the_bit():
 
 
 INIT = dict.fromkeys(map(str, Role), 0.02)
-WRAPPERS = {
-    "Depth": lambda rule: Depth(rule, 8, 2, alpha=0.5),
-    "EpsFollows": EpsFollows,
-    "Decay": lambda rule: Decay(rule, -0.5),
-    "Tuned": lambda rule: Tuned(rule, INIT),
-    "Tied": Tied,
-    "Muon": Muon,
-}
+WRAPPERS = {"EpsFollows": EpsFollows, "Tied": Tied, "Muon": Muon}
+WRAPPERS |= {"Depth": lambda rule: Depth(rule, 8, 2, 0.5), "Decay": lambda rule: Decay(rule, -0.5)}
+WRAPPERS["Tuned"] = lambda rule: Tuned(rule, INIT)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -11,9 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import param_groups
-from param_groups import Decay, Depth, Everett, Muon, Role, Rule, guard, optim, plan
+from param_groups import Decay, Depth, Everett, Muon, guard, optim, plan
 from param_groups.optim import MuonAdamW, orthogonalised
 from param_groups.plan import Plan
+from tests.param_groups.wrapped import ruled
 from training.optim import optimizers
 from training.optim.optimizers import build
 
@@ -31,13 +32,8 @@ class Block(nn.Module):
         return self.readout(x + self.down(torch.relu(self.up(self.norm(x)))))
 
 
-RULES = (
-    Rule("embedding.weight", Role.TOKEN_EMBEDDING),
-    Rule("up.weight", Role.MLP_IN),
-    Rule("down.weight", Role.MLP_OUT),
-    Rule("norm.weight", Role.NORM_SCALE),
-    Rule("readout.weight", Role.READOUT),
-)
+RULES = ruled("""embedding.weight token_embedding, up.weight mlp_in, down.weight mlp_out,
+norm.weight norm_scale, readout.weight readout""")
 
 
 def spectral(n, base, **fields):

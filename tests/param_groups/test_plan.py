@@ -14,17 +14,13 @@ from param_groups.plan import DECAY_MODES, dumps
 from param_groups.prescription import Prescription
 from param_groups.quantities import Numbers
 from param_groups.rules.exponents import TENSOR_PROGRAMS
+from tests.param_groups.wrapped import ruled
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
-RULES = (
-    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
-    Rule("positions.weight", Role.POSITION_EMBEDDING),
-    Rule("blocks.*.norm.weight", Role.NORM_SCALE),
-    Rule("blocks.*.query.weight", Role.QUERY),
-    Rule("blocks.*.up.weight", Role.MLP_IN),
-    Rule("blocks.*.down.weight", Role.MLP_OUT),
-    Rule("readout.weight", Role.READOUT),
-)
+RULES = ruled("""
+tokens.weight token_embedding, positions.weight position_embedding, blocks.*.norm.weight norm_scale,
+blocks.*.query.weight query, blocks.*.up.weight mlp_in, blocks.*.down.weight mlp_out,
+readout.weight readout""")
 
 
 class Block(nn.Module):
@@ -238,12 +234,8 @@ class Head(nn.Module):
         self.head = nn.Linear(width, 7)
 
 
-HEAD_RULES = (
-    Rule("positions.weight", Role.POSITION_EMBEDDING),
-    Rule("query.weight", Role.QUERY),
-    Rule("head.weight", Role.READOUT),
-    Rule("head.bias", Role.READOUT_BIAS),
-)
+HEAD_RULES = ruled("""positions.weight position_embedding, query.weight query,
+head.weight readout, head.bias readout_bias""")
 
 
 def expected_decay(mode, own_lr):

@@ -49,13 +49,9 @@ def fans(role, n, mlp_ratio=4):
     """(fan_in, fan_out) of a role in a model of width n."""
     if role in (*EMBEDDINGS, *VECTORS, Role.FINAL_NORM_SCALE):
         return 1, n
-    return {
-        Role.PATCH_EMBEDDING: (PATCH, n),
-        Role.QKV: (n, 3 * n),
-        Role.MLP_IN: (n, mlp_ratio * n),
-        Role.MLP_OUT: (mlp_ratio * n, n),
-        Role.READOUT: (n, VOCABULARY),
-    }.get(role, (n, n))
+    own = {Role.PATCH_EMBEDDING: (PATCH, n), Role.QKV: (n, 3 * n), Role.READOUT: (n, VOCABULARY)}
+    own |= {Role.MLP_IN: (n, mlp_ratio * n), Role.MLP_OUT: (mlp_ratio * n, n)}
+    return own.get(role, (n, n))
 
 
 def everything(prescription, roles=tuple(TYPES)):

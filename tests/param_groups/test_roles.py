@@ -103,16 +103,11 @@ def test_fans_follow_the_layout(module, role, layout, expected):
 @pytest.mark.parametrize(
     ("shape", "layout", "expected"),
     [
-        ((1, 197, 6), Layout.TABLE, (1, 6)),
-        ((8, 6), Layout.TABLE, (1, 6)),
-        ((6,), Layout.VECTOR, (1, 6)),
-        ((), Layout.VECTOR, (1, 1)),
-        ((6, 18), Layout.TRANSPOSED, (6, 18)),
-        ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
-        ((4, 5, 6), Layout.EXPERTS, (6, 5)),
-        ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6)),
-        ((4, 5, 6), Layout.OUTS_IN, (6, 20)),
-        ((6, 4, 5), Layout.IN_OUTS, (6, 20)),
+        *((shape, Layout.TABLE, (1, 6)) for shape in ((1, 197, 6), (8, 6))),
+        *(((6,), Layout.VECTOR, (1, 6)), ((), Layout.VECTOR, (1, 1))),
+        *(((6, 18), Layout.TRANSPOSED, (6, 18)), ((5, 3, 2), Layout.LINEAR, (3 * 2, 5))),
+        *(((4, 5, 6), Layout.EXPERTS, (6, 5)), ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6))),
+        *(((4, 5, 6), Layout.OUTS_IN, (6, 20)), ((6, 4, 5), Layout.IN_OUTS, (6, 20))),
         ((4, 5, 6), Layout.INS_OUT, (20, 6)),
     ],
 )
@@ -148,10 +143,8 @@ def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
 
 def test_a_readout_may_change_its_outputs_at_one_width_and_a_projection_its_width():
     """What is neither is in refused.txt."""
-    rules, rule = (
-        [Rule("0.weight", Role.READOUT), Rule("1.weight", Role.HIDDEN)],
-        Everett("mup", 4, 4),
-    )
+    rules = [Rule("0.weight", Role.READOUT), Rule("1.weight", Role.HIDDEN)]
+    rule = Everett("mup", 4, 4)
     make = lambda *sizes: nn.Sequential(*(nn.Linear(*two, bias=False) for two in sizes))
     assert plan(make((7, 9), (4, 4)), rules, rule, lr=0.1, base=make((7, 4), (4, 4))).rows
     rules[0] = Rule("0.weight", Role.HIDDEN)

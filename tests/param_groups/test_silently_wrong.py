@@ -29,6 +29,7 @@ from param_groups import (
 )
 from param_groups.plan import dumps
 from param_groups.stock.rules import stock
+from tests.param_groups.wrapped import ruled
 
 
 def linear(*layers, role=Role.MLP_IN, layout=None, **options):
@@ -43,9 +44,9 @@ def linear(*layers, role=Role.MLP_IN, layout=None, **options):
 
 
 class NanoGPT(nn.Module):
-    """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names, tied or not."""
+    """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names."""
 
-    def __init__(self, width=32, vocab=40, tied=False, bias=True):
+    def __init__(self, width=32, vocab=40, bias=True):
         super().__init__()
         block = nn.Module()
         block.ln_1, block.ln_2 = nn.LayerNorm(width, bias=bias), nn.LayerNorm(width, bias=bias)
@@ -58,29 +59,18 @@ class NanoGPT(nn.Module):
         parts |= {"h": nn.ModuleList([block]), "ln_f": nn.LayerNorm(width, bias=bias)}
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(width, vocab, bias=False)
-        if tied:
-            self.transformer.wte.weight = self.lm_head.weight
 
 
-NANOGPT = {
-    "*.wte.weight": "token_embedding",
-    "*.wpe.weight": "position_embedding",
-    "transformer.h.*.ln_?.weight": "norm_scale",
-    "transformer.ln_f.weight": "final_norm_scale",
-    "transformer.h.*.ln_?.bias": "norm_bias",
-    "*.c_attn.weight": "qkv",
-    "*.attn.c_proj.weight": "attention_output",
-    "*.c_fc.weight": "mlp_in",
-    "*.mlp.c_proj.weight": "mlp_out",
-    "*.c_*.bias": "hidden_bias",
-    "lm_head.weight": "readout",
-}
+NANOGPT = ruled("""
+*.wte.weight token_embedding, *.wpe.weight position_embedding, *.c_attn.weight qkv,
+transformer.h.*.ln_?.weight norm_scale, transformer.h.*.ln_?.bias norm_bias, *.c_*.bias hidden_bias,
+transformer.ln_f.weight final_norm_scale, *.attn.c_proj.weight attention_output,
+*.c_fc.weight mlp_in, *.mlp.c_proj.weight mlp_out, lm_head.weight readout""")
 
 
 def nanogpt_rules(model):
     names = dict(model.named_parameters())
-    rules = [Rule(pattern, role) for pattern, role in NANOGPT.items()]
-    rules.append(Rule("transformer.ln_f.bias", "norm_bias", trunk=True))
+    rules = [*NANOGPT, Rule("transformer.ln_f.bias", "norm_bias", trunk=True)]
     return [rule for rule in rules if any(map(rule.matches, names))]
 
 

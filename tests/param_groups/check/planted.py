@@ -31,6 +31,7 @@ from param_groups import (
     Tuned,
     plan,
 )
+from tests.param_groups.wrapped import ruled
 
 # A kind of tensor and its roles.
 KINDS = {
@@ -136,20 +137,11 @@ class Tiny(nn.Module):
         return self.readout(self.norm(x))
 
 
-RULES = (
-    Rule("places.weight", Role.POSITION_EMBEDDING),
-    *(Rule(f"*.{role}.weight", role) for role in ("query", "key", "value")),
-    Rule("*.output.weight", Role.ATTENTION_OUTPUT),
-    Rule("*.up.weight", Role.MLP_IN),
-    Rule("*.down.weight", Role.MLP_OUT),
-    Rule("*.router.weight", Role.ROUTER),
-    Rule("*.experts.*.weight", Role.HIDDEN),
-    Rule("*.norms.*.weight", Role.NORM_SCALE),
-    Rule("norm.weight", Role.FINAL_NORM_SCALE),
-    Rule("blocks.*.bias", Role.HIDDEN_BIAS),
-    Rule("readout.weight", Role.READOUT),
-    Rule("readout.bias", Role.READOUT_BIAS),
-)
+RULES = ruled("""
+places.weight position_embedding, *.query.weight query, *.key.weight key, *.value.weight value,
+*.output.weight attention_output, *.up.weight mlp_in, *.down.weight mlp_out, *.router.weight router,
+*.experts.*.weight hidden, *.norms.*.weight norm_scale, norm.weight final_norm_scale,
+blocks.*.bias hidden_bias, readout.weight readout, readout.bias readout_bias""")
 
 
 def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,17 +47,12 @@ def warmed_from_zero(n):
     return model, optimizer
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        scaled,
-        lambda n: scaled(n, "lr_mult", "wd_scale"),
-        lambda n: scaled(n, "lr_factor", "decay_mult"),
-        lambda n: scaled(n, applied=True),
-        warmed_by_timm,
-        warmed_from_zero,
-    ],
-)
+FACTORED = [scaled, lambda n: scaled(n, applied=True), warmed_by_timm, warmed_from_zero]
+FACTORED.append(lambda n: scaled(n, "lr_mult", "wd_scale"))
+FACTORED.append(lambda n: scaled(n, "lr_factor", "decay_mult"))
+
+
+@pytest.mark.parametrize("build", FACTORED)
 def test_factors_and_schedules_are_read(capsys, build):
     code, text = run(capsys, build)
     assert code == 0 and "nearest rule: mup, full alignment\n" in text, text

@@ -14,6 +14,7 @@ from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
 from tests.param_groups.check import planted
+from tests.param_groups.wrapped import ruled
 
 ALONG = "readout" + ALONG
 
@@ -33,12 +34,8 @@ class Mlp(nn.Module):
         return self.readout(torch.relu(self.dropout(self.hidden(torch.relu(self.first(x))))))
 
 
-RULES = (
-    Rule("first.weight", Role.PATCH_EMBEDDING),
-    Rule("hidden.weight", Role.MLP_IN),
-    Rule("idle.weight", Role.MLP_OUT),
-    Rule("readout.weight", Role.READOUT),
-)
+RULES = ruled("""first.weight patch_embedding, hidden.weight mlp_in, idle.weight mlp_out,
+readout.weight readout""")
 
 
 def _mlp_plan(width, model=None):

@@ -33,23 +33,14 @@ from training.config import load
 with open(Path(__file__).with_name("published.csv"), newline="") as file:
     FROZEN = {row.pop("prescription"): row for row in csv.DictReader(file)}
 
-MATRICES = {
-    Role.PATCH_EMBEDDING: ("width", 12),
-    Role.POSITION_EMBEDDING: (5, "width"),
-    Role.QUERY: ("width", "width"),
-    Role.KEY: ("width", "width"),
-    Role.VALUE: ("width", "width"),
-    Role.ATTENTION_OUTPUT: ("width", "width"),
-    Role.MLP_IN: ("wide", "width"),
-    Role.MLP_OUT: ("width", "wide"),
-    Role.READOUT: (10, "width"),
-    Role.READOUT_BIAS: (10,),
-}
-BART = {Role.TOKEN_EMBEDDING: (40, "width")} | {
-    role: shape
-    for role, shape in MATRICES.items()
-    if role not in (Role.PATCH_EMBEDDING, Role.READOUT, Role.READOUT_BIAS)
-}
+SQUARE = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT)
+MATRICES = {Role.PATCH_EMBEDDING: ("width", 12), Role.POSITION_EMBEDDING: (5, "width")}
+MATRICES |= dict.fromkeys(SQUARE, ("width", "width"))
+MATRICES |= {Role.MLP_IN: ("wide", "width"), Role.MLP_OUT: ("width", "wide")}
+MATRICES |= {Role.READOUT: (10, "width"), Role.READOUT_BIAS: (10,)}
+ENDS = (Role.PATCH_EMBEDDING, Role.READOUT, Role.READOUT_BIAS)
+BART = {Role.TOKEN_EMBEDDING: (40, "width")}
+BART |= {role: shape for role, shape in MATRICES.items() if role not in ENDS}
 RULES = [Rule(f"{role}.weight", role) for role in MATRICES | BART]
 
 
@@ -120,12 +111,8 @@ def bad(plans):
 
 
 # muP's rates for SGD are the same for all tensors (Everett et al., Table 1).
-ONE_RATE = [
-    label
-    for label in FROZEN
-    if (" global" in label and "mup sgd" not in label)
-    or (label.startswith("dinan") and " standard " in label)
-]
+ONE_RATE = [label for label in FROZEN if " global" in label and "mup sgd" not in label]
+ONE_RATE += [label for label in FROZEN if label.startswith("dinan") and " standard " in label]
 
 
 @pytest.mark.parametrize("label", FROZEN)
@@ -147,12 +134,8 @@ def test_expected_exponents_are_those_that_were_written_by_hand(label):
         reason = theory.exception(expected, "change", part)
         assert bool(reason) == (both[0] != both[1]), (part, reason)
         assert not label.startswith("everett") or "section 3.2" in reason or not reason
-    for name, role in {
-        "embedding": Role.POSITION_EMBEDDING,
-        "hidden": Role.MLP_OUT,
-        "readout": Role.READOUT,
-        "query": Role.QUERY,
-    }.items():
+    kinds = {"embedding": Role.POSITION_EMBEDDING, "hidden": Role.MLP_OUT}
+    for name, role in {**kinds, "readout": Role.READOUT, "query": Role.QUERY}.items():
         aim, first = update_of(f"{role}.weight", plans)
         assert aim == Fraction(row[f"update {name}"]), name
         if name == "query":
@@ -324,12 +307,9 @@ def mup(n):
     return decoder(n, **MUP)
 
 
-MODELS = {
-    "example": (mlp, (64, 128, 256)),
-    "decoder": (mup, (64, 128, 256)),
-    "depth": (deep, (2, 4, 8)),
-    "hf:gpt2": (gpt2, (64, 128, 256)),
-}
+MODELS = {"example": mlp, "decoder": mup, "hf:gpt2": gpt2}
+MODELS = {name: (build, (64, 128, 256)) for name, build in MODELS.items()}
+MODELS["depth"] = (deep, (2, 4, 8))
 
 
 @pytest.fixture(scope="module")
