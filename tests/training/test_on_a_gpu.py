@@ -87,17 +87,12 @@ def on_meta(monkeypatch):
     monkeypatch.setattr(Loop, "_log_step", lambda *args: None)  # reads, as it may
 
 
+CHANGES = [{}, {"optimizer__clip_norm": 1.0}, {"training__skip_overflow": True}]
+CHANGES += [{"training__precision": "fp16"}, {"training__micro_batch_size": 3}]
+
+
 @pytest.mark.parametrize("name", [name for name in optimizers.OPTIMIZERS if name != "muon"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"optimizer__clip_norm": 1.0},
-        {"training__skip_overflow": True},
-        {"training__precision": "fp16"},
-        {"training__micro_batch_size": 3},
-    ],
-)
+@pytest.mark.parametrize("changes", CHANGES)
 def test_an_unlogged_step_reads_nothing_and_waits_for_no_copy(on_meta, tmp_path, name, changes):
     run = task(optimizer__name=name, training__log_every=5, **changes)
     run.loss = lambda model, batch: model.readout(model.embedding(batch[0])).square().sum()
