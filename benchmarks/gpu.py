@@ -7,8 +7,6 @@ with 1 if a row is not within its bound. gpu.sh runs this before it times anythi
 GPU compiles is compiled, too, into C++ in place of Triton.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -5,8 +5,6 @@ malloc keeps passes from one to the next. Alternatives that are compared take tu
 rotates, so that a drift of the machine meets them alike.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

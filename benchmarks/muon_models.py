@@ -9,8 +9,6 @@ takes `Tied`, and its factor on logits is left out in place of the last. The exi
 right plan fails or a wrong one passes.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys
@@ -52,29 +50,17 @@ def llama(heads_per_key: int, width: int) -> nn.Module:
     return stock("hf:llama", **{**sizes("hf:llama", width), **keys, "head_dim": HEAD_DIM})
 
 
-def phi3(width: int) -> nn.Module:
-    """Queries, keys and values in one tensor, two heads to a key; gate and up in another."""
-    return stock("hf:phi3", **{**sizes("hf:llama", width), "pad_token_id": 0})
-
-
-def mixtral(width: int) -> nn.Module:
-    """Eight experts in one stack, each of gate and up."""
-    return stock("hf:mixtral", **sizes("hf:mixtral", width))
-
-
-def vit(width: int) -> nn.Module:
-    """timm's, with queries, keys and values in one tensor."""
-    return stock("timm:vit_tiny_patch16_224", **sizes("timm:vit_small", width))
-
-
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "nanoGPT": nanogpt,
     "GPT-2": gpt2,
     "GPT-2, tied": functools.partial(gpt2, tie_word_embeddings=True),
     **{f"Llama, {n} heads to a key": functools.partial(llama, n) for n in (1, 4, 8)},
-    "Mixtral": mixtral,
-    "Phi-3": phi3,
-    "ViT (timm)": vit,
+    # Eight experts in one stack, each of gate and up.
+    "Mixtral": lambda n: stock("hf:mixtral", **sizes("hf:mixtral", n)),
+    # Queries, keys and values in one tensor, two heads to a key; gate and up in another.
+    "Phi-3": lambda n: stock("hf:phi3", **{**sizes("hf:llama", n), "pad_token_id": 0}),
+    # Queries, keys and values in one tensor.
+    "ViT (timm)": lambda n: stock("timm:vit_tiny_patch16_224", **sizes("timm:vit_small", n)),
 }
 WRONG = ("", "rates as width^(1/2)", "base width forgotten")
 

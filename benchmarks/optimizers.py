@@ -18,8 +18,6 @@ Ratios are taken within a turn. `plan_ms` is what a run pays once, before its fi
 the plan, drawing the initial values, making the groups and building the optimiser. Prints JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

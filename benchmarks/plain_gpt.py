@@ -4,8 +4,6 @@ The decoder of nanolm_c4 without multipliers, plan, loop or anything of this rep
 layers, all logits at once, torch's cross-entropy, torch's fused AdamW on one group.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

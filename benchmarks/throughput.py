@@ -19,8 +19,6 @@ step. Where kernels take much less than a free step, launches decide. The step o
 torchtitan is another architecture's: it is not compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import itertools
@@ -77,8 +75,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def measure(case: harness.Case) -> dict[str, Any]:
     """Runs one case in this process."""
-    kinds = {"matmul": measure_matmul, "nanolm_c4": measure_nanolm, "plain": measure_plain}
-    return kinds[case.get("implementation", "matmul")](case)
+    if "implementation" not in case:
+        return measure_matmul(case)
+    watch = Stopwatch(case)
+    try:
+        {"nanolm_c4": train_nanolm, "plain": train_plain}[case["implementation"]](case, watch)
+    except Stopwatch.Done:
+        return watch.result
+    raise RuntimeError("the run ended before enough steps were timed")
 
 
 class Stopwatch:
@@ -152,18 +156,12 @@ class _TensorPeak:
         return (self.live + max(0, *sizes)) / 2**20
 
 
-def measure_nanolm(case: harness.Case) -> dict[str, Any]:
+def train_nanolm(case: harness.Case, watch: Stopwatch) -> None:
     """A run of nanolm_c4 on random rows, timed where the loop asks for the number of targets."""
     from training import loop
 
-    watch = Stopwatch(case)
-    task = build_task(case, watch.tick)
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            loop.train(task, Path(folder))
-        except Stopwatch.Done:
-            return watch.result
-    raise RuntimeError("the run ended before enough steps were timed")
+        loop.train(build_task(case, watch.tick), Path(folder))
 
 
 def build_task(case: harness.Case, tick: Callable[[], None], **changes: Any) -> Any:
@@ -228,14 +226,13 @@ def _random_rows(case: harness.Case) -> list[Any]:
     return [(row[:-1], row[1:]) for row in rows]
 
 
-def measure_plain(case: harness.Case) -> dict[str, Any]:
+def train_plain(case: harness.Case, watch: Stopwatch) -> None:
     """The plain GPT on the same rows."""
     import torch
 
     from benchmarks.plain_gpt import PlainGPT, train
 
     rows = _random_rows(case)
-    watch = Stopwatch(case)
 
     def batches() -> Iterator[Any]:
         for step in itertools.count():
@@ -246,17 +243,8 @@ def measure_plain(case: harness.Case) -> dict[str, Any]:
     heads = case["width"] // case["head_dim"]
     model = PlainGPT(case["vocab"], case["context"], case["layers"], heads, case["width"])
     mode = MODES[case["mode"]]
-    try:
-        train(
-            model,
-            batches(),
-            bf16=mode["precision"] == "bf16",
-            compiled=mode["compile"],
-            device=case["device"],
-        )
-    except Stopwatch.Done:
-        return watch.result
-    raise RuntimeError("unreachable: the batches never end")
+    how = {"bf16": mode["precision"] == "bf16", "compiled": mode["compile"]}
+    train(model, batches(), **how, device=case["device"])
 
 
 def measure_matmul(case: harness.Case) -> dict[str, Any]:
@@ -285,10 +273,7 @@ def cases(args: argparse.Namespace) -> list[harness.Case]:
     keys += ("optimizer", "free")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
     grid = itertools.product(args.widths, args.modes, IMPLEMENTATIONS)
-    return [
-        {**shared, **case}
-        for case in ({}, *(dict(zip(KEYS, values, strict=True)) for values in grid))
-    ]
+    return [shared, *({**shared, **dict(zip(KEYS, values, strict=True))} for values in grid)]
 
 
 def summarise(
@@ -332,14 +317,10 @@ def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         plain = found.get((width, mode, "plain"))
         if implementation == "plain" or plain is None:
             continue
-        result.append(
-            {
-                "width": width,
-                "mode": mode,
-                "speed": min(plain["ms_process_medians"]) / min(ours["ms_process_medians"]),
-                "peak": ours["tensors_mb"] / plain["tensors_mb"],
-            }
-        )
+        fastest = [min(row["ms_process_medians"]) for row in (plain, ours)]
+        peak = ours["tensors_mb"] / plain["tensors_mb"]
+        row = {"width": width, "mode": mode, "speed": fastest[0] / fastest[1], "peak": peak}
+        result.append(row)
     return result
 
 
@@ -360,13 +341,8 @@ def main() -> None:
         kind: statistics.median(result[kind] for result in matmul) for kind in ("fp32", "bf16")
     }
     rows = [summarise(case, results, ceiling) for case, results in training]
-    harness.show(
-        args,
-        args.device,
-        rows,
-        matmul_flops_per_second=ceiling,
-        comparisons=comparisons(rows),
-    )
+    more = {"matmul_flops_per_second": ceiling, "comparisons": comparisons(rows)}
+    harness.show(args, args.device, rows, **more)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ Fresh seeds are left out: they say prices, not words. The power of all seeds tog
 rule does what its word says. Runs whose losses the table has are not trained again.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import sys
@@ -195,17 +193,13 @@ def read(path: Path) -> dict[str, dict[Run, float]]:
 
 def write(path: Path, losses: dict[str, dict[Run, float]]) -> None:
     """The same, with a digit beyond what a seed's spread lets matter."""
-    rows: dict[tuple[str, int, float], list[str]] = {}
+    rows: dict[tuple[Any, ...], list[str]] = {("rule", "width", "octave"): ["losses by seed"]}
     for rule, of in losses.items():
         for run in sorted(of):
             rows.setdefault((rule, run.width, run.octave), []).append(f"{of[run]:.5f}")
     with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(
-            [
-                ("rule", "width", "octave", "losses by seed"),
-                *((*key, *of) for key, of in rows.items()),
-            ]
-        )
+        lines = ((*key, *cells) for key, cells in rows.items())
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from param_groups.rules.dinan import Dinan
 from param_groups.rules.everett import Everett
 from param_groups.rules.horizon import Horizon, timescale
 from param_groups.rules.muon import Muon
-from param_groups.rules.tied import Tied
 from param_groups.rules.tuned import Tuned, initial_stds
-from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows
+from param_groups.rules.wrappers import CompleteP, Decay, Depth, EpsFollows, Tied
 from param_groups.schedules import guard, schedule
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for

@@ -174,8 +174,7 @@ def tracing(args: argparse.Namespace) -> str:
     from param_groups.model.trace import traced
 
     if args.target.partition(":")[0] not in ("hf", "timm"):
-        task = command.load_function(Path(args.target), "task(width, seed)", "a Check")
-        return str(command.trace_of(task, WIDTHS))
+        return str(command.trace_of(command.task_of(Path(args.target)), WIDTHS))
     batch = stock.batch_of(args.target, seed=0)
     build = lambda width: stock.build(args.target, width)
     return str(traced(build, lambda model: stock.loss_of(model, batch), WIDTHS))

@@ -61,13 +61,6 @@ def make(
     return text, list(files)
 
 
-def _list() -> None:
-    for name in names():
-        title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-        preset = preset_of(name).removeprefix("_")
-        print(f"{name:<31} {f'Preset {preset}: ' if preset else ''}{title}")
-
-
 def _draw(args: argparse.Namespace) -> None:
     for name in names() if args.all else [find(args.name)]:
         if args.all:
@@ -99,7 +92,10 @@ def _figures(argv: Sequence[str]) -> None:
     if args.help:
         print(load(find(args.name)).__doc__ if args.name else parser.format_help())
     elif args.list:
-        _list()
+        for name in names():
+            title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+            preset = preset_of(name).removeprefix("_")
+            print(f"{name:<31} {f'Preset {preset}: ' if preset else ''}{title}")
     else:
         _draw(args)
 

@@ -4,10 +4,12 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 
 from plots import style, tables
 from plots.catalogue import drawings, load, one_line, preset_of, shipped
@@ -95,42 +97,44 @@ class Card(NamedTuple):
     """One article of the page, and its verdicts by kind."""
 
     name: str
-    html: str
+    html: Markup
     counts: Mapping[str, int] = {}
 
 
 def figure_card(name: str, source: Inputs) -> Card:
     """A figure: pictures, claims, findings, and where the numbers are from."""
-    module = load(name)
-    title, caption = _words(module.__doc__ or name)
-    preset = preset_of(name).replace("_", "preset ")
-    head = _head(name, title, "your results" if source.own else preset)
+    module, preset = load(name), preset_of(name)
+    whole, caption = _words(module.__doc__ or name)
+    title, _, place = whole.partition(" (")
+    words = {"name": name, "title": title, "place": place.rstrip(")"), "caption": caption}
+    words["mark"] = "your results" if source.own else preset.replace("_", "preset ")
+    template = PAGES.get_template("article.html")
     try:
         with one_line(source.paths if source.own else ()):
             data = module.read(source.paths)
             lines = list(module.findings(data))
-            pictures = "".join(
-                _picture(stem, item, title, caption)
-                for stem, item in drawings(name, data, source.paths)
-            )
+            pictures = [_picture(*one) for one in drawings(name, data, source.paths)]
     except TableError as error:  # a sweep that has not come far enough, say
-        body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
-        return Card(name, _article(name, head + body))
+        return Card(name, Markup(template.render(words, problem=str(error))))
     findings = [line for line in lines if isinstance(line, Finding)]
     counts = Counter(kind(finding.verdict) for finding in findings)
     header = getattr(module, "HEADER", HEADER)
-    notes = [line for line in lines if not isinstance(line, Finding) and line != header]
+    others = [line for line in lines if not isinstance(line, Finding) and line != header]
     rows = [provenance(path) for path in source.paths]
-    body = (
-        f'{head}<div class="look"><div class="pictures">{pictures}'
-        f'<p class="caption">{escape(caption)}</p></div>{_facts(name, source, counts, rows)}</div>'
-        f"{_findings(name, findings, header.split())}{_notes(notes, bool(findings))}{_made(rows)}"
+    html = template.render(
+        words,
+        whole_title=whole,
+        pictures=pictures,
+        claims=[one for one in claims() if one.entry["figure"] == name.removesuffix(preset)],
+        counts=counts,
+        rows={row["sweep"]: row for row in rows}.values(),
+        commands=source.commands,
+        columns=(*header.split()[:3], "verdict"),
+        findings=findings,
+        notes=[line for other in others for line in str(other).splitlines()],
+        tables=rows,
     )
-    return Card(name, _article(name, body), counts)
-
-
-def _article(name: str, body: str) -> str:
-    return f'<article id="{anchor(name)}">{body}</article>'
+    return Card(name, Markup(html), counts)
 
 
 def anchor(name: str) -> str:
@@ -145,110 +149,28 @@ def _words(doc: str) -> tuple[str, str]:
     return first.rstrip("."), " ".join(caption)
 
 
-def _head(name: str, title: str, badge: str) -> str:
-    plain, _, place = title.partition(" (")
-    mark = f'<span class="own">{badge}</span>' if badge else ""
-    above = f'<p class="place">{escape(place.rstrip(")") or name)}{mark}</p>'
-    link = f'<a class="anchor" href="#{anchor(name)}" aria-label="Link to this figure">#</a>'
-    return f"{above}<h3>{escape(plain)} {link}</h3>"
-
-
-def _picture(stem: str, item: Any, title: str, caption: str) -> str:
+def _picture(stem: str, item: Any) -> dict[str, Any]:
     """A figure as a lossless WebP image inside the page."""
     wide, high = (round(inches * SHOWN) for inches in item.get_size_inches())
     (image,) = style.files(item, stem, DPI, {"webp": {"pil_kwargs": {"lossless": True}}}).values()
-    shown, data = stem.replace("_", " "), base64.b64encode(image).decode()
-    return (
-        f'<label class="picture"><input type="checkbox" aria-label="Enlarge {escape(shown)}"><img '
-        f'src="data:image/webp;base64,{data}" width="{wide}" height="{high}" '
-        f'alt="{escape(f"{shown}: {title}. {caption}")}" data-stem="{escape(stem)}"></label>'
-    )
+    data = base64.b64encode(image).decode()
+    shown = stem.replace("_", " ")
+    return {"stem": stem, "shown": shown, "wide": wide, "high": high, "data": data}
 
 
-def _formulas(words: str) -> str:
+def _formulas(words: str) -> Markup:
     """A claim's alpha_A, W_Q and n^(-3/2) as they are set in a paper."""
-    words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
+    words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", str(escape(words)))
     for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
         words = words.replace(plain, set_)
     words = re.sub(r"\^(?:\(([^()]*)\)|(\d+))", r"<sup>\1\2</sup>", words)
-    return re.sub("<sup>[^<]*</sup>", lambda match: match[0].replace("-", "−"), words)
+    return Markup(re.sub("<sup>[^<]*</sup>", lambda match: match[0].replace("-", "−"), words))
 
 
-def _facts(name: str, source: Inputs, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
-    """The column beside the pictures: claims, verdicts, runs and commands."""
-    figure = name.removesuffix(preset_of(name))
-    own = [claim for claim in claims() if claim.entry["figure"] == figure]
-    words = "".join(
-        f'<p class="claim">{_formulas(claim.entry["claim"])}: <b>{claim.word}</b> '
-        f'<span class="where">{escape(claim.entry["where"])}</span></p>'
-        for claim in own
-    )
-    tally = "".join(
-        f"<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>"
-        for key in VERDICTS
-        if counts[key]
-    )
-    runs = {row["sweep"]: row["n"] for row in rows}
-    commands = "".join(
-        f'<code class="command">{escape(command).replace("/", "/<wbr>")}</code>'
-        for command in source.commands
-    )
-    return (
-        f'<aside class="facts"><h4>Claims, with all shipped tables</h4>'
-        f"{words or '<p>None is listed.</p>'}"
-        f'<h4>Measured here</h4><ul class="tally">'
-        f"{tally or '<li>Numbers without a verdict, listed below.</li>'}</ul>"
-        f"<h4>Runs</h4><p>{escape('; '.join(f'{key}: {n}' for key, n in runs.items()))}</p>"
-        f"<h4>Made by</h4>{commands}</aside>"
-    )
-
-
-def _badge(key: str, words: str) -> str:
-    return (
-        f'<span class="badge {key}"><span aria-hidden="true">{VERDICTS[key][0]}</span> '
-        f"{escape(words)}</span>"
-    )
-
-
-def _findings(name: str, findings: Sequence[Finding], columns: Sequence[str]) -> str:
-    """The table of findings."""
-    if not findings:
-        return ""
-    rows = "".join(
-        f'<tr data-kind="{kind(finding.verdict)}"><td>{escape(finding.name)}</td>'
-        f'<td data-label="measured">{escape(finding.measured)}</td>'
-        f'<td data-label="{columns[2]}">{escape(finding.published)}</td><td data-label="verdict">'
-        f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
-        for finding in findings
-    )
-    return _table(f"Findings of {name}", (*columns[:3], "verdict"), rows, ' class="findings"')
-
-
-def _table(label: str, heads: Iterable[str], rows: str, kind: str = "") -> str:
-    """Rows under their heads, which a reader may scroll."""
-    heads = "".join(f'<th scope="col">{word}</th>' for word in heads)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
-        f"<table{kind}><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _notes(notes: Sequence[str], beside: bool) -> str:
-    """What the findings rest on; where a figure has no verdicts, its numbers."""
-    lines = [line for note in notes for line in str(note).splitlines()]
-    if not lines:
-        return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    words = f"What these numbers rest on ({len(lines)})" if beside else "Measured"
-    opened = "" if beside and len(lines) > 4 else " open"
-    return f'<details class="notes"{opened}><summary>{words}</summary><ul>{items}</ul></details>'
-
-
-def _made(rows: Sequence[dict[str, str]]) -> str:
-    """Tables, runs, commit and machine."""
-    cells = (
-        "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
-        for row in rows
-    )
-    body = _table("Tables", rows[0], "".join(f"<tr>{row}</tr>" for row in cells))
-    return f'<details class="made"><summary>Tables, runs and commit</summary>{body}</details>'
+PAGES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+PAGES.globals |= {"anchor": anchor, "formulas": _formulas, "kind_of": kind, "verdicts": VERDICTS}

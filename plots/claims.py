@@ -17,8 +17,6 @@ as large sizes.
 *Prepared*: the sweep that would decide, and has not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

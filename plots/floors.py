@@ -1,7 +1,5 @@
 """Power laws with an irreducible term: loss, or best rate, against size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,15 +76,8 @@ def irreducible_power_law(
     scatter = math.sqrt(float(residual @ residual) / (len(y) - 3))
     errors = per_sigma * np.fmax(scatter, noise)
     floor, amplitude, exponent = map(float, found)
-    return IrreduciblePowerLaw(
-        unit * floor,
-        unit * amplitude,
-        exponent,
-        unit * float(errors[0]),
-        float(errors[2]),
-        scale,
-        len(sizes),
-    )
+    own = unit * float(errors[0]), float(errors[2])
+    return IrreduciblePowerLaw(unit * floor, unit * amplitude, exponent, *own, scale, len(sizes))
 
 
 def _start(x: Floats, y: Floats) -> Floats:

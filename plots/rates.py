@@ -1,7 +1,5 @@
 """Learning-rate sweeps of a table: optimum, lowest loss and noise at every width."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,8 +132,7 @@ def rate_sweeps(
 
 
 def _judged(runs: BySeed, fresh: BySeed, best: float) -> tuple[str, dict[int, float]]:
-    """(which seeds judge the best rate, their losses): fresh ones, where there are any; else every
-    seed at the rate that the others choose; else those that choose it."""
+    """(which seeds judge the best rate, a key of JUDGES, and their losses)."""
     if best in fresh:
         return "fresh", dict(fresh[best])
     if chosen := chosen_by_others(runs):
@@ -282,9 +279,7 @@ def noise_line(table: pd.DataFrame, symbol: str = "D") -> str:
 
 
 def _judges(lines: Lines, symbol: str) -> list[str]:
-    """Which seeds judge the best rates; if each seed is judged at the others' choice, how far that
-    loss lies above the lowest mean; which judging runs diverged. Single rates were not chosen.
-    """
+    """Which seeds judge the best rates, and which of their runs diverged; one rate is no choice."""
     kinds: dict[str, list[RateSweep]] = {}
     lost: dict[str, list[int]] = {}
     for names, line in lines.items():

@@ -9,15 +9,13 @@ your own results where --results has all tables it needs, from the shipped ones 
 """
 
 import argparse
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from plots import style
-from plots.cards import VERDICTS, Card, anchor, figure_card, inputs
+from plots.cards import PAGES, Card, figure_card, inputs
 from plots.catalogue import names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
@@ -26,7 +24,6 @@ from training.files import write_bytes, write_text
 
 # Of the words of claims, in their order.
 COLORS = (style.GREEN, style.SKY, style.ORANGE, style.PINK, style.VERMILION, "0.72", "0.9")
-TEMPLATE = Path(__file__).with_suffix(".html")
 PAPERS = {
     "everett": (
         "Everett et al.",
@@ -53,62 +50,18 @@ PAPERS = {
 
 def page(made: Sequence[Card]) -> str:
     """The whole page: contents, overview, papers and their articles."""
-    contents, rows, parts = "", "", ""
-    for paper, (short, long, question) in PAPERS.items():
-        listed = [card for card in made if card.name.partition("/")[0] == paper]
-        if not listed:
-            continue
-        inner = "".join(
-            f'<li><a href="#{anchor(card.name)}">'
-            f"{escape(card.name.rpartition('/')[2].replace('_', ' '))}</a></li>"
-            for card in listed
-        )
-        contents += f'<li><a href="#{paper}">{escape(short)}</a><ul>{inner}</ul></li>'
-        rows += _overview(paper, short, listed)
-        parts += (
-            f'<section id="{paper}"><header class="paper"><h2>{escape(short)}</h2>'
-            f'<p class="long">{escape(long)}</p><p>{escape(question)} {_answer(paper)}</p></header>'
-            + "".join(card.html for card in listed)
-            + "</section>"
-        )
-    chips = "".join(
-        f'<label class="badge {key}"><input type="checkbox" id="{key}" checked> '
-        f'<span aria-hidden="true">{sign}</span> {escape(words)}</label>'
-        for key, (sign, words) in VERDICTS.items()
-    )
-    filled = {
-        "contents": contents,
-        "overview": rows,
-        "chips": chips,
-        "articles": parts,
-        "commit": escape(git("rev-parse", "--short=10", "HEAD") or "outside of a repository"),
-        "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
-        "figures": str(len(made)),
-    }
-    text = TEMPLATE.read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: filled[match[1]], text)
-
-
-def _answer(paper: str) -> str:
-    """How many of a paper's claims are reproduced, and what became of the others."""
-    own = [one for one in claims() if one.entry["figure"].partition("/")[0] == paper]
-    own = [claim for claim in own if claim.paper in OF_THE_PAPERS]
-    return f"{tally(own)}." if own else ""
-
-
-def _overview(paper: str, short: str, listed: Sequence[Card]) -> str:
-    """A paper's row: figures, findings by verdict, and these as a bar."""
-    total = sum((Counter(card.counts) for card in listed), Counter())
-    bar = "".join(
-        f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
-        for key, (_, words) in VERDICTS.items()
-        if total[key]
-    )
-    cells = "".join(f"<td>{total[key] or ''}</td>" for key in VERDICTS)
-    return (
-        f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th><td>{len(listed)}</td>'
-        f'{cells}<td><div class="bar" role="img" aria-label="{sum(total.values())} findings">'
-        f"{bar}</div></td></tr>"
+    papers = []
+    for paper, words in PAPERS.items():
+        if cards := [card for card in made if card.name.startswith(f"{paper}/")]:
+            own = [one for one in claims() if one.entry["figure"].startswith(f"{paper}/")]
+            own = [one for one in own if one.paper in OF_THE_PAPERS]
+            total = sum((Counter(card.counts) for card in cards), Counter())
+            papers.append((paper, *words, f"{tally(own)}." if own else "", cards, total))
+    return PAGES.get_template("report.html").render(
+        papers=papers,
+        commit=git("rev-parse", "--short=10", "HEAD") or "outside of a repository",
+        findings=f"{sum(sum(card.counts.values()) for card in made):,}",
+        figures=len(made),
     )
 
 

@@ -8,8 +8,6 @@ longer interval of two: from the points' own errors, if all are known, and from 
 the line. More scatter than the errors explain says that the law is none, not how sure its power is.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +85,8 @@ def power(
             lines = np.outer(parts @ weights, x - x.mean()) + parts.mean(axis=1, keepdims=True)
             explained, freedom = float(freedom * (parts - lines).var(axis=0).sum()), freedom * free
     known = {name: one for name, one in errors.items() if math.isfinite(one[0])}
-    longest = max(known.values(), key=_interval, default=(math.nan, None))
+    reach = lambda one: one[0] * Estimate(0.0, one[0], freedom=one[1]).reach  # of 95 %
+    longest = max(known.values(), key=reach, default=(math.nan, None))
     error, of_error = known.get("seeds", longest)
     slopes = zip(sizes[1:], (np.diff(y) / step).tolist(), apart.tolist(), strict=True)
     return Power(
@@ -101,11 +100,6 @@ def power(
         errors={name: one[0] for name, one in known.items()},
         chance=_chance(float(residuals @ residuals), free, explained, freedom),
     )
-
-
-def _interval(one: tuple[float, float | None]) -> float:
-    """Half of the 95 % interval that a standard error with its degrees of freedom has."""
-    return one[0] * Estimate(0.0, one[0], freedom=one[1]).reach
 
 
 def _chance(squares: float, free: int, explained: float, freedom: float | None) -> float:

@@ -1,7 +1,5 @@
 """Result tables: where they are shipped, what every figure reads of one, means over seeds."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
@@ -128,6 +126,12 @@ def read_each(paths: Paths, sources: Mapping[str, Sequence[str]], numbers=()) ->
         read(path, columns, source, numbers=numbers)
         for path, (source, columns) in zip(paths, sources.items(), strict=True)
     ]
+
+
+def read_rates(paths: Paths, known: Iterable[str]) -> pd.DataFrame:
+    """The one results.csv of a sweep over rates: the rows of known curves."""
+    (table,) = read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
+    return only(table, paths[0], CURVE, known)
 
 
 def expect(paths: Sequence[Path], *sources: str) -> None:
@@ -259,13 +263,13 @@ def origin(path: Path) -> dict[str, Any]:
     return {"sweep": f"{folder.parent.name}/{folder.name}"} if known else {}
 
 
-def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
+def facts(paths: Sequence[Path]) -> list[str]:
     """What a figure of these tables rests on: the sweeps with their presets, the data and the
     number of seeds, as far as the tables and the JSON files beside them say so."""
     origins = [origin(path) for path in paths]
     sweeps = [_named(one["sweep"]) for one in origins if "sweep" in one]
     data = [str(one["data"]) for one in origins if "data" in one]
-    counts = [_replicas(path) for path in paths if counted]
+    counts = map(_replicas, paths)
     of, on = (" and ".join(dict.fromkeys(words)) for words in (sweeps, data))
     conditions = (f"only {condition}" for condition in _conditions)
     return [*filter(None, (of, *conditions, on)), *[*filter(None, counts)][:1]]

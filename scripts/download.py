@@ -3,8 +3,6 @@
 python -m scripts.download c4|cifar5m|imagenet|bart [--shards N] [--archives FOLDER] [--text FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -10,9 +10,8 @@
 resumes from its newest checkpoint. See sweeps/README.md.
 """
 
-from __future__ import annotations
-
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from sweeps import cost, pool
 from sweeps.driver import Driver
 from sweeps.pool import CARDS
 from sweeps.progress import duration, on_a_core, say, status
-from sweeps.request import LoadedFile, is_override, preset_of
+from sweeps.request import LoadedFile, preset_of
 from sweeps.search import SearchWork
 from sweeps.study import Search, load_search
 from sweeps.sweep import SweepWork, Work, of_other_commits, recall
@@ -41,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     # Overrides may stand anywhere; argparse gives some of them to the list before.
-    changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
+    words = [*args.file, *(args.curves or ()), *rest]
+    changes = [w for w in words if "=" in w and not (w.startswith("-") or os.path.exists(w))]
     files = [w for w in [*args.file, *rest] if w not in changes and not w.startswith("-")]
     unknown = [w for w in rest if w.startswith("-")]
     if unknown or not files:

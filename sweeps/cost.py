@@ -10,8 +10,6 @@ memory of a step of each size on fake tensors, on as many GPUs as the file gives
 cards hold it, in seconds per size. What other sweeps have yet to find is assumed, and named.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import textwrap

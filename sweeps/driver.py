@@ -6,8 +6,6 @@ with the end of its log, while the rest goes on. Failures are counted in this pr
 command, started again, tries such runs again.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from collections import Counter

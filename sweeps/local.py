@@ -4,8 +4,6 @@ A thread for each run at a time has a pool of one process, so that a killed proc
 run only. It imports torch once and serves one run after another on its GPUs.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -8,8 +8,6 @@ A cluster that is started here requires a token from every client and node (RAY_
 turns this off). Ray's usage statistics are off.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

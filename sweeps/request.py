@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -113,11 +112,6 @@ def read_manifest(path: Path) -> list[dict[str, Any]]:
 def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
     """What a sweep or search file says under a preset."""
     return apply_preset(read_file(file), preset, str(file))
-
-
-def is_override(word: str) -> bool:
-    """Whether a word of the command line is key=value, and neither an option nor a file."""
-    return "=" in word and not word.startswith("-") and not os.path.exists(word)
 
 
 def folder_of(file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()) -> Path:

@@ -1,7 +1,5 @@
 """What is under way: runs, their results, and the runs that rules ask for next."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import shutil

@@ -3,8 +3,6 @@
 A command for some curves or runs keeps what the tables say of the others.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -10,8 +10,6 @@ starts, as torchrun, accelerate and srun do. The processes save and end when tha
 is how they are told to stop and also what happens when the process that started them dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -152,13 +150,13 @@ def _outcome_of(error: Exception, run_dir: Path) -> Outcome:
     return {"error": "failed", "message": message, "tail": log_tail(run_dir)}
 
 
-def log_tail(run_dir: Path, lines: int = 5) -> str:
-    """The last lines of a run's log."""
+def log_tail(run_dir: Path) -> str:
+    """The last five lines of a run's log."""
     try:
         text = (run_dir / "log.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-5:])
 
 
 @contextlib.contextmanager

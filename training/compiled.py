@@ -4,8 +4,6 @@ A CPU runs what is written, operation by operation: its caches hold what stands 
 and a compiled form rounds otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

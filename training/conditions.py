@@ -1,7 +1,5 @@
 """A condition of a command line, such as --where 'model.width<=256': a key, a sign and a value."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable

@@ -5,8 +5,6 @@ text. Validation is pydantic's; this module turns its findings into one line tha
 and the key, and adds the nearest valid name. What every run has is in `training.settings`.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

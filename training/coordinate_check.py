@@ -21,8 +21,6 @@ Exit code: 0; 1 if a verdict is bad; 2 for a mistake in the command or the confi
 depends on what was not judged.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -156,11 +154,7 @@ def _loss_through_logits(task: Task, batch: Any) -> Callable[[nn.Module, Any], t
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module for its exit codes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m training.coordinate_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser_of("python -m training.coordinate_check", __doc__)
     add = parser.add_argument
     add("experiment", help="experiment folder; files and stock models: param-groups check --help")
     add("config", type=Path, help="config of the experiment")

@@ -1,7 +1,5 @@
 """Mistakes that are the user's: shown as one line, without a traceback."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

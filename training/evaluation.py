@@ -1,7 +1,5 @@
 """Means over the evaluation samples, each counted once in all processes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Files and folders that are written whole or not at all, and locks on folders."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

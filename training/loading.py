@@ -1,7 +1,5 @@
 """Batches of a run, from data-loading processes that end with it."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import signal

@@ -1,7 +1,5 @@
 """What a run writes down: JSON lines, cut back to a checkpoint on resume, and its history."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

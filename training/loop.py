@@ -6,8 +6,6 @@ planned times one schedule factor, data order from (seed, step), divergence as a
 that resumes where it was stopped, however it was stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

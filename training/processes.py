@@ -1,7 +1,5 @@
 """The processes of one run: how many there are, and what only one of them may do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -243,7 +243,7 @@ class RunConfig(Section):
         return self.schedule.min_lr / self.optimizer.lr or self.schedule.floor
 
     @model_validator(mode="after")
-    def _floor_is_one_fraction(self) -> RunConfig:
+    def _schedule_fits(self) -> RunConfig:
         schedule, lr = self.schedule, self.optimizer.lr
         if schedule.floor and schedule.min_lr:
             raise ValueError("schedule.floor and schedule.min_lr say the same; keep one")
@@ -252,19 +252,15 @@ class RunConfig(Section):
                 f"schedule.min_lr {schedule.min_lr:g} is more than optimizer.lr {lr:g}; it is the "
                 "rate that the schedule ends with"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> RunConfig:
-        planned = self.schedule.steps
+        planned = schedule.steps
         if planned is not None and planned < self.training.steps:
             raise ValueError(
                 f"schedule.steps {planned} is less than training.steps {self.training.steps}; "
                 "raise it or leave it out"
             )
-        if self.schedule.warmup_steps > (planned or self.training.steps):
+        if schedule.warmup_steps > (planned or self.training.steps):
             raise ValueError(
-                f"schedule.warmup_steps {self.schedule.warmup_steps} is more than training.steps "
+                f"schedule.warmup_steps {schedule.warmup_steps} is more than training.steps "
                 f"{self.training.steps}; lower it"
             )
         return self

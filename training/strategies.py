@@ -31,16 +31,12 @@ class StrategyRunConfig(RunConfig):
     prescription: StrategyConfig
 
     @model_validator(mode="after")
-    def _the_paper_has_rates(self) -> StrategyRunConfig:
+    def _the_paper_has_it(self) -> StrategyRunConfig:
         if self.optimizer.name not in OPTIMIZERS:
             raise ValueError(
                 f"optimizer.name {self.optimizer.name}: Dinan et al. prescribe for adam and sgd "
                 "alone; use one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_has_its_s(self) -> StrategyRunConfig:
         named = self.prescription.strategy != "meta_principled"
         if named is not (self.prescription.s is None):
             raise ValueError(

@@ -1,7 +1,5 @@
 """summary.json: a run's outcome, its cost, and the environment it ran in."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """A run's curves elsewhere, by accelerate's trackers; metrics.jsonl stays the truth."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence

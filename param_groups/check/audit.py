@@ -34,9 +34,6 @@ Exit code: 0 where everything follows one rule; 1 where a tensor deviates, or ha
 something is not read, and for a mistake in the command or the file.
 """
 
-from __future__ import annotations
-
-import argparse
 import itertools
 import json
 import math
@@ -51,8 +48,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.check.command import TASK, function_of, load_module, with_rules
-from param_groups.check.measuring import Check, begun, pooled
+from param_groups.check.command import TASK, function_of, load_module, parser_of, with_rules
+from param_groups.check.measuring import begun, pooled
 from param_groups.check.nearest import (
     EXACT,
     Miss,
@@ -250,19 +247,16 @@ def _nested(value: object, depth: int) -> bool:
 
 def main(argv: Sequence[str]) -> None:
     """`param-groups audit ...`; see the module for its exit codes."""
-    parser = argparse.ArgumentParser(
-        prog="param-groups audit",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("file", type=Path, help="FILE.py with build(width[, depth])")
-    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--depths", type=int, nargs="+", help="scan the depth at the first width")
-    parser.add_argument("--rule", default="", metavar="NAME", help="that is meant, such as mup")
-    parser.add_argument("--step", action="store_true", help="take a step and compare its size")
-    parser.add_argument("--ignore", nargs="+", default=[], metavar="KEY", help="keys of groups")
-    parser.add_argument("--save", type=Path, help="write the numbers that are read")
-    parser.add_argument("--against", type=Path, help="compare with saved numbers instead of rules")
+    parser = parser_of("param-groups audit", __doc__)
+    add = parser.add_argument
+    add("file", type=Path, help="FILE.py with build(width[, depth])")
+    add("--widths", type=int, nargs="+", default=[64, 128, 256])
+    add("--depths", type=int, nargs="+", help="scan the depth at the first width")
+    add("--rule", default="", metavar="NAME", help="that is meant, such as mup")
+    add("--step", action="store_true", help="take a step and compare its size")
+    add("--ignore", nargs="+", default=[], metavar="KEY", help="keys of groups")
+    add("--save", type=Path, help="write the numbers that are read")
+    add("--against", type=Path, help="compare with saved numbers instead of rules")
     args = parser.parse_args(argv)
     sizes = sorted(set(args.depths or args.widths))
     if len(sizes) < 2 or sizes[0] < 1:
@@ -274,7 +268,10 @@ def main(argv: Sequence[str]) -> None:
     if hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
         task = with_rules(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: Layout(r.layout) for r in task.trace().readings if r.layout}
-        build = lambda width, *_: _drawn(task(width, 0))
+
+        def build(width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+            check = task(width, 0)
+            return check.model, begun(check, 0, decays=True)  # as its plan draws it
     else:
         build = function_of(module, args.file, *signature)
 
@@ -298,9 +295,7 @@ def main(argv: Sequence[str]) -> None:
 
     readings: Readings = {
         size: {
-            name: replace(
-                one, layout=layouts.get(name, one.layout) if one.shape[1:] else one.layout
-            )
+            name: replace(one, layout=layouts[name]) if name in layouts and one.shape[1:] else one
             for name, one in read(*built(size), args.ignore).items()
         }
         for size in sizes
@@ -330,16 +325,10 @@ def main(argv: Sequence[str]) -> None:
         for line in [*result.remarks, *(f"deviates: {line}" for line in lines)]:
             print(line)
         if lines or not result.unread:
-            free = (
-                "" if args.rule else "; whether it is the rule you mean is not judged: --rule NAME"
-            )
-            print(f"{len(lines)} deviations" if lines else f"every tensor follows it{free}")
+            meant = "; whether it is the rule you mean is not judged: --rule NAME"
+            whole = "every tensor follows it" + ("" if args.rule else meant)
+            print(f"{len(lines)} deviations" if lines else whole)
     for line in result.unread:
         print(f"not read: {line}")
     if lines or result.unread:
         raise Verdict(2 if result.unread else 1)
-
-
-def _drawn(check: Check) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A check's model as its plan draws it, with its optimiser."""
-    return check.model, begun(check, 0, decays=True)

@@ -90,13 +90,15 @@ def check_options(args: argparse.Namespace) -> None:
         raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
 
 
+def parser_of(prog: str, text: str | None) -> argparse.ArgumentParser:
+    """A command's parser, whose help is its module's docstring as it stands."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=prog, description=text, formatter_class=raw)
+
+
 def main(argv: Sequence[str]) -> None:
     """`param-groups check ...`; see the module for its exit codes."""
-    parser = argparse.ArgumentParser(
-        prog="param-groups check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("param-groups check", __doc__)
     parser.add_argument("target", help="FILE.py, hf:NAME or timm:NAME")
     parser.add_argument(
         "--rule", nargs="+", choices=stock.RULES, help="of a stock model (default mup standard)"
@@ -127,7 +129,7 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
-    return Target(with_rules(load_function(path, *TASK), widths), path.stem)
+    return Target(with_rules(task_of(path), widths), path.stem)
 
 
 def with_rules(task: Build, widths: Sequence[int]) -> Ruled:
@@ -161,16 +163,14 @@ def trace_of(task: Build, widths: Sequence[int]) -> Trace:
     return traced(lambda width: task(width, 0).model, run, sorted(widths)[:2])
 
 
-def load_function(path: Path, signature: str, returns: str) -> Callable[..., Any]:
-    """A function of a user's file, which may import modules beside it.
-
-    Raises CheckError for a file that is none, or without the function of this `signature`.
-    """
-    return function_of(load_module(path), path, signature, returns)
+def task_of(path: Path) -> Build:
+    """The task of a user's file; CheckError for a file that is none, or has none."""
+    return function_of(load_module(path), path, *TASK)
 
 
 def load_module(path: Path) -> ModuleType:
-    """A user's file, run once; CheckError for one that is no Python file."""
+    """A user's file, run once, which may import modules beside it; CheckError for one that is no
+    Python file."""
     if not (path.is_file() and path.suffix == ".py"):
         raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
@@ -241,7 +241,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
         "numbers": [asdict(one) for one in numbers],
         "slopes": [asdict(slope) for slope in powers],
     }
-    table, picture = folder / "coordinate_check.csv", folder / "coordinate_check.png"
+    table = folder / "coordinate_check.csv"
     write_table(table, Coordinate.__dataclass_fields__, map(astuple, measurement.points))
     write(folder / "coordinate_check.json", as_json(result))
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
@@ -252,14 +252,18 @@ def run(target: Target, args: argparse.Namespace) -> int:
     if measurement.silent:
         print(f"never called, not measured: {', '.join(measurement.silent)}")
     print(f"{slopes.summary(powers, numbers, left)}\ntable: {table}")
-    try:
-        from param_groups.check.figure import draw
-    except ImportError:
-        print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
-    else:
-        draw(measurement.points, result, picture)
-        print(f"figure: {picture}")
+    print(picture("draw", folder / "coordinate_check.png", measurement.points, result))
     return code
+
+
+def picture(draw: str, path: Path, *what: Any) -> str:
+    """Has a function of `figure` draw; the line that says where it is, or why there is none."""
+    try:
+        figure = importlib.import_module("param_groups.check.figure")
+    except ImportError:
+        return "no figure: matplotlib is not installed (pip install 'param-groups[check]')"
+    getattr(figure, draw)(*what, path)
+    return f"figure: {path}"
 
 
 def as_json(result: Mapping[str, Any]) -> str:

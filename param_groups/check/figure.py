@@ -1,7 +1,5 @@
 """The figures of the check, RMS against size for every module, and of the transfer of a rate."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Verdicts on numbers alone, before any training: a plan's, and those of an optimiser beside it."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

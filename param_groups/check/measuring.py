@@ -15,11 +15,8 @@ A model is trained for a few steps at several widths and seeds. The check record
   whether the batch has fewer directions than the width or more.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -292,8 +289,12 @@ def _measure_one(
     optimizer = begun(check, seed)
     batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.planned)
-    with _embedded(check) as ids:
+    rows_ = check.planned.rows if check.planned.prescription.get("tied") else ()
+    tied = [row.name for row in rows_ if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
+    tables = [name.rpartition(".")[0] for name in tied]  # which `Tied` makes the readout, too
+    with recording(model, tables, lambda t: t, inputs=True, of_reals=False) as embedded:
         first, inputs, gradients = _first_outputs(check, parts, batches[0])
+    ids = [one for calls in embedded.values() for one in calls]
     along = {name: g for name, g in gradients.items() if parts.get(name) == "logits"}
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     by_muon = {row.name: row.layout for row in check.planned.rows if row.optimizer == "muon"}
@@ -404,24 +405,6 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 
 
 # Outputs
-
-
-@contextmanager
-def _embedded(check: Check) -> Iterator[list[Tensor]]:
-    """Collects what a table that `Tied` makes the readout, too, is called with."""
-    rows = check.planned.rows
-    tied = [row.name for row in rows if row.tied_to and row.role == Role.TOKEN_EMBEDDING]
-    tables = tied if check.planned.prescription.get("tied") else []
-    ids: list[Tensor] = []
-    modules = [check.model.get_submodule(name.rpartition(".")[0]) for name in tables]
-    handles = [
-        module.register_forward_hook(lambda _, args, __: ids.extend(args[:1])) for module in modules
-    ]
-    try:
-        yield ids
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _first_outputs(

@@ -5,8 +5,6 @@ The rules are the papers' as the check knows them (`PAPERS`) and one rate for al
 its multipliers absorbed, in the forward pass, or the readout's alone there.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -214,21 +212,17 @@ def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss
     alike: dict[Alike, list[str]] = {}  # but for their initial values, which are random
     for name in numbers.names:
         alike.setdefault(_alike(name, numbers), []).append(name)
+    absorbed: Callable[[Promise], object] = lambda r: [(r.start[k], r.step[k]) for k in LAYERS]
     found: list[tuple[int, str, list[Miss]]] = []
     for form in meant:
-        homes = [form.kept]  # multipliers of what trains alike, each once
+        homes = [form.kept]  # multipliers of what is one rule once they are absorbed, each once
         for one in forms:
-            if one.kept not in homes and _trains_alike(one.rule, form.rule):
+            if one.kept not in homes and absorbed(one.rule) == absorbed(form.rule):
                 homes.append(one.kept)
         missed = [*_missed(form, homes, alike, numbers), *_starts(form, numbers)]
         weight = sum(9 if number == "lr" else 1 for _, number, _, _ in missed)
         found.append((weight, form.name, missed))
     return min(found, key=lambda one: one[0])[1:]
-
-
-def _trains_alike(one: Promise, other: Promise) -> bool:
-    """Whether two rules are one once their multipliers are absorbed."""
-    return all((one.start[k], one.step[k]) == (other.start[k], other.step[k]) for k in LAYERS)
 
 
 def _missed(

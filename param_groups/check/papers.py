@@ -4,8 +4,6 @@ Tensors are compared in the form without multipliers (Everett et al., B.2). Ther
 initial value goes as size^(-start), and the rate of multiplier times tensor as size^(-step).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

@@ -5,12 +5,10 @@ words, beside the numbers: a key whose meaning is not known, an optimiser of no 
 factor that a Muon of one's own multiplies rates by. `steps` has what one step tells.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -101,15 +99,9 @@ def read(
         if not param.numel():
             continue  # no entry is trained
         module, values = model.get_submodule(name.rpartition(".")[0]), param.detach().abs().double()
-        reading = Reading(
-            shape=tuple(param.shape),
-            layout=_layout(name, param, module),
-            optimizer="" if param.requires_grad else "frozen",
-            init=math.nan if param.is_meta else float(values.square().mean().sqrt()),
-            lr=0.0,
-            eps=0.0,
-            decay=0.0,
-        )
+        init = math.nan if param.is_meta else float(values.square().mean().sqrt())
+        held = "" if param.requires_grad else "frozen"
+        numbers, unread = (0.0, 0.0, 0.0), list[str]()
         if param.requires_grad and id(param) in owners:
             optimizer, number = owners[id(param)][0]
             kinds = [kind_of(o, o.param_groups[n], param) for o, n in owners[id(param)]]
@@ -119,16 +111,14 @@ def read(
             if kinds[0] == "adam" and "fallback_lr_scale" in group:
                 lr *= as_number(group["fallback_lr_scale"])
             factor, doubt = shape_factor(optimizer, group, param, kinds[0])
-            reading = replace(
-                reading,
-                optimizer=" and ".join(kinds),
-                lr=lr * factor,
-                eps=epsilon(group, param),
-                decay=lr * decay,  # no Muon known here decays by the rate of the shape
-                unread=tuple(dict.fromkeys([*unread, *doubt, *no_numbers(group)])),
-            )
-        odd = [f"{k} is {v}" for k in NUMBERS if not 0 <= (v := getattr(reading, k)) < math.inf]
-        readings[name] = replace(reading, unread=(*reading.unread, *odd))
+            held, unread = " and ".join(kinds), [*unread, *doubt, *no_numbers(group)]
+            # No Muon known here decays by the rate of the shape.
+            numbers = lr * factor, epsilon(group, param), lr * decay
+        every = zip(NUMBERS, (init, *numbers), strict=True)
+        odd = [f"{key} is {value}" for key, value in every if not 0 <= value < math.inf]
+        doubts = (*dict.fromkeys(unread), *odd)
+        layout = _layout(name, param, module)
+        readings[name] = Reading(tuple(param.shape), layout, held, init, *numbers, doubts)
     return readings
 
 

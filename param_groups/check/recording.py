@@ -1,7 +1,5 @@
 """Forward hooks that record what modules read and make, and the sizes that are taken of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +15,14 @@ def recording(
     keep: Callable[[Tensor], Tensor],
     *,
     inputs: bool = False,
+    of_reals: bool = True,
 ) -> Iterator[dict[str, list[Tensor]]]:
     """Collects the outputs, or inputs, of the named modules while it is open, one per call."""
     outputs: dict[str, list[Tensor]] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = _first_tensor(args if inputs else output)
+            tensor = _first_tensor(args if inputs else output, of_reals)
             if tensor is not None:
                 outputs.setdefault(name, []).append(keep(tensor))
 
@@ -37,14 +36,14 @@ def recording(
             handle.remove()
 
 
-def _first_tensor(output: Any) -> Tensor | None:
-    """The first tensor of real numbers in a module's output, which may be nested."""
+def _first_tensor(output: Any, of_reals: bool) -> Tensor | None:
+    """The first tensor, of real numbers or of any, in a module's output, which may be nested."""
     if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
+        return output if output.is_floating_point() or not of_reals else None
     values = output.values() if isinstance(output, Mapping) else output
     if not isinstance(output, (Mapping, list, tuple)):
         return None
-    return next((t for t in map(_first_tensor, values) if t is not None), None)
+    return next((t for v in values if (t := _first_tensor(v, of_reals)) is not None), None)
 
 
 def square(tensor: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ is decided where its 95 % interval leaves out the exponents next to the aim, two
 Then one of these passes as the aim in at most 2.5 % of cases, however large the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

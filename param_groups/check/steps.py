@@ -1,7 +1,5 @@
 """What one step tells of anybody's optimiser that its numbers do not: how large it is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

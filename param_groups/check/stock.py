@@ -5,8 +5,6 @@ A name is the model type of a Hugging Face config (hf:llama) or a model of timm'
 one width to the next where the model's width is; text of random tokens, noise for images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

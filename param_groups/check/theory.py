@@ -10,8 +10,6 @@ assumptions. The *prediction* is what theory says of the first steps. Where they
 assumes less alignment than there is at first (`exception`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -215,10 +213,6 @@ class PlanExponents:
         """Whether a tensor makes queries or keys."""
         return self.plans[self.sizes[0]][name].role in (Role.QUERY, Role.KEY)
 
-    def heads_grow(self) -> bool:
-        """Whether attentions have another head dimension at another size."""
-        return len({tuple(f.head_dim for f in plan.forward) for plan in self.plans.values()}) > 1
-
     def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
         """The power of the size in a factor of the forward pass; of attention's, times head_dim."""
         low, high = sizes or (self.sizes[0], self.sizes[-1])
@@ -282,7 +276,8 @@ def expected_gradient(
     names = [one for one in numbers.names if name in (one, one.rpartition(".")[0])]
     if not _is_steady(expected) or not names:
         return None
-    if any(map(numbers.attends, names)) and numbers.heads_grow():
+    heads = {tuple(one.head_dim for one in plan.forward) for plan in numbers.plans.values()}
+    if any(map(numbers.attends, names)) and len(heads) > 1:  # of another dimension elsewhere
         return None
     if expected.size == "depth":
         inside = any(numbers.powers(name).kind == "hidden" for name in names)

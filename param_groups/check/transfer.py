@@ -10,8 +10,6 @@ their best. The power of the width is the weighted line through the vertices; sc
 errors widens its error.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +20,7 @@ import numpy as np
 
 from param_groups import fits
 from param_groups.check.slopes import student
-from param_groups.fits import Floats, Optimum, PowerLaw
+from param_groups.fits import Optimum, PowerLaw
 
 # Powers of rules that work and of those that do not differ by halves: nearer to 0 than half of
 # that, a best rate stays.
@@ -245,14 +243,9 @@ def collapse(curves: Mapping[int, Sequence[Sequence[float]]]) -> tuple[float, fl
     Args:
         curves: width -> a curve of losses per seed, all of one length.
     """
-    scaled = {width: _scaled(np.array(of)) for width, of in curves.items()}
+    rows = {width: np.array(of) for width, of in curves.items()}
+    scaled = {w: (of - of[:, -1:]) / (of[:, :1] - of[:, -1:]) for w, of in rows.items()}
     between = np.array([of.mean(axis=0) for of in scaled.values()]).std(axis=0, ddof=1)
     alone = [of.var(axis=0, ddof=1) / len(of) for of in scaled.values() if len(of) > 1]
     within = math.sqrt(float(np.mean(alone))) if alone else math.nan
     return math.sqrt(float(np.mean(between**2))), within
-
-
-def _scaled(curves: Floats) -> Floats:
-    """From 1 at the start to 0 at the end; rows are curves."""
-    first, last = curves[:, :1], curves[:, -1:]
-    return (curves - last) / (first - last)

@@ -15,8 +15,6 @@ transfer.csv, transfer.json and, with matplotlib, transfer.png. Exit code: 0 the
 1 it moves, 2 undecided, or a mistake of yours.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools
@@ -36,8 +34,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from param_groups.check import transfer
-from param_groups.check.command import TASK, as_json, load_function, with_rules
+from param_groups.check import command, transfer
 from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import Check, CheckError, begun
 from param_groups.check.reading import read
@@ -54,11 +51,7 @@ EXIT = {STAYS: 0, MOVES: 1}
 
 def main(argv: Sequence[str]) -> None:
     """`param-groups transfer ...`; see the module for its exit codes."""
-    parser = argparse.ArgumentParser(
-        prog="param-groups transfer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser_of("param-groups transfer", __doc__)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE.py")
     add("--widths", type=int, nargs="+", required=True, help="two or more, the first is the base")
@@ -73,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     add("--out", type=Path, help="folder of the results (default transfer/NAME)")
     args = parser.parse_args(argv)
     grid = _grid(args)
-    load_function(args.file, *TASK)  # a mistake in the file, before processes start
+    command.task_of(args.file)  # a mistake in the file, before processes start
     out: Path = args.out or Path("transfer") / args.file.stem
     settings = {
         "file": _digest(args.file),
@@ -236,7 +229,7 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     """
     torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = with_rules(load_function(args.file, *TASK), args.widths)
+    task = command.with_rules(command.task_of(args.file), args.widths)
 
     def built(width: int) -> Check:  # with initial values and dropout that follow the seed
         torch.manual_seed(run.seed)
@@ -367,12 +360,6 @@ def _write(
         "collapse": collapse,
         **asdict(answer),
     }
-    write(out / "transfer.json", as_json(result))
-    places = [f"table: {out / 'transfer.csv'}"]
-    try:
-        from param_groups.check.figure import draw_transfer
-    except ImportError:
-        no = "no figure: matplotlib is not installed (pip install 'param-groups[check]')"
-        return [*places, no]
-    draw_transfer(answer, out / "transfer.png")
-    return [*places, f"figure: {out / 'transfer.png'}"]
+    write(out / "transfer.json", command.as_json(result))
+    drawn = command.picture("draw_transfer", out / "transfer.png", answer)
+    return [f"table: {out / 'transfer.csv'}", drawn]

@@ -4,8 +4,6 @@ The FILE runs in a process of its own. A verdict is what that has written down, 
 errors; one that ends before (`os._exit`, a signal) gives exit code 2 and one line.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

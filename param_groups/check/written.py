@@ -1,7 +1,5 @@
 """What a command writes: a file is whole or as it was, and an error names it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

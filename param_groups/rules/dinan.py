@@ -1,7 +1,5 @@
 """Dinan, Yaida & Zhang 2023: standard runs and the meta-principled family, for AdamW and SGD."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -18,7 +18,7 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 from param_groups.families import SHIFT
@@ -102,16 +102,10 @@ class Alignment:
         alpha_readout: Number | None = None,
         u_readout: Number | None = None,
     ) -> None:
-        given = {
-            "alpha": alpha,
-            "omega": omega,
-            "u": u,
-            "omega_readout": omega if omega_readout is None else omega_readout,
-            "alpha_readout": alpha if alpha_readout is None else alpha_readout,
-            "u_readout": u if u_readout is None else u_readout,
-        }
-        for name, value in given.items():
-            exact = fraction(value)
+        pairs = (omega_readout, omega), (alpha_readout, alpha), (u_readout, u)
+        readout = (common if own is None else own for own, common in pairs)
+        for key, value in zip(fields(self), (alpha, omega, u, *readout), strict=True):
+            name, exact = key.name, fraction(value)
             if not 0 <= exact <= 1:
                 raise PlanError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
             object.__setattr__(self, name, exact)

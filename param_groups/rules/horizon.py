@@ -7,8 +7,6 @@
 With b = batch / base batch and d = tokens / base tokens, a run has d / b times the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple

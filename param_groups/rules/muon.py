@@ -1,7 +1,5 @@
 """Muon for hidden matrices, as a prescription around a rule for Adam."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

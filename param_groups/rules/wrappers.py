@@ -1,4 +1,4 @@
-"""Prescriptions around a prescription: depth, epsilon, decay, a tuned recipe, Muon.
+"""Prescriptions around a prescription: depth, epsilon, decay, a tie, a tuned recipe, Muon.
 
     rule = Everett("mup", width=1024, base_width=256)   # Table 1
     rule = Depth(rule, depth=32, base_depth=4)          # branches r^-alpha, rates r^(alpha - 1)
@@ -13,8 +13,6 @@ that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(ru
 Horizon(rule, ...), batch and tokens, goes around all others (`rules.horizon`). Two of a kind are
 refused, and so is a Depth around a rule with a depth of its own.
 """
-
-from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ from param_groups.quantities import (
     check_sizes,
     python_number,
 )
-from param_groups.roles import Layout, PlanError, choose
+from param_groups.roles import Layout, PlanError, Role, choose
 from param_groups.rules.everett import Everett
 
 
@@ -327,6 +325,47 @@ class Decay(Compared):
         if not self.exponent or facts.kind not in ("hidden", "readout"):
             return numbers
         return replace(numbers, decay=numbers.decay * float(self.ratio(tensor) ** self.exponent))
+
+
+@dataclass(frozen=True)
+class Tied(Compared):
+    """The embedding's numbers for a tensor that embeds and reads out, and logits times b / n.
+
+    Under muP an embedding starts with entries of order one and changes by as much per step. Read
+    out by it, logits are sums over the width n of products that all point one way: that of a
+    position's own token starts at n. Times b / n, b the base width, they are of order one at the
+    start, and so are their changes. The model applies the factor, where the readout's module or a
+    hook of it returns the logits, so that a check sees them.
+
+    Args:
+        rule: any prescription with a base width, Muon's too.
+        base_width: of a rule without one.
+
+    Raises:
+        PlanError: from a call, a tied tensor that is named by its readout; from a plan, a model
+            without one, and multipliers that are not absorbed, of which two layers need two.
+
+    Source: the shared readout of mup (Yang et al. 2022).
+
+    >>> from param_groups import Everett
+    >>> Tied(Everett("mup", 1024, 256)).forward().logit_multiplier
+    0.25
+    """
+
+    marks = {"tied": True}
+
+    def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
+        """The same: a tied tensor is an embedding in its model's rules."""
+        if tensor.reads_out and tensor.role is not Role.TOKEN_EMBEDDING:
+            raise PlanError(f"{tensor} is tied to an embedding: name it once, as token_embedding")
+        return numbers
+
+    def forward(self, size: Size | None = None) -> Forward:
+        """The rule's with a tie, and its factor on logits times b / n."""
+        size = size or self.size
+        inner = self.rule.forward(size)
+        factor = inner.logit_multiplier * self.base.width / size.width
+        return inner._replace(logit_multiplier=factor, ties=True)
 
 
 def CompleteP(

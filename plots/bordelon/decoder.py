@@ -106,13 +106,17 @@ def findings(data: Data) -> Report:
                 name = f"{place}gain of {factor:g} times {SYMBOLS[one]} minus that of "
                 yield gain.judged(name + SYMBOLS[other], *claim, 4)
     yield from _of_alpha(data)
-    yield from _of_kernels(data.kernels)
+    yield from observed.basis(data.kernels)
+    for kind, by in itertools.product(KINDS, SIZES):
+        for alpha in scans.alphas(data.kernels):
+            own = observed.pairs(data.kernels, kind, by, alpha)
+            yield observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: ")
+        yield from _across(data.kernels, kind, by)
     yield from scans.cut_lines(data.cut)
 
 
 def _of_alpha(data: Data) -> Report:
-    """What alpha_A = 1/2 gains, at equal size and so at equal FLOPs as well, beside the paper's two
-    claims of it; after N, whether growing N gains more at 1/2, as heads differ (section 3.2)."""
+    """What alpha_A = 1/2 gains at equal size and FLOPs; there N gains more, too (section 3.2)."""
     start = scans.base(data.results)
     for by in SIZES:
         one, half = (finals(data, by, alpha) for alpha in (1.0, 0.5))
@@ -134,19 +138,8 @@ def _of_alpha(data: Data) -> Report:
             yield gain.judged(name, "gains", "above 0", 4)
 
 
-def _of_kernels(kernels: pd.DataFrame) -> Report:
-    """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    yield from observed.basis(kernels)
-    for kind, by in itertools.product(KINDS, SIZES):
-        for alpha in scans.alphas(kernels):
-            own = observed.pairs(kernels, kind, by, alpha)
-            yield observed.aligned(own, kind, by, 1, f"{scans.alpha_name(alpha)}: ")
-        yield from _across(kernels, kind, by)
-
-
 def _across(kernels: pd.DataFrame, kind: str, by: str) -> Report:
-    """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
-    much it exceeds that of different seeds at one alpha_A."""
+    """Alignment of final kernels of other seeds across alpha_A, and minus that at one of them."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
     one, half = (
         {place: observed.centred(final) for place, (_, final) in of.items()}
@@ -188,8 +181,7 @@ def draw(data: Data) -> style.Drawn:
 
 
 def _steps(rows: pd.DataFrame, own: list[float]):
-    """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
-    alpha_A = 1/2 gains on equal seeds, which is too little to be seen across panels."""
+    """Figure 7a, and what alpha_A = 1/2 gains, which is too little to be seen across panels."""
     both = own == [1.0, 0.5]
     title = "(a) training loss"
     figure, axes = style.subplots(title, len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
@@ -213,8 +205,7 @@ def _steps(rows: pd.DataFrame, own: list[float]):
 
 
 def _flops(rows: pd.DataFrame, own: list[float]):
-    """Figure 12: training losses against FLOPs, a panel per scan; of both alpha_A the difference,
-    which is a hundredth of what the losses fall by."""
+    """Figure 12; of both alpha_A the difference, a hundredth of what the losses fall by."""
     both = own == [1.0, 0.5]
     words = r"loss at $\alpha_A$ = 1 minus that at 1/2" if both else "training loss"
     title = f"{words}, against compute"

@@ -101,9 +101,7 @@ def findings(data: Data) -> Report:
 
 
 def _of_losses(losses: pd.DataFrame) -> Report:
-    """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
-
-    The caption claims it at large L. No verdict while a curve's mean ends above chance."""
+    """What alpha_L = 1 gains at the same compute, claimed at large L; no verdict above chance."""
     last = losses[losses[STEP] == losses[STEP].max()]
     means = last.groupby([ALPHA_L, LAYERS])[EVAL_LOSS].mean()
     for alpha, own in means.groupby(level=ALPHA_L):
@@ -125,8 +123,7 @@ def _of_losses(losses: pd.DataFrame) -> Report:
 
 
 def _of_rates(tried: pd.DataFrame) -> Report:
-    """The same gain by seed with both alpha_L at their best eta_0 of every depth, where several
-    were run; an eta_0 is judged by seeds that did not choose it."""
+    """The same gain with both alpha_L at their best eta_0 of every depth, where several ran."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or tried[ALPHA_L].nunique() < 2:
         return
     whole = [complete(rows, SEED, ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]

@@ -51,16 +51,11 @@ def findings(losses: Losses) -> Report:
                 yield Finding(name, text)
                 continue
             both = gaps[[gaps.columns[0], name]].dropna().rename_axis(SEED).reset_index()
-            less = jackknife(both, SEED, _less)
+            fall = lambda of: abs(of.iloc[:, 1].mean()) - abs(of.iloc[:, 2].mean())
+            less = jackknife(both, SEED, fall)
             # The paper speaks of similar dynamics; that they come closer is ours.
             yield less.judged(name, "gains", "shrinks (ours)", text=text)
     yield from scans.cut_lines(losses.cut)
-
-
-def _less(part: pd.DataFrame) -> float:
-    """How much less a doubling changes than the first one did, in absolute value."""
-    first, last = part.iloc[:, 1].mean(), part.iloc[:, 2].mean()
-    return abs(first) - abs(last)
 
 
 def draw(losses: Losses) -> style.Drawn:

@@ -107,8 +107,7 @@ def findings(data: Data) -> Report:
 
 
 def _of_variance(rows: pd.DataFrame, figure: str) -> Report:
-    """Slope of the variance over heads against 1 - 2 alpha_A, before and after training; in rich
-    training that of the change of A, too."""
+    """Slopes of the variance over heads, and in rich training of the change of A."""
     rich = "rich training, " * (figure == RICH)
     for alpha in scans.alphas(rows):
         place = f"{rich}{scans.alpha_name(alpha)}: "
@@ -157,8 +156,7 @@ def draw(data: Data) -> style.Drawn:
 
 
 def _figure_2b(rows: pd.DataFrame, figure: str):
-    """A line per alpha_A, hollow before training, with the power that the paper's caption gives to
-    alpha_A = 1 after it; in rich training the change of A beside it."""
+    """A line per alpha_A, hollow before training; in rich training the change of A beside it."""
     title = "variance over heads" + ", rich training (ours)" * (figure == RICH)
     drawn, axes = style.subplots(title, 1, 1 + (figure == RICH), (4.6, 3.6))
     for alpha in scans.alphas(rows):
@@ -208,8 +206,7 @@ def _finish(axis, rows: pd.DataFrame) -> None:
 
 
 def _figure_13(rows: pd.DataFrame):
-    """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below. Each
-    panel's legend has the powers of N, next to those of theory where there are some."""
+    """Figure 13: k and A per optimiser, what W_Q and W_K cause above, all movement below."""
     optimizers = list(dict.fromkeys(optimizer for optimizer, *_ in cells(rows)))
     title = "movement of keys and attention logits; below panels: powers of N [theory]"
     figure, axes = style.subplots(title, 2, 2 * len(optimizers), (3.1, 2.9), sharex=True)

@@ -58,8 +58,7 @@ def findings(both: tuple[pd.DataFrame, pd.DataFrame]) -> Report:
 
 
 def _of_losses(metrics: pd.DataFrame) -> Report:
-    """4a: whether the final loss falls with H, and its spread over seeds. Runs at chance agree, as
-    they all do nothing, so that there is a verdict on the spread only of sizes that have learnt."""
+    """4a: the final loss by H, and its spread; runs at chance agree, as they all do nothing."""
     last = metrics[metrics[STEP] == metrics[STEP].max()]
     sizes = sorted(last[HEADS].unique())
     low, high = sizes[0], sizes[-1]
@@ -97,8 +96,7 @@ def shown_steps(distances: pd.DataFrame) -> list[int]:
 
 
 def _of_distances(distances: pd.DataFrame) -> Report:
-    """4b: the power of H at every step, and whether it weakens in training: whether the last one
-    is closer to zero than the earliest."""
+    """4b: the power of H at every step, and whether it is closer to zero at the last one."""
     steps = shown_steps(distances)
     distances = distances[distances[MEMBER] == 0]
     first, last = next((s for s in steps if s), steps[0]), steps[-1]

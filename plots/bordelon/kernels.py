@@ -90,8 +90,7 @@ def findings(data: Data) -> Report:
 
 
 def _scales(pairs: Pairs, kind: str) -> Report:
-    """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
-    the exponent with which it does."""
+    """How the initial kernel's scale falls with depth: branches add an amount of order 1/L."""
     places = [(size, seed, observed.scale(initial)) for (size, seed), (initial, _) in pairs.items()]
     rows = pd.DataFrame(places, columns=[LAYERS, SEED, VALUE])
     by_depth = rows.groupby(LAYERS)
@@ -153,8 +152,7 @@ def draw(data: Data) -> style.Drawn:
 
 
 def _attention(attention: pd.DataFrame):
-    """Figure 6d: the density over heads of A at one pair of tokens, a row per alpha_A, before and
-    after; a tick per head of all seeds, and Gaussian kernel estimates."""
+    """Figure 6d: A at one pair of tokens, a tick per head, and Gaussian estimates of densities."""
     from scipy.stats import gaussian_kde
 
     own = scans.alphas(attention)
@@ -185,8 +183,7 @@ def _attention(attention: pd.DataFrame):
 
 
 def _dynamics(rows: pd.DataFrame, loss: str, label: str):
-    """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan. Before
-    the first evaluation, Figure 8 shows what 6a cannot."""
+    """Figures 6a (test loss) and 8 (training loss, before the first evaluation, too)."""
     alpha = scans.alphas(rows)[0]
     title = "training loss" if loss == TRAIN_LOSS else "(a) test loss, from the first evaluation on"
     figure, axes = style.subplots(title, 1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)

@@ -16,7 +16,7 @@ from plots import naming, panels, rates, style, tables
 from plots.findings import HEADER, Finding, Report
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
-from plots.tables import CURVE, RATE, RESULTS, WIDTH, TableError
+from plots.tables import CURVE, WIDTH, TableError
 
 TABLES = ("dinan/ablations",)
 STANDARD, SCALED = "standard", "neural_tangent"
@@ -48,8 +48,7 @@ LOOKS = {
 
 def read(paths: tables.Paths) -> pd.DataFrame:
     """The table's runs, of one width."""
-    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
-    rows = tables.only(table, paths[0], CURVE, LABELS)
+    rows = tables.read_rates(paths, LABELS)
     if rows[WIDTH].nunique() > 1:
         choice = f"--where {WIDTH}={rows[WIDTH].min():g}"
         raise TableError(f"{paths[0]}: several widths; expected one: choose it with {choice}")

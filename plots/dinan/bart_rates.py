@@ -84,8 +84,7 @@ def findings(searched: Searched) -> Report:
 
 
 def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> Report:
-    """The best rate of the grid, the lowest point of the parabola around it in mapped units, the
-    loss there, and what a lower rate costs."""
+    """The best rate of the grid and by a parabola, the loss there, and what a lower rate costs."""
     best, n = sweep.best, len(sweep.chosen_from)
     power = float(RATE_EXPONENTS[strategy])
     rate = best.grid_value / sweep.width**power
@@ -115,8 +114,7 @@ def _optimum(searched: Searched, strategy: str, sweep: RateSweep, name: str) -> 
 
 
 def _parts(runs: pd.DataFrame, name: str) -> Report:
-    """How much of the final loss is infilling of what masks hide, and how much copying of what
-    stands in the input, in nats per target of its kind; of tables that say so."""
+    """What the final loss is of masked targets and of copied ones, per target of its kind."""
     infilling, share = searches.INFILLING
     if infilling in runs and len(runs):
         filled = (runs[infilling] / runs[share]).to_dict()
@@ -142,8 +140,7 @@ def _skipped(searched: Searched, rows: pd.DataFrame, name: str) -> Finding:
 
 
 def _between(both: list[RateSweep | None], width: int) -> Report:
-    """How far apart the two strategies' optima lie once they are mapped, and whether lowering the
-    rate costs the standard strategy more."""
+    """How far apart the mapped optima lie, and whether a lower rate costs standard more."""
     if None not in both:
         standard, scaled = (Estimate(math.log2(one.best.value), one.best.error) for one in both)
         gap = scaled - standard
@@ -161,8 +158,7 @@ def _between(both: list[RateSweep | None], width: int) -> Report:
 
 
 def _exponents(sweeps_of: Mapping[str, rates.Sweeps]) -> Report:
-    """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
-    what lambda leaves to tune and should not know the width."""
+    """The mapped optima's powers of n; neural-tangent's global rate should have none."""
     power = RATE_EXPONENTS["neural_tangent"]
     for strategy in STRATEGIES:
         fit = exponent(sweeps_of[strategy])
@@ -224,9 +220,7 @@ def _beside(every: Sequence[float], best: float | None) -> dict[float, Any]:
 
 
 def _draw_search(axis, searched: Searched, rows, sweep: RateSweep | None) -> list[Losses]:
-    """A line per rate, the mean over seeds or the first that diverged; as in the paper the best one
-    is black, lower ones are blue and higher ones red, the paler the farther. Returns the lines of
-    what did not diverge."""
+    """A line per rate, the mean over seeds or the first that diverged; returns the others."""
     colors = _beside(sorted(rows[RATE].unique()), sweep.best.grid_value if sweep else None)
     handles, drawn = [], []
     for rate, own in rows.groupby(RATE):

@@ -9,6 +9,7 @@ neural-tangent with its positional embedding at the blocks' rate. Right: the low
 images, each seen once; all runs have one decay per step.
 """
 
+import functools
 from collections.abc import Mapping
 
 import pandas as pd
@@ -17,7 +18,7 @@ from plots import naming, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS
 from plots.findings import HEADER, Finding, Report
 from plots.rates import Sweeps
-from plots.tables import CURVE, RATE, RESULTS, WIDTH
+from plots.tables import CURVE, WIDTH
 
 TABLES = ("dinan/position_rate",)
 LABELS = {
@@ -36,12 +37,7 @@ CLAIMS = (
     ("head_bias", "standard", "equal", "about 0"),
     ("blocks_alone", "standard", "equal", "about 0"),
 )
-
-
-def read(paths: tables.Paths) -> pd.DataFrame:
-    """The table's runs."""
-    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
-    return tables.only(table, paths[0], CURVE, LABELS)
+read = functools.partial(tables.read_rates, known=LABELS)
 
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:

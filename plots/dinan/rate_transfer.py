@@ -8,6 +8,7 @@ strategy, then the best rates against width, with the power of the width that fo
 strategies' relative rates. Drawn images, each seen once; all runs have one decay per step.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,15 +19,10 @@ from plots import naming, panels, rates, style, tables
 from plots.dinan.published import BULK_EXPONENTS, TRANSFER_EXPONENTS, VIT_CLAIMS
 from plots.findings import HEADER, Estimate, Finding, Report
 from plots.rates import RateSweep, Sweeps, exponent
-from plots.tables import CURVE, RATE, RESULTS, WIDTH
+from plots.tables import CURVE
 
 TABLES = ("dinan/rate_transfer",)
-
-
-def read(paths: tables.Paths) -> pd.DataFrame:
-    """The table's runs."""
-    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
-    return tables.only(table, paths[0], CURVE, style.STRATEGIES)
+read = functools.partial(tables.read_rates, known=style.STRATEGIES)
 
 
 def fits(rows: pd.DataFrame) -> Mapping[str, Sweeps]:
@@ -69,8 +65,7 @@ def findings(rows: pd.DataFrame) -> Report:
 
 
 def _blocks(width: int, standard: RateSweep, scaled: RateSweep) -> Finding:
-    """How far apart the two strategies' best rates of the blocks' matrices lie (II 1E: "essentially
-    equal"): standard has one for all, neural-tangent lambda = n^(-3/2) times its own."""
+    """How far apart the best rates of the blocks' matrices lie (II 1E: "essentially equal")."""
     power = float(BULK_EXPONENTS["neural_tangent"])
     gap = Estimate(math.log2(scaled.best.value) + power * math.log2(width), scaled.best.error)
     gap -= Estimate(math.log2(standard.best.value), standard.best.error)

@@ -95,15 +95,15 @@ def accuracy(searched: Searched, run: str) -> pd.Series:
     return 100 * log.dropna(subset=[TOP1]).set_index(EPOCH)[TOP1]
 
 
-def enlarge_end(axis, share: float = 0.4) -> None:
-    """Draws the last `share` of epochs again, enlarged, in the panel's empty lower right: final
+def enlarge_end(axis) -> None:
+    """Draws the last 40 % of epochs again, enlarged, in the panel's empty lower right: final
     differences of a few points cannot be seen on an axis from 0 to 100 %."""
     lines = [line for line in axis.get_lines() if len(line.get_xdata())]
     axis.set_ylim(0, 103)
     if not lines:
         return
     last = max(max(line.get_xdata()) for line in lines)
-    first = (1 - share) * last
+    first = 0.6 * last
     part = axis.inset_axes((0.34, 0.09, 0.63, 0.5))
     ends = []
     for line in lines:

@@ -110,8 +110,7 @@ def draw(searched: Searched) -> style.Drawn:
 
 
 def _curves(searched: Searched, points_of: dict[str, pd.DataFrame]):
-    """Figure 1: accuracy against epoch for all points; colours tell learning rates apart, dashes
-    weight decays; the optimum's line is thick, and a cross ends a run that diverged."""
+    """Figure 1; the optimum's line is thick, and a cross ends a run that diverged."""
     title = "searches for learning rate and weight decay; colours: lr, dashes: wd"
     figure, axes = style.subplots(title, 2, 2, (5.6, 3.3), sharex=True, sharey=True)
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):

@@ -138,8 +138,7 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
 
 
 def _peak(rows: pd.DataFrame, highest: Estimate, line: tuple, ends, name: str) -> Finding:
-    """The highest peak of some layers beside the range that the paper reads off for Adam and
-    Adafactor, or what it says of SGD."""
+    """The highest peak of some layers beside the paper's range, or its words on SGD."""
     (curve, rule), (measured, step) = line, peak(largest(rows), ALIGNMENT)
     text = f"{highest.text(sign='')} [{measured.value:.3f} at D = {rows[WIDTH].max():.0f}, step "
     text += f"{step:.0f}]"
@@ -152,8 +151,7 @@ def _peak(rows: pd.DataFrame, highest: Estimate, line: tuple, ends, name: str) -
 
 
 def _inside(number: Estimate, low: float, high: float) -> str:
-    """Whether a number lies in a range: in it, outside of it, or either within the interval; one
-    seed, which has none, does not say."""
+    """Whether a number lies in a range, by its interval; one seed, which has none, does not say."""
     if math.isnan(number.error):
         return number.undecided
     if min(abs(number.value - low), abs(number.value - high)) <= number.reach * number.error:
@@ -245,8 +243,7 @@ def _figure_1(table: pd.DataFrame):
 
 
 def _traces(table: pd.DataFrame) -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
-    """(parameterisation, kind) -> width -> by step the mean over blocks of the mean over seeds, as
-    measured, and the blocks' range."""
+    """(parameterisation, kind) -> width -> by step the mean and the range over blocks."""
     line = [PARAMETERIZATION, KIND, WIDTH]
     layers = table.groupby([*line, STEP, LAYER])[ALIGNMENT].mean()
     steps = layers.groupby(level=[*line, STEP]).agg(["mean", "min", "max"])

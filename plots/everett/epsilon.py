@@ -126,8 +126,7 @@ def _of_heat(table: pd.DataFrame) -> Report:
 
 
 def _of_mitigations(table: pd.DataFrame) -> Report:
-    """What each mitigation gains at the largest width and with every doubling of the width, how
-    mitigations differ, and whether equivalent pairs agree with each of them."""
+    """What each mitigation gains, how they differ, and whether equivalent pairs agree."""
     sweeps_of, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *naming.present(NAMES, table[CURVE])])
     for rule, label in naming.present(style.LABELS, table[PARAMETERIZATION]).items():

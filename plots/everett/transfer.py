@@ -191,7 +191,10 @@ def draw(axes: Mapping[str, Axis]) -> style.Drawn:
         for panel, label in zip(grid[0], (value, "nats", "nats"), strict=False):
             panel.set_ylabel(label)
         style.octave_limits(grid[0], sorted({int(n) for n in axis.rows[WIDTH]}))
-        style.legend(figure, _entries(axis))
+        entries = [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)]
+        costs = (cost for rule in axis.rules for cost in _columns(axis, rule))
+        unknown = any(v.value <= HIGHEST and v.bar is None for cost in costs for v in cost.values())
+        style.legend(figure, [*entries, *[("its error is unknown", style.HOLLOW)] * unknown])
         yield f"transfer_{re.sub('[^a-z0-9]+', '_', name.lower())}", figure, [axis.place]
 
 
@@ -199,14 +202,6 @@ def _columns(axis: Axis, rule: Rule) -> tuple[Mapping[int, Estimate], Mapping[in
     """What keeping the base's value costs, and the penalty beside another rule, by size."""
     sweeps = axis.lines[rule.curve]
     return paid(rule, sweeps), rates.gains(sweeps, axis.lines.get(rule.against, {}))
-
-
-def _entries(axis: Axis) -> list[tuple[str, dict]]:
-    """Legend entries of the rules, and of an unknown error where one is drawn."""
-    entries = [(rule.label, _look(place)) for place, rule in enumerate(axis.rules)]
-    costs = [cost for rule in axis.rules for cost in _columns(axis, rule)]
-    unknown = any(v.value <= HIGHEST and v.bar is None for cost in costs for v in cost.values())
-    return [*entries, *[("its error is unknown", style.HOLLOW)] * unknown]
 
 
 def _look(place: int) -> dict:

@@ -12,8 +12,6 @@ Any number of processes reads them. A checkpoint is written under a temporary na
 and renamed; training waits for that. Only the files that checksums.json lists are opened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

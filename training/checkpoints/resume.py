@@ -1,7 +1,5 @@
 """How a run survives: when it saves a checkpoint, what is in one, and how a run resumes."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import time

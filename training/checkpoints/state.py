@@ -1,7 +1,5 @@
 """A run's state as named tensors and JSON types: model, optimiser and random generators."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Data order: which sample stands where, as a pure function of (seed, epoch, index)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -15,8 +15,6 @@ they are defined to; the one table is rounded to 14 bits. So the images are the 
 machine and under every version of numpy.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

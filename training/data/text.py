@@ -4,8 +4,6 @@ Nothing is read before it is asked for. What decides which documents a source ha
 fingerprint, which names caches of what is made of it.
 """
 
-from __future__ import annotations
-
 import ast
 import gzip
 import hashlib
@@ -61,11 +59,15 @@ def open_source(
     source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
 ) -> Source:
     """The source embedded, local or c4; nothing is read beyond file names and sizes."""
-    if source == "c4":
-        return _c4_source(path, text_key)
-    if source == "embedded":
-        return _embedded_source(path, validation_fraction)
-    return _local_source(path, text_key, validation_fraction)
+    if source == "local":
+        return _local_source(path, text_key, validation_fraction)
+    if path is not None:
+        reads = f"one commit of {C4_PATH}" if source == "c4" else "an installed package"
+        raise UserError(
+            f"data.path: {path} given, but source {source} reads {reads}; expected no path, or "
+            "source local"
+        )
+    return _c4_source(text_key) if source == "c4" else _embedded_source(validation_fraction)
 
 
 def in_validation(document: str, fraction: float) -> bool:
@@ -98,13 +100,8 @@ def split_sentences(document: str, longest: int | None = None) -> Iterator[str]:
 # Embedded: the World English Bible
 
 
-def _embedded_source(path: str | None, fraction: float) -> Source:
+def _embedded_source(fraction: float) -> Source:
     """The corpus that needs no download: chapters of the World English Bible."""
-    if path is not None:
-        raise UserError(
-            f"data.path: {path} given, but source embedded reads an installed package; "
-            "expected no path, or source local"
-        )
     file = embedded_file()
     known = {"source": "embedded", "validation_fraction": fraction, "text_sha256": sha256(file)}
     read = lambda split: _of_split(read_embedded(file), split, fraction)
@@ -286,13 +283,8 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
 # C4
 
 
-def _c4_source(path: str | None, text_key: str) -> Source:
+def _c4_source(text_key: str) -> Source:
     """C4's own train and validation splits: downloaded files of one commit, else from the hub."""
-    if path is not None:
-        raise UserError(
-            f"data.path: {path} given, but source c4 reads one commit of {C4_PATH}; expected no "
-            "path, or source local"
-        )
 
     def read(split: str) -> Iterator[str]:
         if (FETCHED / C4_REVISION).is_dir():  # the same text, so the same fingerprint

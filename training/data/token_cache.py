@@ -6,8 +6,6 @@ ones the first wins. Files are hashed when they are made. A file of another time
 cache, is hashed again, and what is damaged is prepared again.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

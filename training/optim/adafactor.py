@@ -1,7 +1,5 @@
 """Adafactor without momentum (Shazeer & Stern, 2018), in optax.adafactor's order of operations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What the update rules share: the loop over groups, decoupled decay, state, norms."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable

@@ -22,8 +22,6 @@ Of sharded parameters (see `sharding`) a process updates its part; what a rule a
 tensor (an RMS, Adafactor's means) is of the whole tensor there too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
