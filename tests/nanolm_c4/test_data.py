@@ -195,10 +195,6 @@ def test_t5s_model_is_the_one_that_is_fetched():
     assert f"data/t5 {bytes_} \\\n    {digest}\n" in script
 
 
-def test_a_folder_is_no_tokeniser(tmp_path):
-    assert error_line(lambda: data.load_tokenizer(tmp_path)).startswith("data.tokenizer: ")
-
-
 # Cache
 
 

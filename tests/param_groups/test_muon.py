@@ -20,7 +20,7 @@ from training.optim.optimizers import build
 
 
 class Block(nn.Module):
-    def __init__(self, n=32, out=None):
+    def __init__(self, n=32):
         super().__init__()
         self.embedding = nn.Embedding(50, n)
         self.up, self.down = nn.Linear(n, 4 * n, bias=False), nn.Linear(4 * n, n, bias=False)

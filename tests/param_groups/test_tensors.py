@@ -194,13 +194,6 @@ def test_a_module_that_only_holds_others_may_call_an_attribute_multiplier():
     assert made(model).rows == made(Pair()).rows
 
 
-def test_a_compiled_model_is_none_of_the_plans():
-    compiled = torch.compile(Pair())
-    for call in (made, made(Pair()).groups):
-        with pytest.raises(PlanError, match="unwrapped, uncompiled"):
-            call(compiled)
-
-
 def test_an_error_leaves_the_model_as_it_was():
     """The second layer cannot apply its multiplier; the first is not drawn either."""
     model = Pair(nn.Linear)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests import damages
 from tests.text_files import error_line
 from training.data import shapes
 from training.data.sampling import BatchIds
@@ -59,12 +60,6 @@ def load(source, folder, tmp_path, **fields):
 def refused(source, folder, tmp_path, **fields):
     """The one line that a user reads."""
     return error_line(lambda: load(source, folder, tmp_path, **fields))
-
-
-@pytest.mark.parametrize("source", ["cifar5m", "cifar10"])
-def test_a_missing_folder_says_what_fetches_the_data(source, tmp_path):
-    line = refused(source, tmp_path / "none", tmp_path)
-    assert line.endswith(f"which `bash scripts/download.sh {source}` fetches")
 
 
 def assert_items(dataset, images, labels):
@@ -122,6 +117,7 @@ def test_workers_read_the_same_images(tmp_path):
 PIXELS, LABELS = part(0)["X"], part(0)["Y"]
 
 
+@pytest.mark.parametrize("damage", damages.of("npz"), ids=str)
 @pytest.mark.parametrize("kind", SAVE)
 def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path, kind, damage):
     folder = write_parts(tmp_path / "c5m", kind)
