@@ -112,9 +112,8 @@ def test_a_state_without_the_parts_is_refused_and_one_from_json_goes_on():
     model, made = held((96, 64), Role.QKV, None, (4, 1, 1))
     optimizer = made.optimizers(model)
     state = optimizer.state_dict()
-    optimizer.load_state_dict(
-        copy.deepcopy(state) | {"param_groups": json.loads(json.dumps(state["param_groups"]))}
-    )
+    groups = json.loads(json.dumps(state["param_groups"]))
+    optimizer.load_state_dict(copy.deepcopy(state) | {"param_groups": groups})
     model.w.grad = torch.ones_like(model.w)
     optimizer.step()
     del state["param_groups"][0]["parts"]
