@@ -24,6 +24,7 @@ LOOKUPS = {"embedding", "index_select", "embedding_bag", "__getitem__"}
 SPLITS = {"chunk", "split", "tensor_split", "split_with_sizes", "unbind"}
 TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
 TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), -1)
+KEEPS = {*TIMES, "neg", "to", "float", "double", "clone"}  # by a number the same entries
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "std": 1, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 ADDS = SUMS | {"addcmul", "addcdiv", "index_add", "index_put", "put"}  # one tensor to another

@@ -27,8 +27,7 @@ def flow(
         came = beside(notes, t, _taken(call, t), came, marks)
         if calls.TIMES.get(bare) == 1:
             notes.scaled[id(out)] = out, t
-    keeps = bare in {*calls.TIMES, "neg", "to", "float", "double"} and not views  # by a number
-    if keeps and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
+    if bare in calls.KEEPS and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
         notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
     summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
     if summed and (product := _inner_product(notes, call)):
@@ -153,7 +152,8 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
 def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
     """A branch that joins the stream it came from, or two activations; None for scores."""
     for stream, other in (flows, flows[::-1]):
-        if not stream.scores and notes.join_stream(stream, other):
+        scored = stream.scores or (other.scores and "stream" not in stream.marks)
+        if not scored and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
             terms = added([*map(folded, flows)])
             came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
@@ -233,7 +233,8 @@ def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | No
     for one in (notes.attentions[i] for i in came.scores):
         if before is not out and len(came.scores) == 1:  # not in place: what was before is there
             factor = _measured(one, before, came.factor)
-        one.factor, one.raw = factor, out.detach().clone()
+        one.factor = factor
+        one.raw = out.detach().clone() if len(came.scores) == 1 else one.raw
     return factor
 
 

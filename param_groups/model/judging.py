@@ -107,7 +107,7 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
 def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     """What is wrong with sums and numbers around a tensor that grow with the width; "" if nothing
     is."""
-    for place in ("sum", "input", "term"):
+    for place in ("sum", "input", "term", "stream"):
         for first, then in matched(*(notes.factors[place, name] for notes in (small, large))):
             sizes = f"{then:.4g} are added up, {first:.4g} at the smaller width"
             if place == "sum" and then > 1.2 * first:

@@ -30,7 +30,8 @@ class Flow:
     Args:
         made: the parameters of its last products, each with the index of the product's result.
         past: all parameters that it went through, as bits. A residual sum has its stream's.
-        above: all activations that it was made from, as bits, with its own bit, `serial`.
+        above: all activations that it was made from, as bits, with its own, `serial`, which it has
+            in common with what a number makes of it.
         factor: the product of the numbers that have multiplied it since `made`; None if unknown.
         gain: the product of the gains since then, as they start; None if its parts have several.
         scores, weights: the attentions of whose query-key products, or softmaxes, it is made.
@@ -198,10 +199,10 @@ class Notes:
         """What an activation carries; nothing for all else."""
         return self.flows.get(id(tensor), Flow())
 
-    def put(self, tensor: Tensor, flow: Flow, past: int = 0, above: int = 0) -> None:
-        """Notes what a new activation carries, and what it was made from."""
+    def put(self, tensor: Tensor, flow: Flow, past: int = 0, above: int = 0, same: int = 0) -> None:
+        """Notes what a new activation carries, and what it was made from or is `same` as."""
         self.alive.append(tensor)
-        serial = 1 << len(self.alive)
+        serial = 1 << len(self.alive) | same
         self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, past=past, above=above | serial, serial=serial)
 
@@ -308,8 +309,7 @@ class Notes:
         below = {name for name in inside if self.fed[name] & stream.serial}
         self.branches.append((below, inside - below, other.made - stream.made))
         self.note_factor("embedding" if stream.made <= self.rows else "stream", stream)
-        if len(other.names) == 1:
-            self.note_factor("branch", other)
+        self.note_factor("branch", other)
         return True
 
 

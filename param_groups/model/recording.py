@@ -122,7 +122,8 @@ class Recorder(TorchFunctionMode):
             past |= notes.bits[name]
             notes.fed[name] |= came.above
         for t in call.outs:
-            notes.put(t, flow, past, came.above | flow.above)
+            same = flows[0].serial if call.bare in calls.KEEPS and len(flows) == 1 else 0
+            notes.put(t, flow, past, came.above | flow.above, same)
         if call.name in calls.SPLITS and len(flow.made) == 1:
             ((made, at),), sizes = flow.made, tuple(t.shape[-1] for t in call.outs)
             if notes.results[at][0].shape[-1] == sum(sizes):

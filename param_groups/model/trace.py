@@ -150,7 +150,7 @@ def traced(
         raise PlanError(
             f"traced: no tensor of build({widths[1]}) is larger than in build({widths[0]})"
         )
-    doubts, blind = [*dict.fromkeys(large.doubts)], ""
+    doubts, blind = [*dict.fromkeys([*large.doubts, *small.doubts])], ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
     readings = judged(small, large, deeper)
