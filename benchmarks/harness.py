@@ -89,11 +89,6 @@ def ratios(times: Mapping[str, Sequence[float]], above: str, below: str) -> dict
     return spread([x / y for x, y in zip(times[above], times[below], strict=True)])
 
 
-def add_case(made: argparse.ArgumentParser) -> None:
-    """The hidden option that `fresh` calls a benchmark with."""
-    made.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
-
-
 def fresh(module: str, case: Case) -> Any:
     """What `python -m benchmarks.MODULE --case CASE` prints last, as JSON.
 
@@ -107,11 +102,3 @@ def fresh(module: str, case: Case) -> Any:
     if done.returncode:
         raise SystemExit(f"error: the process of {case} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def answer(case: Case, measure: Callable[[Case], Any]) -> None:
-    """The measuring process: one line of JSON."""
-    import torch
-
-    torch.set_num_threads(case["threads"])
-    print(json.dumps(measure(case)))

@@ -22,6 +22,7 @@ torchtitan is another architecture's: it is not compared.
 import argparse
 import gc
 import itertools
+import json
 import statistics
 import sys
 import tempfile
@@ -66,7 +67,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--free", type=int, default=0, help="steps without a wait, after the timed ones")
     add("--threads", type=int, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    harness.add_case(parser)
+    add("--case", type=json.loads, help=argparse.SUPPRESS)  # of the process that measures
     return parser.parse_args(argv)
 
 
@@ -75,6 +76,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def measure(case: harness.Case) -> dict[str, Any]:
     """Runs one case in this process."""
+    import torch
+
+    torch.set_num_threads(case["threads"])
     if "implementation" not in case:
         return measure_matmul(case)
     watch = Stopwatch(case)
@@ -328,7 +332,7 @@ def main() -> None:
     """Measures all cases in turn and prints the result as JSON."""
     args = parse()
     if args.case:
-        harness.answer(args.case, measure)
+        print(json.dumps(measure(args.case)))
         return
     measured = [(case, []) for case in cases(args)]
     for repeat in range(args.repeats):

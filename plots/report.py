@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plots import style
 from plots.cards import PAGES, Card, figure_card, inputs
-from plots.catalogue import names
+from plots.catalogue import PAPERS, names
 from plots.claims import PAPERS as OF_THE_PAPERS
 from plots.claims import WORDS, claims, tally
 from plots.tables import TableError, git
@@ -24,39 +24,17 @@ from training.files import write_bytes, write_text
 
 # Of the words of claims, in their order.
 COLORS = (style.GREEN, style.SKY, style.ORANGE, style.PINK, style.VERMILION, "0.72", "0.9")
-PAPERS = {
-    "everett": (
-        "Everett et al.",
-        "Scaling Exponents Across Parameterizations and Optimizers, 2024",
-        "Which learning-rate exponents, under which alignment, for which optimiser?",
-    ),
-    "dinan": (
-        "Dinan et al., Part II",
-        "Effective Theory of Transformers at Initialization, 2023",
-        "Which scaling of groups keeps gradients and updates of order one in practice?",
-    ),
-    "bordelon": (
-        "Bordelon et al.",
-        "Infinite Limits of Multi-head Transformer Dynamics, 2024",
-        "What does attention learn as head dimension, heads and depth grow?",
-    ),
-    "theory": (
-        "Theory",
-        "Dinan et al., Part I, and Stratos, Scale-Invariant Parameterizations",
-        "Do random networks follow the predictions at initialisation and in first steps?",
-    ),
-}
 
 
 def page(made: Sequence[Card]) -> str:
     """The whole page: contents, overview, papers and their articles."""
     papers = []
-    for paper, words in PAPERS.items():
+    for paper in PAPERS:
         if cards := [card for card in made if card.name.startswith(f"{paper}/")]:
             own = [one for one in claims() if one.entry["figure"].startswith(f"{paper}/")]
             own = [one for one in own if one.paper in OF_THE_PAPERS]
             total = sum((Counter(card.counts) for card in cards), Counter())
-            papers.append((paper, *words, f"{tally(own)}." if own else "", cards, total))
+            papers.append((paper, f"{tally(own)}." if own else "", cards, total))
     return PAGES.get_template("report.html").render(
         papers=papers,
         commit=git("rev-parse", "--short=10", "HEAD") or "outside of a repository",

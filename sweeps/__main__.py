@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if files[1:] and args.command != "cost":
         parser.error(f"one sweep file; `cost` alone takes several: {' '.join(files)}")
     args.overrides = changes
-    args.curves = [name for name in args.curves or () if name not in changes] or None
+    args.curves = [name for name in args.curves or () if name not in changes]
     paths = list(map(Path, files))
     code = 0
     with one_line_errors(OSError):
@@ -114,7 +114,7 @@ def read(args: argparse.Namespace, path: Path, looks: bool) -> LoadedFile:
     """The sweep or search in a file; with `looks` nothing is refused as missing."""
     load = load_search if "search" in preset_of(path, args.preset) else load_sweep
     options = {"draft": looks, "overrides": args.overrides, "where": args.where}
-    return load(path, args.results, args.preset, args.curves, **options)
+    return load(path, args.results, args.preset, curves=args.curves, **options)
 
 
 def work_of(file: LoadedFile, looks: bool) -> Work:

@@ -25,20 +25,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, Field
 
 from sweeps.pool import NODE, Needs
+from training import config as configs
 from training import runs
 from training.conditions import SIGNS, parse
-from training.config import (
-    Count,
-    PositiveInt,
-    Section,
-    apply_preset,
-    leaves,
-    parse_overrides,
-    parse_yaml,
-    read_yaml,
-    set_keys,
-    validate,
-)
+from training.config import Count, PositiveInt, Section
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
 from training.files import if_present, parse_json, read_text, refuse_changed
@@ -75,7 +65,7 @@ def cached(parse: Callable[[Path], T]) -> Callable[[Path], T]:
     return read
 
 
-read_file = cached(read_yaml)
+read_file = cached(configs.read_yaml)
 
 
 @cached
@@ -111,7 +101,7 @@ def read_manifest(path: Path) -> list[dict[str, Any]]:
 
 def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
     """What a sweep or search file says under a preset."""
-    return apply_preset(read_file(file), preset, str(file))
+    return configs.apply_preset(read_file(file), preset, str(file))
 
 
 def folder_of(file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()) -> Path:
@@ -280,7 +270,7 @@ class Where:
     def parse(cls, text: str) -> Where:
         """The condition in a word of the command line; UserError if it is none."""
         key, sign, value = parse(text, UserError)
-        return cls(key, sign, parse_yaml(value, f"--where {text}"), text)
+        return cls(key, sign, configs.parse_yaml(value, f"--where {text}"), text)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of a table, with all its keys, is of a run that is meant."""
@@ -289,7 +279,7 @@ class Where:
 
     def holds(self, config: Section) -> bool:
         """Whether a config meets the condition; UserError for an unknown key or bad comparison."""
-        keys = [key for key, _ in leaves(type(config))]
+        keys = [key for key, _ in configs.leaves(type(config))]
         if self.key not in keys:
             raise UserError(
                 f"--where {self.text}: unknown key {self.key!r}{nearest(self.key, keys)}"
@@ -341,7 +331,7 @@ class LoadedFile:
     def validated(self, name: str, settings: Mapping[str, Any]) -> RunConfig:
         """The config with dotted keys set; UserError, naming the curve or study, for a bad one."""
         where = f"{self.path}, {name}"
-        return validate(self.experiment.config, self._data(settings), where)
+        return configs.validate(self.experiment.config, self._data(settings), where)
 
     def keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All dotted keys of the base config, some of them set."""
@@ -349,7 +339,7 @@ class LoadedFile:
 
     def _data(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return set_keys(self.base, settings)
+            return configs.set_keys(self.base, settings)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
@@ -399,8 +389,8 @@ class LoadedFile:
 def open_file(
     kind: type[FileConfig],
     path: Path,
-    results: Path,
-    preset: str | None,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
     *,
     draft: bool = False,
     overrides: Sequence[str] = (),
@@ -413,9 +403,9 @@ def open_file(
     `where` conditions on it.
     """
     data = preset_of(path, preset)
-    config = validate(kind, data, str(path))
+    config = configs.validate(kind, data, str(path))
     if overrides:
-        changes = json.loads(json.dumps(parse_overrides(overrides)))  # all keys are text
+        changes = json.loads(json.dumps(configs.parse_overrides(overrides)))  # all keys are text
         config = config.model_copy(update={"set": config.set | dict(runs.flat(changes))})
     experiment = load_experiment(config.experiment, path)
     free = getattr(experiment.config, "without_effect", ())  # keys that are no part of a run's name

@@ -16,18 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from sweeps import study as studies
 from sweeps.journal import Journal
-from sweeps.study import (
-    RATE,
-    Round,
-    Search,
-    Study,
-    best_trial,
-    constants_of,
-    next_values,
-    objective,
-    rounds_of,
-)
+from sweeps.study import Round, Search, Study
 from sweeps.sweep import Recall, Work, in_words
 from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
@@ -93,7 +84,7 @@ class SearchWork(Work):
     def record(self, point: Point, summary: Summary) -> None:
         """Takes the result of a trial's run; the last one of a round may open another round."""
         assert isinstance(point, TrialPoint)
-        loss = None if summary["status"] == "failed" else objective(summary, point.config)
+        loss = None if summary["status"] == "failed" else studies.objective(summary, point.config)
         note = _note(summary)
         if loss is None:
             why = "the loss before the first update is not finite"
@@ -118,7 +109,7 @@ class SearchWork(Work):
         """A trial with its result and the best of its round, as a line for people."""
         assert isinstance(point, TrialPoint)
         counted = point.round.counted
-        best = f"  best {best_trial(counted).value:.4f}" if counted else ""
+        best = f"  best {studies.best_trial(counted).value:.4f}" if counted else ""
         return f"round {point.round.number} trial {point.number} of {super().outcome(point)}{best}"
 
     def may_add(self) -> tuple[int, float]:
@@ -172,9 +163,9 @@ class SearchWork(Work):
         lines = []
         for study in self.search.studies:
             last = self.rounds[study.name][-1]
-            rate = "" if study.rate is None else f"={study.rate:.4g}"
+            rate = studies.RATE + ("" if study.rate is None else f"={study.rate:.4g}")
             lines.append(
-                f"{study.name}: {RATE}{rate} ({study.rate_from}), round {last.number} of at most "
+                f"{study.name}: {rate} ({study.rate_from}), round {last.number} of at most "
                 f"{self.config.rounds}, {last.missing} of {last.wanted} trials to do"
                 f"{in_words(self.search.needs({}))}"
             )
@@ -183,12 +174,12 @@ class SearchWork(Work):
     def _open(self, study: Study) -> None:
         """Takes up the rounds of a study that are new here; what was begun is handed out again."""
         known = len(self.rounds.get(study.name, ()))
-        rounds = self.rounds[study.name] = rounds_of(self.config, study, self.journal)
+        rounds = self.rounds[study.name] = studies.rounds_of(self.config, study, self.journal)
         last = rounds[-1]
         if not last.missing and not last.finished:
-            self.reasons[study.name] = f"all {last.wanted} trials diverged; lower {RATE}"
+            self.reasons[study.name] = f"all {last.wanted} trials diverged; lower {studies.RATE}"
         elif not last.missing:
-            self.complete[study.name] = constants_of(self.config, rounds)
+            self.complete[study.name] = studies.constants_of(self.config, rounds)
             if edges := ", ".join(self.complete[study.name]["near_edge"]):
                 note = f"{study.name}: {edges} still near an edge after {len(rounds)} rounds"
                 self.notes[study.name] = note
@@ -206,7 +197,7 @@ class SearchWork(Work):
         """A complete trial with its run's result; UserError where the journal has another one."""
         point = self._point(round_, trial.number, trial.params)
         summary = self.recall(point.run) or {"status": "failed"}
-        loss = None if summary["status"] == "failed" else objective(summary, point.config)
+        loss = None if summary["status"] == "failed" else studies.objective(summary, point.config)
         if {**_note(summary), "run": point.run} != trial.user_attrs or loss != trial.value:
             run = self.folder / trial.user_attrs["run"]
             raise self.journal.damaged(
@@ -239,7 +230,7 @@ class SearchWork(Work):
             fresh = [t for t in trials if (last.key, t.number) not in self.replaced]
             while len(fresh) < last.wanted and running < self.config.parallel:
                 values, number = (
-                    next_values(self.config, self.rounds[study.name], fresh),
+                    studies.next_values(self.config, self.rounds[study.name], fresh),
                     len(trials),
                 )
                 try:

@@ -394,20 +394,15 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
     return all(values.get(key) in wanted for key, wanted in rule.where.items())
 
 
-def load_sweep(
-    path: Path,
-    results: Path = runs.RESULTS,
-    preset: str | None = None,
-    curves: Sequence[str] | None = None,
-    **options: Any,
-) -> Sweep:
+def load_sweep(path: Path, *place: Any, curves: Sequence[str] = (), **options: Any) -> Sweep:
     """A sweep file, its experiment and its grid; UserError for anything that cannot run.
 
-    `curves` chooses some of its curves; other options are those of `open_file`.
+    `curves` chooses some of its curves; `place` (results folder, preset) and other options are
+    those of `open_file`.
     """
-    sweep = Sweep(**open_file(SweepConfig, path, results, preset, **options))
+    sweep = Sweep(**open_file(SweepConfig, path, *place, **options))
     config = sweep.config
-    for name in curves or ():
+    for name in curves:
         if name not in config.curves:
             names = ", ".join(config.curves)
             raise UserError(f"--curves: {path} has no curve {name!r}; it has {names}")

@@ -21,8 +21,10 @@ from training.experiment import load_experiment
 
 # A process that makes an experiment's files and runs does so for all tests of it.
 NAMES = {name: pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES}
-KEYS = [
-    pytest.param(name, key, marks=NAMES[name].marks)
+KEYS = [  # thorough: those of other experiments than the decoder's
+    pytest.param(
+        name, key, marks=(*NAMES[name].marks, *[pytest.mark.thorough] * (name != "nanolm_c4"))
+    )
     for name, case in CASES.items()
     for key in case.all_changes()
 ]

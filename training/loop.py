@@ -19,27 +19,19 @@ from torch import Tensor, distributed
 
 from param_groups.schedules import factor as schedule_factor
 from training import loading, processes, runs, sharding, summary, trackers
+from training import task as tasks
 from training.checkpoints.resume import Checkpoints
 from training.data.sampling import steps_per_epoch
 from training.evaluation import evaluate
 from training.log import History, Log
 from training.optim import optimizers
-from training.task import (
-    Diverged,
-    LiveRun,
-    Losses,
-    Progress,
-    Stopped,
-    Task,
-    build_optimizer,
-    initialise,
-)
+from training.task import Task
 
 SKIPS = 100  # steps in a row without a finite gradient are divergence
 HOSTS = ("cpu",)  # devices whose numbers are there to be read; reading others' waits for all work
 
 
-def train(task: Task, run_dir: Path, progress: Progress | None = None) -> runs.Summary:
+def train(task: Task, run_dir: Path, progress: tasks.Progress | None = None) -> runs.Summary:
     """Runs a task into `run_dir` and returns its summary; see `training.runs` for the folder."""
     loop = Loop(task, run_dir, progress)
     try:
@@ -53,7 +45,7 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> runs.S
 class Loop:
     """One run while it trains."""
 
-    def __init__(self, task: Task, run_dir: Path, progress: Progress | None = None) -> None:
+    def __init__(self, task: Task, run_dir: Path, progress: tasks.Progress | None = None) -> None:
         self.task, self.run_dir, self.progress = task, run_dir, progress
         self.settings = settings = task.config.training
         trackers.check_installed(settings.trackers)
@@ -62,9 +54,9 @@ class Loop:
         # For models that draw during training; accelerate adds the process index.
         set_seed(task.config.seed % 2**31, device_specific=True)
         self.is_sharded = sharding.place(task.model, device, self.precision)
-        initialise(task)
+        tasks.initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
-        self.optimizer = build_optimizer(task)
+        self.optimizer = tasks.build_optimizer(task)
         # For a sharded model accelerate only adds compilation: `evaluation_mode` stops it from
         # checking the tensors' devices.
         self.model = self.accelerator.prepare_model(
@@ -82,11 +74,11 @@ class Loop:
             and not self.is_sharded
             and optimizers.takes_found_inf(self.optimizer)
         )
-        self.losses, self.history = Losses(), History()
+        self.losses, self.history = tasks.Losses(), History()
         self.gradient_scale: dict[str, float] = {}
         self.wait_seconds, self.timed = 0.0, (0, 0.0, 0.0)  # as of the last line of timing.jsonl
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
-        live = LiveRun(
+        live = tasks.LiveRun(
             task=task,
             folder=run_dir,
             optimizer=self.optimizer,
@@ -118,10 +110,10 @@ class Loop:
         with self.checkpoints.stop:
             try:
                 self._train(taken)
-            except Diverged as diverged:
+            except tasks.Diverged as diverged:
                 status = {"status": "diverged", "step": diverged.step}
                 self._write(diverged.step, {"diverged": diverged.loss})
-            except Stopped as stopped:
+            except tasks.Stopped as stopped:
                 status = {"status": "stopped", "step": stopped.step}
         device = self.accelerator.device
         outcome = summary.of(status, self.task, self.losses, self.history, self.precision, device)
@@ -245,7 +237,7 @@ class Loop:
         self.gradient_scale = {}
         self._write(step, {"event": "gradient_overflow", "skipped_steps": self.history.skipped})
         if self.history.skipped_in_a_row == SKIPS:
-            raise Diverged(step, math.nan)
+            raise tasks.Diverged(step, math.nan)
 
     def _update(self, step: int) -> None:
         """The optimiser's step, with the recorders around it."""
@@ -310,7 +302,7 @@ class Loop:
             self.checkpoints.stop_after(step)
         means, self.history.eval_targets = found
         if not math.isfinite(means["loss"]):
-            raise Diverged(step, means["loss"])
+            raise tasks.Diverged(step, means["loss"])
         self.history.evals.append((step, means))
         self._write(step, {f"eval_{name}": value for name, value in means.items()})
 

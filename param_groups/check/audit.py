@@ -48,17 +48,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from param_groups.check import nearest
 from param_groups.check.command import TASK, function_of, load_module, parser_of, with_rules
 from param_groups.check.measuring import begun, pooled
-from param_groups.check.nearest import (
-    EXACT,
-    Miss,
-    Readings,
-    nearest_rule,
-    one_power,
-    plans_of,
-    powers_of,
-)
+from param_groups.check.nearest import Readings
 from param_groups.check.reading import NUMBERS, Reading, not_read, read
 from param_groups.check.steps import SCALES, first_step, judged_steps
 from param_groups.check.theory import PlanExponents
@@ -102,10 +95,10 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     }
     if not all(readings.values()):
         raise PlanError("no tensor trains: all are frozen, or their rates are 0")
-    numbers, sizes = PlanExponents(plans_of(readings, depth=depth)), sorted(readings)
+    numbers, sizes = PlanExponents(nearest.plans_of(readings, depth=depth)), sorted(readings)
     first = readings[sizes[0]]
     kinds = {name: numbers.powers(name).kind for name in numbers.names}
-    nearest, missed = nearest_rule(numbers, rule)
+    name, missed = nearest.nearest_rule(numbers, rule)
     lines = [(miss[0], _deviation(miss, readings)) for miss in missed]
     remarks = [f"frozen, not judged: {len(frozen)} tensors"] if frozen else []
     if still:
@@ -121,20 +114,20 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
     for n in numbers.names:
         cells = []
         for key in NUMBERS:
-            powers = powers_of([getattr(readings[size][n], key) for size in sizes], sizes)
-            power = one_power(powers, 0.15 if key == "init" else EXACT)
+            powers = nearest.powers_of([getattr(readings[size][n], key) for size in sizes], sizes)
+            power = nearest.one_power(powers, 0.15 if key == "init" else nearest.EXACT)
             cells.append(_text(power and round(power, 1 if key == "init" else 2) + 0.0))
         table.append((pooled(n), kinds[n], first[n].optimizer or "none", *cells))
     return Audit(
         table=align([*dict.fromkeys(table)]),
-        nearest=nearest,
+        nearest=name,
         deviations=_together(lines, numbers.names) + _together(odd, [*whole]),
         unread=not_read(readings, numbers.family),
         remarks=remarks + falls,
     )
 
 
-def _deviation(miss: Miss, readings: Readings) -> str:
+def _deviation(miss: nearest.Miss, readings: Readings) -> str:
     """How a number of a tensor deviates, in words."""
     name, number, power, aim = miss
     zero = [size for size, found in readings.items() if not vars(found[name])[number]]

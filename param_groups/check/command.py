@@ -39,20 +39,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from param_groups.check import judging, slopes, stock
-from param_groups.check.measuring import (
-    SEEDS,
-    STEPS,
-    WIDTHS,
-    Build,
-    Check,
-    CheckError,
-    Coordinate,
-    Measurement,
-    check_numbers,
-    checked,
-    measure,
-)
+from param_groups.check import judging, measuring, slopes, stock
+from param_groups.check.measuring import Build, Check, CheckError, Measurement
 from param_groups.check.written import results_in, write, write_table
 from param_groups.exit_code import Verdict
 from param_groups.model.factors import unnamed
@@ -75,17 +63,17 @@ class Target:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that every check has."""
-    add = parser.add_argument
-    add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
-    add("--steps", type=int, default=STEPS, help=f"optimiser steps (default {STEPS})")
-    add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
+    add, known = parser.add_argument, "at least 3 (default 64 128 256 512)"
+    add("--widths", type=int, nargs="+", default=measuring.WIDTHS, help=known)
+    add("--steps", type=int, default=measuring.STEPS, help="optimiser steps (default %(default)s)")
+    add("--seeds", type=int, default=measuring.SEEDS, help="seeds per width (default %(default)s)")
     add("--tolerance", type=float, default=slopes.TOLERANCE, help="of a slope (default 0.25)")
     add("--out", type=Path, help="folder of the results (default coordinate_check/NAME)")
 
 
 def check_options(args: argparse.Namespace) -> None:
     """CheckError for options that no slope can be fitted with."""
-    check_numbers(args.widths, args.steps, range(args.seeds))
+    measuring.check_numbers(args.widths, args.steps, range(args.seeds))
     if not 0 < args.tolerance < math.inf:
         raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
 
@@ -127,7 +115,7 @@ def stock_target(name: str, rule: str) -> Target:
     return Target(stock.check(name, rule), name.replace(":", "-"), rule, settings)
 
 
-def file_target(path: Path, widths: Sequence[int] = WIDTHS) -> Target:
+def file_target(path: Path, widths: Sequence[int] = measuring.WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
     return Target(with_rules(task_of(path), widths), path.stem)
 
@@ -145,7 +133,7 @@ class Ruled:
     trace: functools._lru_cache_wrapper[Trace]
 
     def __call__(self, width: int, seed: int) -> Check:
-        check = checked(self.task(width, seed))
+        check = measuring.checked(self.task(width, seed))
         if callable(check.plan):
             check = replace(check, plan=check.plan([*self.trace().rules]))
         return check
@@ -158,7 +146,7 @@ class Ruled:
 
 def trace_of(task: Build, widths: Sequence[int]) -> Trace:
     """What a trace reads of a task's models at the two smallest widths, in one pass to the loss."""
-    first = checked(task(min(widths), 0))
+    first = measuring.checked(task(min(widths), 0))
     run = lambda model: first.loss(model, first.batches[0])
     return traced(lambda width: task(width, 0).model, run, sorted(widths)[:2])
 
@@ -214,7 +202,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
 
     def of_seeds(seeds: Sequence[int]) -> Measurement:
         options: dict[str, Any] = {"steps": args.steps, "seeds": seeds, "device": device}
-        return measure(target.build, args.widths, progress=progress, **options)
+        return measuring.measure(target.build, args.widths, progress=progress, **options)
 
     with results_in(folder):
         measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
@@ -242,7 +230,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
         "slopes": [asdict(slope) for slope in powers],
     }
     table = folder / "coordinate_check.csv"
-    write_table(table, Coordinate.__dataclass_fields__, map(astuple, measurement.points))
+    write_table(table, measuring.Coordinate.__dataclass_fields__, map(astuple, measurement.points))
     write(folder / "coordinate_check.json", as_json(result))
     print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(powers)}\n")
     if seeds > args.seeds:

@@ -6,20 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from param_groups.check import theory
 from param_groups.check.papers import ONE, Promise
 from param_groups.check.reading import Reading, not_read
-from param_groups.check.theory import (
-    DIFFERS,
-    FIRST_STEPS,
-    GROWS,
-    OK,
-    VANISHES,
-    WITHOUT_EPS,
-    PlanExponents,
-    Powers,
-    expected_of,
-    rule_of,
-)
+from param_groups.check.theory import PlanExponents, Powers
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT
 from param_groups.plan import Plan
 from param_groups.roles import Role, Rule
@@ -60,20 +50,22 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
     Source:
         The paper that the rule names; for any other rule stability (Everett et al., App. B).
     """
-    expected, numbers = expected_of(plans), PlanExponents(plans)
+    expected, numbers = theory.expected_of(plans), PlanExponents(plans)
     if expected is None:
         return []
     found: list[Judged] = []
     if expected.published:  # fields of the rule that differ between sizes and are no size
-        rules = [rule_of(plans[size]) for size in numbers.sizes]
+        rules = [theory.rule_of(plans[size]) for size in numbers.sizes]
         for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
             values = [rule.get(key) for rule in rules]
             if any(value != values[0] for value in values):
                 note = f"{', '.join(map(str, values))} at {', '.join(map(str, numbers.sizes))}"
-                found.append(Judged(key, "constant", None, None, DIFFERS, expected.source, note))
+                found.append(
+                    Judged(key, "constant", None, None, theory.DIFFERS, expected.source, note)
+                )
     for name in numbers.names:
         found += _of_tensor(name, numbers, expected)
-    if numbers.family == "sgd" or rule_of(plans[min(plans)]).get("eps_per_layer"):
+    if numbers.family == "sgd" or theory.rule_of(plans[min(plans)]).get("eps_per_layer"):
         found += _shared_keys(numbers, expected)
     factors = {"residual_multiplier": -expected.residual}
     if expected.published:
@@ -84,7 +76,7 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
         powers = [p for pair in numbers.pairs if (p := numbers.factor(name, pair)) is not None]
         if len(powers) == len(numbers.pairs):
             found.append(_word(name, "factor", powers, aim, expected))
-    if not expected.published and all(one.verdict == OK for one in found):
+    if not expected.published and all(one.verdict == theory.OK for one in found):
         found += _of_parts(numbers, expected)
     return found
 
@@ -118,7 +110,7 @@ def judge_optimizers(
     for size, row, one in there:
         numbers = {
             "rate": (one.lr, factor * row.lr, scheduled),
-            "epsilon": (one.eps, one.eps if row.optimizer in WITHOUT_EPS else row.eps, ""),
+            "epsilon": (one.eps, one.eps if row.optimizer in theory.WITHOUT_EPS else row.eps, ""),
             "weight_decay": (one.lr and one.decay / one.lr, one.lr and row.weight_decay, ""),
         }
         said = {
@@ -131,7 +123,7 @@ def judge_optimizers(
             said["kind"] = f"{one.optimizer}, the plan's is {row.optimizer}"
         for number, note in said.items():
             quantity = f"optimiser's {number}"
-            judged = Judged(row.name, quantity, None, None, DIFFERS, "the plan", note)
+            judged = Judged(row.name, quantity, None, None, theory.DIFFERS, "the plan", note)
             found.setdefault((row.name, quantity), judged)
     return [*found.values()]
 
@@ -153,7 +145,7 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
         zeros = {one is None for one in (p.of(quantity) for p in between)}
         if len(zeros) > 1 or (True in zeros and not numbers.all_zero(name, quantity)):
             note = "zero at some sizes"
-            result.append(Judged(name, quantity, None, None, DIFFERS, expected.source, note))
+            result.append(Judged(name, quantity, None, None, theory.DIFFERS, expected.source, note))
         elif zeros == {False} and (quantity, whole.kind) != ("start", "constant"):
             values = [value for p in between if (value := p.of(quantity)) is not None]
             result.append(_word(name, quantity, values, aim, expected))
@@ -173,7 +165,7 @@ def _shared_keys(numbers: PlanExponents, expected: Promise) -> list[Judged]:
                 f"{share:.4g} outputs per input at {size}"
                 for share, size in zip(shares, numbers.sizes, strict=True)
             )
-            result.append(Judged(name, "heads", None, None, DIFFERS, expected.source, note))
+            result.append(Judged(name, "heads", None, None, theory.DIFFERS, expected.source, note))
     return result
 
 
@@ -213,11 +205,11 @@ def _word(
     """The verdict on the powers between neighbouring sizes, which all must be the expected one."""
     tolerance = _EXACT[quantity] if expected.published else _NEAR
     farthest = max(values, key=lambda value: abs(value - aim))
-    word = OK
+    word = theory.OK
     if max(values) - min(values) > _STRAIGHT:
-        word = DIFFERS
+        word = theory.DIFFERS
     elif abs(farthest - aim) > tolerance:
-        word = GROWS if farthest > aim else VANISHES
+        word = theory.GROWS if farthest > aim else theory.VANISHES
     return Judged(name, quantity, float(farthest), float(aim), word, expected.source)
 
 
@@ -237,9 +229,9 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
     actual = replace(expected, start=start, step=step, attention=ZERO)
     result = []
     for part in ("embedding", "hidden", "logits"):
-        change = actual.change(part, FIRST_STEPS)
+        change = actual.change(part, theory.FIRST_STEPS)
         if (part == "logits" or part in fastest) and abs(change) > _NEAR:
-            word = GROWS if change > 0 else VANISHES
+            word = theory.GROWS if change > 0 else theory.VANISHES
             result.append(Judged(part, "change", float(change), 0.0, word, expected.source))
     return result
 
@@ -255,7 +247,7 @@ def not_judged(
     """
     doubts = not_read(held, PlanExponents(plans).family, stepped=True)
     lines = [f"not read: {one}" for one in doubts]
-    if expected_of(plans) is None:
+    if theory.expected_of(plans) is None:
         optimizer = plans[min(plans)].prescription.get("optimizer")
         lines.append(
             f"not judged: the plan's numbers, which nothing is known to compare with ({optimizer})"
@@ -271,7 +263,7 @@ def not_judged(
 def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> list[str]:
     """A warning where muP has the library's attention while the head dimension grows, in the plans
     or in the trace that gave `rules`."""
-    rule = rule_of(plans[min(plans)])
+    rule = theory.rule_of(plans[min(plans)])
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
     heads = _traced_heads(rules) or heads
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")

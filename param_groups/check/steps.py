@@ -8,17 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from param_groups.check.reading import (
-    BY_STEP,
-    UNKNOWN_MUON,
-    Reading,
-    as_number,
-    epsilon,
-    flat,
-    kind_of,
-    no_numbers,
-    shape_factor,
-)
+from param_groups.check import reading
+from param_groups.check.reading import Reading
 from param_groups.families import OPTIMIZER_FAMILY
 from param_groups.roles import PlanError
 from param_groups.rules.muon import MUON_CONVENTIONS
@@ -41,19 +32,19 @@ def judged_steps(
     """
     first = readings[min(readings)]
     by_muon = [n for n, one in first.items() if one.optimizer == "muon"]
-    unknown = [n for n in by_muon if UNKNOWN_MUON in first[n].unread]
+    unknown = [n for n in by_muon if reading.UNKNOWN_MUON in first[n].unread]
     plain = [n for n in unknown if len(first[n].shape) == 2]  # kernels have ways of their own
     factors: dict[tuple[int, str], float] = {}
     if unknown:
         fitting = _fitting(readings, steps, plain or unknown)
         for size, found in readings.items():
-            factors |= {(size, n): fitting(*flat(found[n].shape)) for n in unknown}
+            factors |= {(size, n): fitting(*reading.flat(found[n].shape)) for n in unknown}
     told = {
         size: {
             n: replace(
                 one,
                 lr=one.lr * factors.get((size, n), 1.0),
-                unread=tuple(doubt for doubt in one.unread if not doubt.endswith(BY_STEP)),
+                unread=tuple(doubt for doubt in one.unread if not doubt.endswith(reading.BY_STEP)),
             )
             for n, one in found.items()
         }
@@ -94,7 +85,7 @@ def _fitting(
     def misfit(convention: Convention) -> tuple[bool, bool, float]:
         logs = [
             [
-                math.log(max(found[n], 1e-30) / convention(*flat(readings[size][n].shape)))
+                math.log(max(found[n], 1e-30) / convention(*reading.flat(readings[size][n].shape)))
                 for n in names
             ]
             for (size, _), found in steps.items()
@@ -111,7 +102,7 @@ def _by_kernel(steps: Sequence[tuple[Sequence[int], float]]) -> bool:
     whole matrix's."""
     for factor in (_ROOT, *CONVENTIONS):
         shares = [
-            (factor(*shape[:1:-1]) / factor(*flat(shape)), ratio)
+            (factor(*shape[:1:-1]) / factor(*reading.flat(shape)), ratio)
             for shape, ratio in steps
             if len(shape) == 4
         ]
@@ -139,15 +130,17 @@ def first_step(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             meta = ["a tensor is on the meta device"] * any(one.is_meta for one in group["params"])
-            if none := no_numbers(group) or meta:
+            if none := reading.no_numbers(group) or meta:
                 raise PlanError(f"--step: {none[0]}, with which no step can be taken")
             group["lr"], group["weight_decay"] = group.get("initial_lr", group["lr"]), 0.0
             for param in group["params"]:
                 gradient = scale * torch.randn(param.shape, generator=draw)
-                kind = kind_of(optimizer, group, param)
+                kind = reading.kind_of(optimizer, group, param)
                 if param.requires_grad and kind in OPTIMIZER_FAMILY and id(param) in names:
                     start = float(OPTIMIZER_FAMILY[kind] == "adafactor")
-                    size = as_number(group["lr"]) * _says(optimizer, group, gradient, param, kind)
+                    size = reading.as_number(group["lr"]) * _says(
+                        optimizer, group, gradient, param, kind
+                    )
                     expected[names[id(param)]] = (param, start, size)
                     param.grad = gradient.to(param)
                     param.detach().fill_(start)
@@ -172,13 +165,15 @@ def _says(
     if family == "spectral":
         if {"parts", "layout"} & {*group}:
             return _of_matrices(group, param)
-        return shape_factor(optimizer, group, param, kind)[0] * math.sqrt(min(flat(param.shape)))
+        return reading.shape_factor(optimizer, group, param, kind)[0] * math.sqrt(
+            min(reading.flat(param.shape))
+        )
     if family == "sgd":
         twice = float(group.get("momentum", 0.0)) * bool(group.get("nesterov", False))
         return float(gradient.norm()) * (1 + twice)
     if family == "adafactor":
         return math.sqrt(param.numel())
-    scaled = gradient / (gradient.abs() + epsilon(group, param))
+    scaled = gradient / (gradient.abs() + reading.epsilon(group, param))
     return float(scaled.norm()) * float(group.get("fallback_lr_scale", 1.0))
 
 

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from param_groups import quantities
 from param_groups.families import OPTIMIZER_FAMILY, of_families
 from param_groups.prescription import Forward, Prescription, Size, Tensor
-from param_groups.quantities import (
-    CONSTANT,
-    NORMAL,
-    Numbers,
-    check_finite,
-    check_positive,
-    check_sizes,
-)
+from param_groups.quantities import Numbers
 from param_groups.roles import OUT, Facts, PlanError, choose
 from param_groups.rules import exponents
 from param_groups.rules.exponents import Alignment
@@ -101,17 +95,17 @@ class Everett(Prescription):
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
-        check_finite("Everett", embedding_exponent=self.embedding_exponent)
+        quantities.check_finite("Everett", embedding_exponent=self.embedding_exponent)
         choose("gamma_units", self.gamma_units, ("tensor", "effective"))
         self.settle(of_families("sgd", "adam", "adafactor"))
         self._check_alignment()
         positive = ["width", "base_width", *(f"gamma_{layer}" for layer in exponents.LAYERS)]
         positive += ["embedding_std"] if self.embedding_std is not None else []
-        check_positive("Everett", **{name: vars(self)[name] for name in positive})
+        quantities.check_positive("Everett", **{name: vars(self)[name] for name in positive})
         whole = {"depth": self.depth, "hidden_layers": self.hidden_layers}
-        check_sizes("Everett", **{name: n for name, n in whole.items() if n is not None})
+        quantities.check_sizes("Everett", **{name: n for name, n in whole.items() if n is not None})
         if self.qk_exponent is not None:
-            check_finite("Everett", qk_exponent=self.qk_exponent)
+            quantities.check_finite("Everett", qk_exponent=self.qk_exponent)
 
     def _check_alignment(self) -> None:
         if not isinstance(self.alignment, Alignment):
@@ -144,7 +138,7 @@ class Everett(Prescription):
             # because no layer of size n comes after; the embedding's rate, in contrast, makes up
             # for gradients that shrink with n. So nothing may depend on n.
             lr = self._gamma("embedding", multiplied=False)
-            return Numbers(0.0, CONSTANT, lr=lr, gradient=1.0 if known else None)
+            return Numbers(0.0, quantities.CONSTANT, lr=lr, gradient=1.0 if known else None)
         layer = exponents.PARAMETERIZATION_TABLE[self.parameterization][facts.kind]
         multiplier = _power(n, -layer.a)
         mean, std = self._init(facts, tensor.fan_in, n, layer.b, multiplier)
@@ -154,7 +148,7 @@ class Everett(Prescription):
         power = exponents.gradient_exponents(self.parameterization)[facts.kind]
         return Numbers(
             init_std=std,
-            init_distribution=NORMAL if std > 0 else CONSTANT,
+            init_distribution=quantities.NORMAL if std > 0 else quantities.CONSTANT,
             init_mean=mean,
             multiplier=multiplier,
             lr=self._gamma(facts.kind) * _power(ratio, self.lr_exponent(facts.kind)) * extra,

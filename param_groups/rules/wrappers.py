@@ -19,18 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from param_groups import quantities
 from param_groups.families import OPTIMIZER_FAMILY, epsilon_power
 from param_groups.prescription import Forward, Momenta, Prescription, Size, Tensor, plain
-from param_groups.quantities import (
-    Asked,
-    Numbers,
-    check_finite,
-    check_flag,
-    check_limits,
-    check_positive,
-    check_sizes,
-    python_number,
-)
+from param_groups.quantities import Asked, Numbers
 from param_groups.roles import Layout, PlanError, Role, choose
 from param_groups.rules.everett import Everett
 
@@ -61,7 +53,7 @@ class Around(Prescription):
             inner = type(self.rule).__name__
             raise PlanError(f"{name} would undo what {inner} does; put {inner} around {name}")
         for key in fields(self):
-            object.__setattr__(self, key.name, python_number(vars(self)[key.name]))
+            object.__setattr__(self, key.name, quantities.python_number(vars(self)[key.name]))
 
     def __call__(self, tensor: Tensor) -> Numbers:
         """The rule's numbers, changed."""
@@ -134,7 +126,7 @@ class Compared(Around):
                 f"{name}(rule, base_width=...), the width that was tuned"
             )
         if self.base_width is not None:
-            check_positive(name, base_width=self.base_width)
+            quantities.check_positive(name, base_width=self.base_width)
             if base is not None and base.width != self.base_width:
                 raise PlanError(
                     f"{name}: base_width is {self.base_width:g}, that of {self.rule.form} "
@@ -211,10 +203,10 @@ class Depth(Around):
             raise PlanError(
                 f"Depth: {self.rule.form} has a rule for the depth of its own; leave one out"
             )
-        check_sizes("Depth", depth=self.depth)
-        check_positive("Depth", base_depth=self.base_depth)
-        check_limits("Depth", alpha=self.alpha)
-        check_flag("Depth: decays", self.decays)
+        quantities.check_sizes("Depth", depth=self.depth)
+        quantities.check_positive("Depth", base_depth=self.base_depth)
+        quantities.check_limits("Depth", alpha=self.alpha)
+        quantities.check_flag("Depth: decays", self.decays)
 
     @property
     def size(self) -> Size:
@@ -313,7 +305,7 @@ class Decay(Compared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_finite("Decay", exponent=self.exponent)
+        quantities.check_finite("Decay", exponent=self.exponent)
         if self.spare is not None:
             choose("spare", self.spare, ("vectors",))
 

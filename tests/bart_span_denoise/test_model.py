@@ -262,6 +262,7 @@ def test_a_sharded_row_of_padding_is_zeroed_where_it_lies(rank):
         distributed.destroy_process_group()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("training", [False, True])
 def test_it_compiles_without_graph_breaks(training):
     torch._dynamo.reset()

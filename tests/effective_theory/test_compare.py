@@ -105,6 +105,7 @@ def test_gradients_are_those_predicted_at_each_width(result):
         assert by[32, tensor] / by[64, tensor] == pytest.approx(2**0.5)
 
 
+@pytest.mark.thorough
 def test_with_s_only_what_is_of_order_one_has_a_limit():
     words = (
         "measure.widths=[16,32,64] measure.seeds=[25,25,25] model.s=1 model.heads=1 model.depth=1 "

@@ -40,6 +40,7 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
     assert f"forward pass: residual_multiplier {4**-alpha:g}" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("alpha", [0.5, 1.0, None])
 def test_the_coordinate_check_over_depth(alpha, texts, tmp_path, no_picture):
     """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth; with

@@ -224,6 +224,7 @@ SIZES = {"head_dim": (4, 32), "heads": (2, 16), "layers": (4, 32)}
 TOLERANCE = 0.15  # of a slope; the exponents of the theory differ by halves
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("alphas", [(1.0, 1.0), (0.5, 0.5), (0.5, 1.0)])
 def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, optimizer):

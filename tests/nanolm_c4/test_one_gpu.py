@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "nanolm_c4/sweeps/quickstart.yaml"
 
 
+@pytest.mark.thorough
 def test_forty_runs_of_text_that_two_files_hold_and_a_16_gb_card_steps(tmp_path):
     points = load_sweep(FILE, tmp_path, "one_gpu", draft=True).points
     assert len({point.run for point in points}) == 40

@@ -118,6 +118,7 @@ def two_steps(config, texts, **more):
     return validate(type(config), data, "test")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", [None, "laptop"])
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_first_run_of_a_sweep_takes_two_steps(drafts, texts, tmp_path, name, preset):

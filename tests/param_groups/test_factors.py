@@ -296,6 +296,7 @@ T5_SIZES |= {"num_layers": 2, "num_decoder_layers": 2, "decoder_start_token_id":
 T5_SIZES |= {"pad_token_id": 0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["t5", "mt5", "longt5", "switch_transformers"])
 def test_t5s_and_its_likes_queries_start_as_the_librarys_do_since_attention_has_no_scale(kind):
     model = stock(f"hf:{kind}", **T5_SIZES)

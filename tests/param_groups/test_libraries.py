@@ -19,6 +19,7 @@ from tests.param_groups.libraries import KEPT, MODELS, TORCHS, build, described,
 
 pytestmark = pytest.mark.xdist_group("libraries")
 STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
+FEW = ("hf:gpt2", "hf:gemma2", "hf:mixtral", "timm:vit_small_patch16_224", "nn.Transformer")
 # Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the
 # initial std and the rate.
 POWERS = {
@@ -42,7 +43,10 @@ def llama(width, **more):
 # What is kept of every model
 
 
-@pytest.mark.parametrize("name", [*MODELS, *TORCHS])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in FEW else pytest.param(n, marks=pytest.mark.thorough) for n in MODELS + TORCHS],
+)
 def test_roles_fans_factors_and_verdicts_are_those_that_are_kept(name):
     assert described(name) == kept()[name], f"`python -m tests.param_groups.libraries`: {KEPT}"
 

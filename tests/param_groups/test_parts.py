@@ -180,6 +180,7 @@ def test_models_that_people_have_are_planned_alike_at_every_width(name, tensor):
     assert any(one.endswith(tensor) for one in planted)
 
 
+@pytest.mark.thorough
 def test_a_right_plan_passes_the_check_and_wrong_ones_fail(capsys):
     """Of stacks of experts; stock/models.md has the table of all models."""
     muon_models.main(["--widths", "32", "64", "128", "--models", "Mixtral"])

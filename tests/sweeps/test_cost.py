@@ -292,6 +292,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_simulated_step_has_the_closed_forms_parameters_and_flops(name):
     base, *changes = FAMILIES[name]
@@ -348,6 +349,7 @@ def test_the_command_says_which_cards_hold_each_size(sweep, tmp_path, capsys):
     assert int(rows[1]["memory_on_each"]) == two["memory_on_each"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", tracked("*/sweeps/*.yaml"), ids=lambda path: path.stem)
 def test_the_gpus_of_shipped_files_are_those_of_the_simulated_table(path, tmp_path):
     """One where an H100 holds the run, else so many H100s that they do.

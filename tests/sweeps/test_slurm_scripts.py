@@ -128,6 +128,7 @@ def test_a_warned_job_is_requeued_once_its_driver_has_saved(tmp_path, nodes, sen
     assert not any("the-token" in line for line in lines if not line.startswith("token "))
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_warned_saves_is_requeued_and_ends_as_an_undisturbed_one(
     toy, tmp_path, pause, monkeypatch
 ):

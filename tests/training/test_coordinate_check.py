@@ -86,6 +86,7 @@ def slope(slopes, quantity, name, step=1):
 # The decoder under the four parameterisations
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["standard", "ntk", "mup", "mean_field"])
 def test_full_alignment_passes_but_for_the_expected_growth_of_the_logits(name):
     slopes = check(seeds=(0, 1, 2), prescription__parameterization=name)

@@ -81,7 +81,8 @@ def on_meta(monkeypatch):
 
     monkeypatch.setattr(processes, "accelerator", accelerator)
     # There are no values, and no autocast.
-    monkeypatch.setattr(loops, "initialise", lambda task: task.plan.apply_multipliers(task.model))
+    scaled = lambda task: task.plan.apply_multipliers(task.model)
+    monkeypatch.setattr(loops.tasks, "initialise", scaled)
     monkeypatch.setattr(sharding, "autocast", lambda *args: None)
     fused_on_meta(monkeypatch)
     monkeypatch.setattr(Loop, "_log_step", lambda *args: None)  # reads, as it may

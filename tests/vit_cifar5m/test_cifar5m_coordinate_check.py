@@ -175,6 +175,7 @@ def test_the_number_of_heads_changes_nothing_but_initial_logits(optimizer, alpha
     check(found, head_variance=0, dk=0, dA=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_depth_leaves_the_attention_to_alpha_depth(optimizer, alpha):

@@ -7,17 +7,8 @@ from torch import Tensor
 
 from training import sharding
 from training.compiled import Compiled
-from training.optim.decoupled import (
-    PARAM_SCALE_FLOOR,
-    Decoupled,
-    Group,
-    decay_weights,
-    local_parts,
-    param_scales,
-    rms,
-    rms_inside,
-    update,
-)
+from training.optim import decoupled
+from training.optim.decoupled import Decoupled, Group
 
 # Everett et al., Appendix C, leave optax's defaults in place for these three.
 ADAFACTOR_DECAY = 0.8
@@ -63,13 +54,13 @@ class Adafactor(Decoupled):
             second.mul_(decay).add_(square.mul_(1 - decay))
             directions.append(torch.rsqrt(second, out=square).mul_(grad))
         # Clip and parameter scale are one number per tensor.
-        scales = param_scales(params)
-        clips = rms(directions, params)
+        scales = decoupled.param_scales(params)
+        clips = decoupled.rms(directions, params)
         torch._foreach_div_(clips, ADAFACTOR_CLIP)
         torch._foreach_clamp_min_(clips, 1.0)
         torch._foreach_div_(scales, clips)
-        theta = local_parts(params)
-        decay_weights(group, theta)
+        theta = decoupled.local_parts(params)
+        decoupled.decay_weights(group, theta)
         torch._foreach_addcmul_(theta, directions, scales, value=-group["lr"])
 
     def _factored(
@@ -89,7 +80,7 @@ class Adafactor(Decoupled):
         if "v_row" not in state:
             for key, axis in (("v_row", j), ("v_col", i)):
                 state[key] = _zeros_without(axis, param, like.narrow(axis, 0, 1))
-        return local_parts((state["v_row"], state["v_col"]))
+        return decoupled.local_parts((state["v_row"], state["v_col"]))
 
     def _compiled(
         self, group: Group, params: list[Tensor], grads: list[Tensor], steps: list[Tensor]
@@ -135,7 +126,7 @@ def _unfactored(
 ) -> None:
     """Stacks (n, *shape); `weight` is (n, 1, ...)."""
     second = v + (g * g + eps - v) * weight
-    update(skip, (v, second), (w, _stepped(w, g * second.rsqrt(), rate, keep)))
+    decoupled.update(skip, (v, second), (w, _stepped(w, g * second.rsqrt(), rate, keep)))
 
 
 @Compiled
@@ -158,14 +149,14 @@ def _factored(
     col = v_col + (square.mean(i) - v_col) * weight
     rows, cols = row.unsqueeze(j), col.unsqueeze(i)
     direction = g * (rows / rows.mean(i, keepdim=True)).rsqrt() * cols.rsqrt()
-    update(skip, (v_row, row), (v_col, col), (w, _stepped(w, direction, rate, keep)))
+    decoupled.update(skip, (v_row, row), (v_col, col), (w, _stepped(w, direction, rate, keep)))
 
 
 def _stepped(w: Tensor, direction: Tensor, rate: Tensor, keep: Tensor) -> Tensor:
     """Lines 3 and 4 of each tensor in a stack: clipped, scaled, with decay."""
     inside = tuple(range(1, w.ndim))
-    clip = (rms_inside(direction, inside) / ADAFACTOR_CLIP).clamp_min(1.0)
-    scale = rms_inside(w, inside).clamp_min(PARAM_SCALE_FLOOR)
+    clip = (decoupled.rms_inside(direction, inside) / ADAFACTOR_CLIP).clamp_min(1.0)
+    scale = decoupled.rms_inside(w, inside).clamp_min(decoupled.PARAM_SCALE_FLOOR)
     return w * keep - direction * (rate * (scale / clip))
 
 

@@ -37,20 +37,9 @@ from param_groups.optim import MuonAdamW
 from training import sharding
 from training.compiled import Compiled
 from training.errors import UserError, nearest
+from training.optim import decoupled
 from training.optim.adafactor import ADAFACTOR_MIN_DIM, Adafactor
-from training.optim.decoupled import (
-    PARAM_SCALE_FLOOR,
-    AdamW,
-    Decoupled,
-    Eager,
-    Group,
-    decay_weights,
-    local_parts,
-    param_scales,
-    rms_inside,
-    rms_on_cpu,
-    update,
-)
+from training.optim.decoupled import AdamW, Decoupled, Eager, Group
 
 
 class SGD(Decoupled):
@@ -61,8 +50,8 @@ class SGD(Decoupled):
     """
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        theta, buffers = local_parts(params), self._buffers(params, "momentum_buffer")
-        decay_weights(group, theta, self.found_inf)
+        theta, buffers = decoupled.local_parts(params), self._buffers(params, "momentum_buffer")
+        decoupled.decay_weights(group, theta, self.found_inf)
         sgd(
             theta,
             grads,
@@ -103,16 +92,16 @@ class AdamParamScaling(Decoupled):
         if fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
             for w, g, m, v, t in zip(params, grads, first, second, steps, strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
-                scale = max(rms_on_cpu(w), PARAM_SCALE_FLOOR)
+                scale = max(decoupled.rms_on_cpu(w), decoupled.PARAM_SCALE_FLOOR)
                 rate, found = {"lr": lr * scale, "weight_decay": wd / scale}, self.found_inf
                 step([w], [g], [m], [v], [], [t], **rate, found_inf=found)
             return
         # m_hat / (sqrt(v_hat) + eps): what AdamW makes of zeros at a rate of -1.
-        directions = [torch.zeros_like(part) for part in local_parts(params)]
+        directions = [torch.zeros_like(part) for part in decoupled.local_parts(params)]
         step(directions, grads, first, second, [], steps, lr=-1.0, weight_decay=0.0)
-        torch._foreach_mul_(directions, param_scales(params))
-        theta = local_parts(params)
-        decay_weights(group, theta)
+        torch._foreach_mul_(directions, decoupled.param_scales(params))
+        theta = decoupled.local_parts(params)
+        decoupled.decay_weights(group, theta)
         torch._foreach_add_(theta, directions, alpha=-lr)
 
 
@@ -131,10 +120,10 @@ def _param_scaling(
     beta1: float,
     beta2: float,
 ) -> None:
-    scale = rms_inside(w).clamp_min(PARAM_SCALE_FLOOR)
+    scale = decoupled.rms_inside(w).clamp_min(decoupled.PARAM_SCALE_FLOOR)
     first, second = m.lerp(g, 1 - beta1), v.lerp(g * g, 1 - beta2)
     direction = first / correction1 / ((second / correction2).sqrt() + eps)
-    update(skip, (m, first), (v, second), (w, w * keep - direction * (rate * scale)))
+    decoupled.update(skip, (m, first), (v, second), (w, w * keep - direction * (rate * scale)))
 
 
 class AdamAtan2(Decoupled):
@@ -153,7 +142,7 @@ class AdamAtan2(Decoupled):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         (beta1, beta2), lam = group["betas"], group["atan2_lambda"]
         first, root = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_root")
-        steps, theta = self._steps(group, params), local_parts(params)
+        steps, theta = self._steps(group, params), decoupled.local_parts(params)
         if group["fused"]:
             counts = self._counted(steps)
             ratios = ((1 - beta2**counts).sqrt() / (1 - beta1**counts)).unbind()
@@ -161,7 +150,7 @@ class AdamAtan2(Decoupled):
                 _atan2(*tensors, *self._numbers(group), beta1, beta2, lam)
             return
         torch._foreach_add_(steps, 1.0)
-        decay_weights(group, theta)
+        decoupled.decay_weights(group, theta)
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(root, math.sqrt(beta2))
         # Tensor by tensor: what stands between two lines is then still in the cache.
@@ -191,7 +180,7 @@ def _atan2(
     first = m.lerp(g, 1 - beta1)
     size = torch.hypot(root * math.sqrt(beta2), g * math.sqrt(1 - beta2))
     direction = torch.atan2(first * (ratio / lam), size) * (4 / math.pi * lam)
-    update(skip, (m, first), (root, size), (w, w * keep - direction * rate))
+    decoupled.update(skip, (m, first), (root, size), (w, w * keep - direction * rate))
 
 
 class Muon(MuonAdamW, Eager):

@@ -103,6 +103,7 @@ def test_right_plans_pass_in_training(part):
         assert not failed(slopes), (str(case), [one for one in slopes if one.verdict in BAD])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", HALVES)
 def test_wrong_rates_and_starts_fail_in_training_alone(part):
     """The update shows a wrong rate; a wrong start shows in what the module makes."""

@@ -322,6 +322,7 @@ def test_of_two_tensors_the_one_with_another_rate_is_named(wrong, factor):
         assert [(one.name, one.quantity) for one in judged] == [named]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "message"),
     [
