@@ -2,7 +2,7 @@
 # Runs the test suite, with the checks of style (ruff) and of types (mypy); arguments go to pytest
 # instead, for example: bash scripts/test.sh tests/training
 # `quick` runs tests that neither start processes, nor train, nor draw: a minute or so.
-# `all` adds those that are marked thorough, as CI does: Ray, downloads, claims, the pictures of all figures,
+# `all` adds those that are marked thorough, as CI does: Ray, downloads, claims, findings and pictures of all figures,
 # and the further rows of long tables, such as half of the planted mistakes.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"

@@ -106,10 +106,5 @@ def texts(tmp_path_factory):
 
     root = tmp_path_factory.mktemp("texts")
     write_texts(root)
-    return [
-        "data.source=local",
-        f"data.path={root / 'one'}",
-        f"data.cache_dir={root / 'cache'}",
-        "data.tokenizer_vocab_size=80",
-        "data.validation_fraction=0.2",
-    ]
+    words = f"data.source=local data.path={root / 'one'} data.cache_dir={root / 'cache'}"
+    return f"{words} data.tokenizer_vocab_size=80 data.validation_fraction=0.2".split()

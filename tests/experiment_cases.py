@@ -63,13 +63,8 @@ FILES = (
     "schedule.warmup_steps=0"
 ).split()
 LOUD = "optimizer.lr=3.0 optimizer.weight_decay=0 training.divergence_factor=1000.0".split()
-SETS = {
-    "SGD": ["optimizer.name=sgd"],
-    "BORDELON": BORDELON,
-    "MUON": MUON,
-    "FILES": FILES,
-    "LOUD": LOUD,
-}
+SETS = {"SGD": ["optimizer.name=sgd"], "BORDELON": BORDELON, "MUON": MUON}
+SETS |= {"FILES": FILES, "LOUD": LOUD}
 
 SHARED = changes("""
 seed=7 optimizer.name=sgd optimizer.lr=0.02 optimizer.beta1=0.5 optimizer.beta2=0.5
@@ -308,7 +303,6 @@ def write_pixels(root: Path) -> None:
 
 
 def write_files(case: Case, root: Path) -> None:
-    """The files of a case."""
     if case is NANOLM:
         write_texts(root)
         write_tokenizer(root)

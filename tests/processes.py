@@ -74,7 +74,6 @@ class Program:
 
     @property
     def pids(self):
-        """The processes, by rank."""
         return [process.pid for process in self.processes]
 
     def poll(self):
@@ -117,7 +116,6 @@ class Program:
             os.kill(pid, number)
 
     def terminate(self):
-        """SIGTERM to all processes."""
         self.send_signal(signal.SIGTERM)
 
 
@@ -127,13 +125,8 @@ def meeting(ranks):
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": store.port,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-    }
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": ranks}
+    told |= {"LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": True}
     return {name: str(value) for name, value in told.items()}, store
 
 

@@ -30,7 +30,6 @@ def dies_after(step, train, *args, **kwargs):
 
 
 def lines(folder, name="metrics.jsonl"):
-    """The lines of one of a run's logs."""
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
@@ -41,7 +40,6 @@ def observed_bytes(folder):
 
 
 def checkpoints(folder):
-    """The names of a run's checkpoints."""
     return sorted(path.name for path in (folder / "checkpoints").glob("*"))
 
 
@@ -62,8 +60,13 @@ def seal(path, **more):
     (path / "checksums.json").write_text(json.dumps({**sums, **more}))
 
 
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
 def newest(run):
-    """A run's newest checkpoint."""
     return sorted(run.glob("checkpoints/step-*"))[-1]
 
 
@@ -75,7 +78,6 @@ def kept(task, run):
 
 
 def tensors(path):
-    """All tensors of a checkpoint, whole."""
     checkpoint.check(path)
     saved = checkpoint.load(path)
     return {name: saved.read(name) for name in saved.parts}

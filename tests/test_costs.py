@@ -32,29 +32,18 @@ KEYS = {
     CIFAR: ("model.head_dim", "model.heads", "model.layers", "model.patch_size", ENDS[1]),
 }
 FILES = {DECODER: "nanolm_c4/configs/infinite_limits_laptop.yaml"}
+EVALUATED = "data.eval_resize=32"
 MORE = {
     BART: ["model.attention_dropout=0"],
     DECODER: ["model.heads=null"],
-    VIT: [
-        "data.augmentation={mixup: 0, cutmix: 0}",
-        "training.eval_every=0",
-        "data.eval_resize=32",
-    ],
+    VIT: ["data.augmentation={mixup: 0, cutmix: 0}", "training.eval_every=0", EVALUATED],
 }
-SHAPES = [
-    (BART, (64, 1, 16, 4, 30, 100, 4)),
-    (BART, (48, 3, 8, 2, 38, 211, 2)),
-    (BART, (32, 2, 32, 1, 14, 64, 5)),
-    (NANO, (48, 3, 8, 2, 40, 211, 2)),
-    (NANO, (128, 1, 64, 2, 130, 200, 2)),
-    (NANO, (32, 2, 32, 1, 16, 64, 5)),
-    (VIT, (64, 1, 16, 4, 4, 16, 10, 4)),
-    (VIT, (48, 3, 8, 2, 5, 20, 21, 2)),
-    (VIT, (32, 2, 32, 1, 4, 32, 300, 5)),
-    (CIFAR, (8, 2, 1, 4, 4)),
-    (CIFAR, (4, 6, 3, 8, 4)),
-    (CIFAR, (16, 4, 2, 16, 4)),
-]
+SHAPES = {
+    BART: [(64, 1, 16, 4, 30, 100, 4), (48, 3, 8, 2, 38, 211, 2), (32, 2, 32, 1, 14, 64, 5)],
+    NANO: [(48, 3, 8, 2, 40, 211, 2), (128, 1, 64, 2, 130, 200, 2), (32, 2, 32, 1, 16, 64, 5)],
+    VIT: [(64, 1, 16, 4, 4, 16, 10, 4), (48, 3, 8, 2, 5, 20, 21, 2), (32, 2, 32, 1, 4, 32, 300, 5)],
+    CIFAR: [(8, 2, 1, 4, 4), (4, 6, 3, 8, 4), (16, 4, 2, 16, 4)],
+}
 
 
 def experiment_of(case):
@@ -116,11 +105,8 @@ PAPER = "model.positions=paper"
 def test_the_papers_models_and_runs(name, file, word, embedding, total, tokens, products, flops):
     experiment = load_experiment(name)
     config = load(experiment.config, ROOT / f"{name}/configs/{file}.yaml", [word])
-    assert experiment.parameters(config) == {
-        "embedding": embedding,
-        "non_embedding": total - embedding,
-        "total": total,
-    }
+    counts = {"embedding": embedding, "non_embedding": total - embedding, "total": total}
+    assert experiment.parameters(config) == counts
     assert tokens in (None, experiment.tokens_per_step(config))
     if products:
         exact = 6 * config.training.steps * config.training.batch_size * products
@@ -129,7 +115,7 @@ def test_the_papers_models_and_runs(name, file, word, embedding, total, tokens, 
 
 def test_every_sample_of_bart_counts_as_the_longest():
     for words in ([], [POSITIONS]):
-        config = settings(BART, SHAPES[0][1], *words)
+        config = settings(BART, SHAPES[BART][0], *words)
         tokens = load_experiment(BART).tokens_per_step(config) // config.training.batch_size
         assert tokens == built(BART, config, 1)[0].longest
 
@@ -157,7 +143,7 @@ def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(
     assert parameters["embedding"] == (symbols + 2 * 514) * 1024
 
 
-@pytest.mark.parametrize(("case", "shape"), SHAPES)
+@pytest.mark.parametrize(("case", "shape"), [(one, s) for one in SHAPES for s in SHAPES[one]])
 def test_flops_are_those_torch_counts(case, shape):
     """But for the pairs of causal attention, half of all that torch counts in every layer, and for
     the gradient of the images, which nobody forms and the convention counts."""

@@ -155,7 +155,6 @@ def refused(call, *words, **options):
 
 
 def left(folder="data"):
-    """Files below a folder."""
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(folder)) for path in files)
 
@@ -347,9 +346,8 @@ def test_cifar5m(server, call):
 
     def serve(number, count):
         np.savez(file := io.BytesIO(), X=pixels[number][:count], Y=np.arange(count))
-        server.contents[f"storage.googleapis.com/gresearch/cifar5m/part{number}.npz"] = (
-            file.getvalue()
-        )
+        place = f"storage.googleapis.com/gresearch/cifar5m/part{number}.npz"
+        server.contents[place] = file.getvalue()
 
     for number in range(6):
         serve(number, 5 if number < 5 else 4)
@@ -399,16 +397,12 @@ def test_imagenet(monkeypatch, tmp_path, capsys):
     meta = io.BytesIO()
     savemat(meta, {"synsets": np.array(synsets, [(field, object) for field in fields])})
     inner = {name: {f"{name}_{k}.JPEG": image for k in range(3)} for name in classes}
+    devkit = "ILSVRC2012_devkit_t12/data"
+    told = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": b"2\n1\n"}
     contents = {
         "train": archive({f"{name}.tar": archive(files) for name, files in inner.items()}),
         "val": archive({f"ILSVRC2012_val_{k}.JPEG": image for k in range(2)}),
-        "devkit": archive(
-            {
-                "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
-                "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"2\n1\n",
-            },
-            "w:gz",
-        ),
+        "devkit": archive({f"{devkit}/{name}": text for name, text in told.items()}, "w:gz"),
     }
     names = {key: name for key, (name, _) in published.ARCHIVE_META.items()}
     sums = {key: (names[key], hashlib.md5(contents[key]).hexdigest()) for key in contents}

@@ -63,6 +63,7 @@ def test_a_recipe_is_tuned_at_the_base_width_and_carried_to_another(ran):
     assert [width for width, _ in best] == ["32", "64"] * 2, out
 
 
+@pytest.mark.thorough
 def test_a_llama_is_fine_tuned_from_weights_that_nothing_has_touched(ran):
     out = ran(ROOT / "examples/finetune_llama.py")
     assert "\n20 of 20 tensors are the checkpoint's, bit for bit\n" in out
@@ -70,6 +71,7 @@ def test_a_llama_is_fine_tuned_from_weights_that_nothing_has_touched(ran):
     assert float(learnt) < 3.3 and float(last) < float(first) - 0.2 < 3.3
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs_from_top_to_bottom_and_prints_what_is_stored_in_it(ran, tmp_path):
     """Its code as one program; of what it prints the digits may be another machine's."""
     cells = json.loads((ROOT / "examples/first_plan.ipynb").read_text())["cells"]
@@ -102,6 +104,7 @@ def checked(monkeypatch, capsys, tmp_path, no_picture):
     return check
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_pass_the_coordinate_check(name, checked, tmp_path):
     out = checked(ROOT / "examples" / name, 0)

@@ -21,8 +21,10 @@ from training.experiment import load_experiment
 
 # A process that makes an experiment's files and runs does so for all tests of it.
 NAMES = {name: pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES}
-KEYS = [
-    pytest.param(name, key, marks=NAMES[name].marks)
+KEYS = [  # thorough: those of other experiments than the decoder's
+    pytest.param(
+        name, key, marks=(*NAMES[name].marks, *[pytest.mark.thorough] * (name != "nanolm_c4"))
+    )
     for name, case in CASES.items()
     for key in case.all_changes()
 ]
@@ -150,13 +152,8 @@ def test_a_run_leaves_its_files_and_is_not_trained_again(small, tmp_path, capsys
     assert "step 6/6  train loss" in told
     outcome = f"finished: {small.experiment.result(summary)}; {folder}/summary.json"
     assert told.splitlines()[-1] == outcome
-    assert {file.name for file in folder.iterdir()} - {".lock"} == {
-        "config.yaml",
-        "plan.json",
-        "metrics.jsonl",
-        "timing.jsonl",
-        "summary.json",
-    }
+    files = "config.yaml plan.json metrics.jsonl timing.jsonl summary.json"
+    assert {file.name for file in folder.iterdir()} - {".lock"} == {*files.split()}
     assert load(small.experiment.config, folder / "config.yaml") == config
     rows = json.loads((folder / "plan.json").read_text())["rows"]
     assert sum(math.prod(row["shape"]) for row in rows) == summary["parameters"]
@@ -169,12 +166,8 @@ def test_a_run_leaves_its_files_and_is_not_trained_again(small, tmp_path, capsys
 
 def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(small, tmp_path, monkeypatch):
     """With a data worker, a probe and, where there are any, observations on both sides of it."""
-    words = [
-        "training.eval_every=2",
-        "checkpoint.final=true",
-        "training.data_workers=1",
-        "training.probe_every=2",
-    ]
+    words = "training.eval_every=2 checkpoint.final=true training.data_workers=1".split()
+    words.append("training.probe_every=2")
     if "training.observe_every" in small.case.changes:
         words += ["training.observe_every=2", "training.observe_samples=2"]
     config = small.config(*words)
@@ -220,16 +213,8 @@ def test_two_processes_train_the_run_that_one_does(small, tmp_path):
         "EXPERIMENT.main(sys.argv[1:])\n"
         "assert not distributed.is_initialized(), 'a peer may abort in it at its exit'\n"
     )
-    result = finished(
-        script,
-        small.case.config,
-        *small.words(*words, *more),
-        "--run-dir",
-        tmp_path / "2",
-        ranks=2,
-        cwd=ROOT,
-        PYTHONPATH=ROOT,
-    )
+    command = [script, small.case.config, *small.words(*words, *more), "--run-dir", tmp_path / "2"]
+    result = finished(*command, ranks=2, cwd=ROOT, PYTHONPATH=ROOT)
     assert result.returncode == 0, result.err
     assert result.err.count("step 6/6") == 1  # one process speaks
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
@@ -270,15 +255,12 @@ def test_every_key_changes_what_a_run_leaves_behind(smalls, name, key, tmp_path,
 def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monkeypatch):
     rows = {True: [], False: []}
     workers, compiled = set(), []
-    value = {
-        "training.micro_batch_size": "4",
-        "training.eval_batch_size": "2",
-        "training.compile": "true",
-        "training.cuda_graphs": "true",
-        "training.data_workers": "1",
-        "training.trackers": "[tensorboard]",
-        "data.cache_dir": str(tmp_path / "cache"),
-    }[key]
+    values = (
+        "training.micro_batch_size=4 training.eval_batch_size=2 training.compile=true "
+        "training.cuda_graphs=true training.data_workers=1 training.trackers=[tensorboard] "
+        f"data.cache_dir={tmp_path / 'cache'}"
+    )
+    value = dict(word.split("=") for word in values.split())[key]
     loader = loading.DataLoader
 
     def counted_loader(*args, **kwargs):

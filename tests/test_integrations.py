@@ -88,11 +88,8 @@ def test_hugging_face(train, tmp_path):
     )
     optimizer = train(model, numbers, arguments, [{"input_ids": ids, "labels": ids}] * 8)
     assert type(getattr(optimizer, "optimizer", optimizer)) is kind
-    initial = {
-        name: group["initial_lr"]
-        for group in optimizer.param_groups
-        for name in group["param_names"]
-    }
+    groups = optimizer.param_groups
+    initial = {name: group["initial_lr"] for group in groups for name in group["param_names"]}
     assert initial == {row.name: row.lr for row in numbers.rows} and len({*initial.values()}) > 1
     assert rates_over_plan(optimizer, numbers) == {0.0}
     assert not torch.equal(model.lm_head.weight, before)

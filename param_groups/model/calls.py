@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
 TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), -1)
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "std": 1, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
+ADDS = SUMS | {"addcmul", "addcdiv", "index_add", "index_put", "put"}  # one tensor to another
+ADDS |= {"index_reduce", "scatter_add", "scatter_reduce"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
 LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
@@ -160,16 +163,19 @@ def terms(call: Call) -> float | None:
     name, first, out = call.bare, call.ins[0], call.outs[0]
     if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
-    unread = name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
+    view = out is not first and out.data_ptr() == first.data_ptr() and not call.in_place
+    unread = view or name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
     if unread or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not _is_number(out):
         return None
     if name in LOGS:
         return float(math.prod(first.shape[axis] for axis in summed_axes(call) if first.ndim))
-    level = iter([0.0 if name.startswith(("index_", "scatter_")) else -1.0])  # of two a distance
+    # Of two tensors a distance; of one into which others go they alone.
+    first_one = 0.0 if name.startswith(("index_", "scatter_")) else -1.0
+    level = itertools.chain([first_one], itertools.repeat(1.0))
 
     def flat(value: Any) -> Any:
         number = isinstance(value, Tensor) and _is_number(value)
-        return torch.full_like(value, next(level, 1.0)) if number else value
+        return torch.full_like(value, next(level)) if number else value
 
     try:
         args, kwargs = tree_map(flat, (tuple(call.args), dict(call.kwargs)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from param_groups.model import calls
 from param_groups.model.calls import Call
-from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, times
+from param_groups.model.notes import NOTHING, Attention, Flow, Notes, added, folded, joined, times
 
 
 def flow(
@@ -34,19 +33,25 @@ def flow(
     summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
     if summed and (product := _inner_product(notes, call)):
         return product
+    if bare in calls.LIKE and not views:
+        return notes.flow(call.ins[0])
+    if out.is_floating_point():  # an index that was made like an activation adds nothing
+        entries = [t for t in call.ins if t.is_floating_point()]
+        flows = [notes.flows[id(t)] for t in entries if id(t) in notes.flows]
+    several = len(flows) > 1 and bare in calls.ADDS
     if terms := calls.terms(call):
-        came = came.summed(terms)
-        if "squared" in came.marks:  # of entries of one, whose root is a norm
-            came = replace(came, factor=times(came.factor, terms))
-    adds = bare in {*calls.SUMS, "addcmul", "addcdiv"}
-    if adds and len(flows) > 1:  # one by one, as in a loop
-        counts = Counter[str]()
-        for one in flows:
-            counts.update({name: one.adds.get(name, 1.0) for name in one.names | one.vectors})
-        came = replace(came, adds={name: n for name, n in counts.items() if n > 1})
-    if adds and len(flows) == 2 and not came.scores:
-        factor = times(flows[1].factor, call.kwargs.get("alpha", 1.0))
-        return _sum(notes, [flows[0], replace(flows[1], factor=factor)], came)
+        if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
+            came = replace(came.summed(1.0), factor=times(came.factor, terms))
+        elif several:  # into the first
+            flows = [flows[0], *(one.summed(terms) for one in flows[1:])]
+        else:
+            came = came.summed(terms)
+    if several:
+        by = call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
+        flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
+        if len(flows) == 2 and (joint := _sum(notes, flows, came)):
+            return joint
+        came = replace(came, terms=added(flows))
     if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
         return marked("counted")
     if bare == "one_hot":
@@ -62,16 +67,16 @@ def flow(
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
         after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
-        sums = frozenset() if power < 0 else came.rescaled(1.0, power)
-        after = replace(after, sums=sums, adds={} if power < 0 else came.adds)
+        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
+        after = replace(after, terms=kept, gain=times(1.0, came.gain, power))
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
         return replace(after, factor=times(top, came.factor, power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
-        return replace(marked("normed"), sums=frozenset(), factor=out.shape[axis] ** -0.5)
-    if "norm" in bare:  # of a vector: the root of its entries times their size
-        size = (call.ins[0].numel() / out.numel()) ** 0.5
-        return replace(marked("root"), factor=times(came.factor, size))
+        factor = out.shape[axis] ** -0.5
+        return replace(marked("normed"), terms=frozenset(), factor=factor, gain=1.0)
+    if "norm" in bare:
+        return marked("root")
     if bare in calls.TIMES:
         return _times(notes, call, flows, came)
     if came.scores and bare in {*calls.SUMS, *calls.JOINS, "tanh"}:
@@ -79,14 +84,12 @@ def flow(
         own = [notes.flow(before)] if len(came.scores) == 1 else flows
         came = replace(came, factor=joined([f for f in own if f.scores]).factor)
         for i in came.scores:
-            added = notes.names(*views).union(*(f.names for f in flows if not f.scores))
-            notes.attentions[i].added |= added
+            names = notes.names(*views).union(*(f.names for f in flows if not f.scores))
+            notes.attentions[i].added |= names
         return replace(came, factor=rebased(notes, came, before, out))
     if came.factor is None and not came.scores:
-        entries = [t for t in call.ins if t.is_floating_point()][
-            : 1 if bare in calls.LIKE else None
-        ]
-        return _together(notes, [notes.flow(t) for t in entries], came)
+        came = replace(came, terms=joined([*map(folded, flows)]).terms)
+        return _together(notes, flows, came)
     return came
 
 
@@ -95,7 +98,11 @@ def beside(
 ) -> Flow:
     """Activations after a parameter acted on their entries."""
     notes.use(vector, op, marks=came.marks | marks)
-    return replace(came, vectors=came.vectors | notes.names(vector))
+    gain, names = came.gain, notes.names(vector)
+    for acts in (notes.uses[name][-1].acts_as for name in names if "scale" in op):
+        if acts and not math.isclose(acts, 1, rel_tol=1e-2):  # with some noise
+            gain = times(gain, acts, -1 if "divides" in marks else 1)
+    return replace(came, gain=gain, vectors=came.vectors | names)
 
 
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
@@ -130,23 +137,28 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     vectors = [*call.args[calls.NORMS[call.bare] :][:2]]
     vectors += [call.kwargs.get("weight"), call.kwargs.get("bias")]
     tensors = [t for t in vectors if isinstance(t, Tensor)]
-    for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
-        if notes.names(t):
-            came = replace(came, vectors=came.vectors | notes.names(t))
-            notes.use(t, what)
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
-    return replace(came, factor=1.0, sums=frozenset(), adds={}, marks=came.marks | {"normed"})
+    marks = came.marks - {"turned"} | {"normed"}
+    came = replace(came, factor=1.0, gain=1.0, terms=frozenset(), marks=marks)
+    for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
+        came = beside(notes, t, what, came) if notes.names(t) else came
+    return came
 
 
-def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
-    """A branch that joins the stream it came from, or two activations."""
+def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
+    """A branch that joins the stream it came from, or two activations; None for scores."""
     for stream, other in (flows, flows[::-1]):
-        if notes.join_stream(stream, other):
+        if not stream.scores and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
-            return replace(came, past=stream.past, factor=1.0, marks=marks)
-    came = replace(came, marks=came.marks - {"stream"})
-    if flows[0].made == flows[1].made:
+            terms = added([*map(folded, flows)])
+            came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
+            return replace(came, terms=terms, marks=marks)
+    if came.scores:
+        return None
+    terms = added([*map(folded, flows)] if came.factor is None else flows)
+    came = replace(came, marks=came.marks - {"stream"}, terms=terms)
+    if flows[0].made == flows[1].made and came.factor is not None:
         return came
     for one in flows:
         if one.made <= notes.rows:
@@ -156,10 +168,14 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
 
 def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
-    apart = {one.factor for one in flows if one.made}
-    for one in flows if len(apart) > 1 else ():
-        notes.note_factor("term", one)
-    return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0)
+    made = [one for one in flows if one.made]
+    apart = {one.factor for one in made}
+    place = "term" if len({one.made for one in made}) > 1 else "part"
+    for one in made if len(apart) > 1 else ():
+        notes.note_factor(place, one)
+    opened = {one.factor for one in made if not notes.closed(one.names)}
+    gain = None if len(opened) > 1 else came.gain
+    return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0, gain=gain)
 
 
 def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -169,8 +185,9 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     if len(flows) > 1:
         factor = times(flows[0].factor, flows[1].factor, power)
         if power < 0:  # a sum over another is as many terms as it has more
-            below = max((terms for _, terms in flows[1].sums), default=1.0)
-            came = replace(came, sums=flows[0].rescaled(1 / below))
+            below = max((n * k for _, n, k in flows[1].terms), default=1.0)
+            one = flows[0].summed(1 / below) if below != 1 else flows[0]
+            came = replace(came, terms=one.terms)
             if "root" in flows[1].marks - flows[0].marks and flows[0].names & flows[1].names:
                 came = replace(came, marks=came.marks - {"root"} | {"normed"})
                 for name in flows[0].vectors - flows[1].vectors:  # that acts before it divides
@@ -180,19 +197,16 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
-        return replace(came, factor=factor, made=made)
+        gain = times(flows[0].gain, flows[1].gain, power)
+        return replace(came, factor=factor, gain=gain, made=made)
     others = [t for t in call.ins if id(t) not in notes.flows]
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
-        by = abs(numbers[0]) ** power if numbers[0] else 1.0
-        adds = {n for n in came.adds.values() if n > 2}  # two are a rotation, too
-        sizes = {*(terms for _, terms in came.sums), *adds} - {1, came.factor}
-        divides = any(math.isclose(terms * by, 1) for terms in sizes)  # a mean by hand
-        factor = came.factor if divides else times(came.factor, numbers[0], power)
-        kept = {} if any(math.isclose(n * by, 1) for n in adds) else came.adds
-        return replace(came, factor=factor, sums=came.rescaled(by), adds=kept)
-    many = came.scores and not notes.names(*call.ins)
-    return replace(came, factor=None) if many else came
+        return replace(came, factor=times(came.factor, numbers[0], power))
+    if notes.names(*call.ins) or not any(t.is_floating_point() for t in others):
+        return came
+    turned = replace(came, marks=came.marks | {"turned"})
+    return replace(came, factor=None) if came.scores else turned
 
 
 # Scores of attentions
@@ -201,14 +215,14 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
 def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
         # Scores that a parameter made, as a router's or a pooling's, are of no attention.
-        mark = "softmax" if came.sums or len(came.names) != 1 else "weighs"
+        mark = "weighs" if len(came.names) == 1 and "summed" not in came.marks else "softmax"
         soft = {mark} if call.bare == "softmax" else NOTHING
-        came = replace(came, sums=frozenset()) if soft else came
+        came = replace(came, terms=frozenset()) if soft else came
         return replace(came, marks=came.marks | soft)
     for one in (notes.attentions[i] for i in came.scores):
         one.soft, several = True, len(came.scores) > 1
         one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)
-    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, sums=frozenset())
+    return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 
 def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | None:

@@ -43,10 +43,10 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
     said = dict(zip(keys, times, strict=True))
     for place, name in dict.fromkeys((*large.factors, *small.factors)):
         pairs = matched(*(notes.factors[place, name] for notes in (small, large)))
-        for first, factor in dict.fromkeys(pairs):
+        for first, factor in dict.fromkeys(pairs) if place != "sum" else ():
             steady = math.isclose(first, factor, rel_tol=0.02)
             if steady and (
-                place in ("input", "readout") or math.isclose(factor, 1.0, rel_tol=1e-6)
+                place in ("input", "readout", "part") or math.isclose(factor, 1.0, rel_tol=1e-6)
             ):
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
@@ -64,7 +64,7 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
 
 def unnamed(model: nn.Module, run: Callable[[nn.Module], Any], roles: Mapping[str, Role]) -> str:
     """What one pass shows of attentions whose queries have another role; "" if there are none."""
-    recorder = Recorder(model, {}, dict(model.named_parameters()))
+    recorder = Recorder(model, *[dict(model.named_parameters())] * 2)
     with torch.compiler.set_stance("force_eager"), recorder:
         run(model)
     for one in (one for one in recorder.notes.attentions if one.soft):

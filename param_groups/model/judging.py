@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from param_groups.model import calls
-from param_groups.model.notes import Notes, Ranges, Use
+from param_groups.model.notes import Notes, Number, Ranges, Use
 from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
@@ -107,14 +107,14 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
 def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     """What is wrong with sums and numbers around a tensor that grow with the width; "" if nothing
     is."""
-    for fewer, more in matched(small.sums[name], large.sums[name]):
-        if more > 1.2 * fewer:
-            sizes = f"of which {more:.4g} are added up, {fewer:.4g} at the smaller width"
-            return f"makes results {sizes}, and nothing divides the sum"
-    for place, how in (("input", "takes activations"), ("term", "makes one of two terms")):
+    for place in ("sum", "input", "term", "part"):
         for first, then in matched(*(notes.factors[place, name] for notes in (small, large))):
-            if not math.isclose(first, then, rel_tol=0.02):
-                by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+            sizes = f"{then:.4g} are added up, {first:.4g} at the smaller width"
+            if place == "sum" and then > 1.2 * first:
+                return f"makes results of which {sizes}, and nothing divides the sum"
+            how = "takes activations" if place == "input" else "makes one of two terms"
+            by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+            if place != "sum" and not math.isclose(first, then, rel_tol=0.02):
                 return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:
         if not math.isclose(one.factor, other.factor, rel_tol=0.02):
@@ -126,13 +126,19 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     return ""
 
 
-def matched(small: Sequence[float], large: Sequence[float]) -> list[tuple[float, float]]:
+def matched(small: Sequence[Number], large: Sequence[Number]) -> list[tuple[float, float]]:
     """Numbers of two passes one by one; the least and the greatest where there are not as many
-    and not the same ones."""
-    if len(small) == len(large):
-        return [*zip(small, large, strict=True)]
-    alike = {*small, 1.0} == {*large, 1.0}
-    return [] if alike else [(min(small, default=1.0), max(large, default=1.0))]
+    and not the same ones. Of one that divides a sum what is left: no change with the width."""
+    one: Number = (1.0, ())
+    pairs = [*zip(small, large, strict=False)]
+    if len(small) != len(large):
+        alike = {*small, one} == {*large, one}
+        pairs = [] if alike else [(min(small, default=one), max(large, default=one))]
+    found = []
+    for (first, fewer), (then, more) in pairs:
+        ways = [(first, then), *((first * a, then * b) for a, b in zip(fewer, more, strict=False))]
+        found.append(next((two for two in ways if math.isclose(*two, rel_tol=0.02)), ways[0]))
+    return found
 
 
 def _is_table(use: Use) -> bool:

@@ -19,6 +19,8 @@ NOTHING: frozenset[str] = frozenset()
 Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 # Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
 Ranges = tuple[tuple[int, int], ...] | None
+Terms = frozenset[tuple[str, float, float]]
+Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,14 @@ class Flow:
         made: the parameters whose products it is, each with the index of its result.
         past: the parameters that it went through, as bits; a residual sum has the stream's.
         above: the activations that it was made from, as bits, and its own, `serial`.
-        factor: numbers that it was multiplied by since; None where they are not known.
+        factor: the product of the numbers that have multiplied it since; None if not known.
+        gain: the product of the gains that have, as they start; None if its parts have several.
         scores, weights: attentions whose query-key products, whose softmaxes are in it.
         vectors: the parameters that act on its entries one by one, since its last product.
-        sums: parameters whose results are added up in one entry, each with how many terms, times
-            numbers since; no longer once it divides. `adds`: how many were added one by one.
-        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax,
-            weighs (a softmax of what a parameter made).
+        terms: parameters whose results are added up in one entry, each with how many a call adds
+            up, and how many are added one by one.
+        marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
+            turned (by a tensor of numbers), weighs (a softmax of what a parameter made).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()
@@ -43,22 +46,23 @@ class Flow:
     above: int = 0
     serial: int = 0
     factor: float | None = 1.0
+    gain: float | None = 1.0
     scores: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
-    sums: frozenset[tuple[str, float]] = frozenset()
-    adds: Mapping[str, float] = field(default_factory=dict)
+    terms: Terms = frozenset()
     marks: frozenset[str] = NOTHING
+
+    @property
+    def every(self) -> Terms:
+        """Its terms, and one of each parameter that is not added up."""
+        first = (self.names | self.vectors) - {name for name, *_ in self.terms}
+        return self.terms | {(name, 1.0, 1.0) for name in first}
 
     def summed(self, terms: float) -> Flow:
         """What a sum over some of its entries carries."""
-        first = (self.names | self.vectors) - {name for name, _ in self.sums}
-        sums = self.sums | {(name, 1.0) for name in first}
-        return replace(self, sums=frozenset((n, t * terms) for n, t in sums)) if terms else self
-
-    def rescaled(self, by: float, power: float = 1) -> frozenset[tuple[str, float]]:
-        """Its sums to a power, times a number."""
-        return frozenset((name, terms**power * by) for name, terms in self.sums)
+        more = frozenset((name, n * terms, times) for name, n, times in self.every)
+        return replace(self, terms=more, marks=self.marks | {"summed"})
 
     @property
     def names(self) -> set[str]:
@@ -90,14 +94,36 @@ def times(a: float | None, b: float | None, power: float = 1) -> float | None:
 
 def joined(flows: Sequence[Flow]) -> Flow:
     """What several activations carry together."""
-    factors = {flow.factor for flow in flows if flow.made or flow.scores} or {1.0}
+    if len(flows) == 1:
+        return flows[0]
+    apart = [flow for flow in flows if flow.made or flow.scores] or [Flow()]
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in ("made", "past", "above", "scores", "weights", "vectors", "sums", "marks")
+        for key in "made past above scores weights vectors terms marks".split()
     }
-    adds = sorted(pair for flow in flows for pair in flow.adds.items())
-    together["adds"] = dict(adds)  # the most of each
-    return Flow(factor=factors.pop() if len(factors) == 1 else None, **together)
+    for key in ("factor", "gain"):
+        values = {getattr(flow, key) for flow in apart}
+        together[key] = values.pop() if len(values) == 1 else None
+    return Flow(**together)
+
+
+def added(flows: Sequence[Flow]) -> Terms:
+    """The terms in a sum of activations: of a parameter in several as many as in all. What was
+    added up in two ways stays two."""
+    in_order = [sorted(flow.every, key=lambda one: one[2]) for flow in flows]
+    most = [{name: k for name, _, k in one} for one in in_order]
+    found = {
+        (name, n, k + sum(one.get(name, 0.0) for one in most[:i] + most[i + 1 :]))
+        for i, terms in enumerate(in_order)
+        for name, n, k in terms
+    }
+    return frozenset(one for one in found if one[1:] != (1, 1))
+
+
+def folded(flow: Flow) -> Flow:
+    """An activation whose factor counts as terms."""
+    terms = frozenset((name, n, k * abs(flow.factor or 1.0)) for name, n, k in flow.terms)
+    return replace(flow, factor=1.0, terms=terms)
 
 
 @dataclass(frozen=True)
@@ -153,11 +179,9 @@ class Notes:
         self.joined = 0  # activations after a residual sum, as bits
         # Activations times a parameter, which must not lose their id, and its view.
         self.scaled: dict[int, tuple[Tensor, Tensor]] = {}
-        # Of each parameter, sums of its results that nothing divides by: how many terms each has.
-        self.sums: dict[str, list[float]] = defaultdict(list)
         self.attentions: list[Attention] = []
-        # Of a place and a parameter, one after the other.
-        self.factors: dict[tuple[str, str], list[float]] = defaultdict(list)
+        # Of a place and a parameter numbers, one after the other.
+        self.factors: dict[tuple[str, str], list[Number]] = defaultdict(list)
         self.splits: dict[str, tuple[int, ...]] = {}
         # Parameters that reach the output, and whose results are sorted; rows of tables.
         self.output, self.chosen = set[str](), set[str]()
@@ -182,16 +206,23 @@ class Notes:
         self.joined |= serial if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
 
-    def spend(self, flow: Flow) -> None:
+    def closed(self, names: Collection[str]) -> bool:
+        """Whether all of some parameters start at zero."""
+        return all(name in self.constant and not self.starts[name].any() for name in names)
+
+    def spend(self, *flows: Flow) -> None:
         """Notes the sums in what a product takes, or what is the output."""
-        once = {(name, 1.0) for name in flow.adds.keys() - {name for name, _ in flow.sums}}
-        for name, terms in sorted(flow.sums | once):
-            self.sums[name].append(terms * flow.adds.get(name, 1.0))
+        for flow in flows:
+            for name, n, times in sorted(flow.terms):
+                self.factors["sum", name].append((n * times * abs(flow.factor or 1.0), ()))
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
-        """Notes numbers that an activation was multiplied by, of the parameters that made it."""
-        for name in (names or flow.names) if flow.factor not in (1.0, None) else ():
-            self.factors[place, name].append(float(flow.factor or 0))
+        """Notes numbers that an activation was multiplied by, of the parameters that made it, and
+        how many terms were added up in it. A mean by hand has none."""
+        factor, counts = flow.factor or 1.0, tuple(sorted({n * k for _, n, k in flow.terms}))
+        mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
+        for name in (names or flow.names) if factor != 1.0 and not mean else ():
+            self.factors[place, name].append((factor, counts))
 
     def use(
         self,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from param_groups.model import calls, elementwise
 from param_groups.model.calls import Call
-from param_groups.model.notes import NOTHING, Attention, Flow, Notes, joined, ranges, times
+from param_groups.model.notes import NOTHING, Attention, Flow, Notes, Ranges, joined, ranges, times
 
 _OWN_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SDPA = "query key value attn_mask dropout_p is_causal scale"
-_MULTI_HEAD = (
-    "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v "
-    "add_zero_attn dropout_p out_proj_weight out_proj_bias"
-)
 
 
 class Recorder(TorchFunctionMode):
@@ -51,15 +48,18 @@ class Recorder(TorchFunctionMode):
         if not isinstance(out, (Tensor, tuple, list)):  # a dict or a dataclass of a library
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
-        self.notes.spend(joined(flows))
+        self.notes.spend(*flows)
         for flow in flows:
             self.notes.output |= flow.names
             if len(flow.names) == 1 and not flow.made <= self.notes.rows:
                 (name,) = flow.names  # a number on what it takes is one on what it makes
-                taken = self.notes.factors.pop(("input", name), [1.0])[-1]
+                by, counts = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
                 untied = flow.factor == 1.0 and name not in self.notes.tied
                 place = "readout" if untied else "logits"  # an activation's, unless it grows
-                self.notes.note_factor(place, replace(flow, factor=times(flow.factor, taken)))
+                terms = flow.terms | {(name, n, 1.0) for n in counts}
+                self.notes.note_factor(
+                    place, replace(flow, factor=times(flow.factor, by), terms=terms)
+                )
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")
 
@@ -69,6 +69,9 @@ class Recorder(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(function, "__name__", str(function))
         if name == "__get__":  # W.T
             name = (torch.overrides.resolve_name(function) or "..").split(".")[-2]
+        if function is F.multi_head_attention_forward:  # each of its calls is seen
+            with self, mock.patch.object(F, "has_torch_function", return_value=False):
+                return function(*args, **kwargs)
         out = function(*args, **kwargs)
         call, notes = calls.seen(function, name, args, kwargs, out), self.notes
         known = [id(t) in notes.views or id(t) in notes.flows for t in call.ins]
@@ -89,12 +92,9 @@ class Recorder(TorchFunctionMode):
         came, lookup = joined(flows), bool(views) and call.name in calls.LOOKUPS
         flow: Flow | None = None
         if call.name in calls.PRODUCTS | {"scaled_dot_product_attention"}:
-            notes.spend(came)
+            notes.spend(*flows)
         if call.name == "scaled_dot_product_attention":
             flow = self._attention(call.bound(_SDPA))
-        elif call.name == "multi_head_attention_forward":
-            with self:
-                flow = notes.flow(_multi_head(**call.bound(_MULTI_HEAD)))
         elif call.bare in calls.RECURRENT and views:
             for t in views:
                 axes, op = (((1,), (0,)), "recurrent") if t.ndim > 1 else (((), ()), "bias")
@@ -130,6 +130,7 @@ class Recorder(TorchFunctionMode):
         ours = [one for one in found if id(one.tensor) in notes.views]
         flows = [notes.flows[id(t)] for t, *_ in found if id(t) in notes.flows]
         came, grouped = joined(flows), calls.groups_of(call) > 1
+        came = replace(came, factor=times(came.factor, call.kwargs.get("alpha", 1.0)))
         if len(ours) == len(found) or not (flows or call.takes_input):  # constants beside it
             for t, *_ in ours:
                 notes.use(t, "a product of parameters")
@@ -148,7 +149,8 @@ class Recorder(TorchFunctionMode):
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
             used = notes.use(t, op, (summed, makes), out, axis, marks)
             made |= used.made
-            place = "embedding" if came.made <= notes.rows else "scores" if came.scores else "input"
+            place = "scores" if came.scores else "input"
+            place = "embedding" if came.made and came.made <= notes.rows else place
             notes.note_factor(place, came, used.names if place == "input" else ())
         if bias is not None and notes.names(bias):
             notes.use(bias, "bias", marks={"of " + name for name, _ in made})
@@ -181,33 +183,24 @@ class Recorder(TorchFunctionMode):
             for t, summed, *_ in found:
                 if id(t) not in self.notes.flows and summed:
                     level = float(t.float().square().mean(summed).max())
-            return came.summed(size * level)
+            return replace(came.summed(size * level), marks=came.marks | {"turned"})
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
-            value = (b, two) if a.weights else (a, one)
+            value, tensor = (b, two) if a.weights else (a, one)
+            value = replace(value, factor=times(a.factor, b.factor))
+            reached = ranges(tensor, value, self.notes.results)
             for i in came.weights:
-                self._parts(i, value=value)
-            return _attended(value[0])
+                self.notes.attentions[i].parts.setdefault("value", {}).update(reached)
+            return _attended(value)
         if "weighs" in came.marks:
-            return b if "weighs" in a.marks else a
+            return replace(b if "weighs" in a.marks else a, factor=times(a.factor, b.factor))
         if "softmax" in came.marks:
             self.notes.doubts.append(f"{call.name} takes a softmax whose scores were not seen")
-        factor = times(self._gained(a, b), call.kwargs.get("alpha", 1.0))
-        attention = Attention(size if found[0].summed else 0, factor, call.outs[0].detach().clone())
+        raw, size = call.outs[0].detach().clone(), size if found[0].summed else 0
+        attention = Attention(size, call.kwargs.get("alpha", 1.0), raw)
         at = self._found(attention, calls.bias_of(call), query=(a, one), key=(b, two))
-        flow = Flow(came.made, factor=factor, scores=frozenset({at}), vectors=came.vectors)
-        return flow.summed(size * (factor or 1.0))
-
-    def _gained(self, *two: Flow) -> float | None:
-        """The factor of queries and keys, with gains on them as they start."""
-        factor: float | None = 1.0
-        for flow in two:
-            factor = times(factor, flow.factor)
-            for use in (self.notes.uses[name][-1] for name in sorted(flow.vectors)):
-                one = use.acts_as and math.isclose(use.acts_as, 1, rel_tol=1e-2)  # with some noise
-                if use.op in ("scale", "norm_scale") and use.acts_as and not one:
-                    factor = times(factor, use.acts_as, -1 if "divides" in use.marks else 1)
-        return factor
+        flow = Flow(came.made, factor=attention.factor, scores=frozenset({at}))
+        return replace(flow, vectors=came.vectors).summed(_terms(found[0]))
 
     def _attention(self, bound: dict[str, Any]) -> Flow:
         three = {}
@@ -215,46 +208,49 @@ class Recorder(TorchFunctionMode):
             self._learned(bound[place])
             three[place] = self.notes.flow(bound[place]), bound[place]
         size, scale, mask = bound["query"].shape[-1], bound.get("scale"), bound.get("attn_mask")
-        factor = self._gained(three["query"][0], three["key"][0])
-        factor = times(factor, size**-0.5 if scale is None else float(scale))
+        factor = size**-0.5 if scale is None else float(scale)
         self._found(Attention(size, factor, soft=True), mask, **three)
         if mask is not None and self.notes.names(mask):
             self.notes.use(mask, "added")
         return _attended(three["value"][0])
 
     def _found(self, one: Attention, beside: Tensor | None, **places: tuple[Flow, Tensor]) -> int:
-        """The number of a new attention, to whose scores something may be added."""
+        """The number of a new attention, to whose scores something may be added. Its factor has
+        those of queries and keys."""
         self.notes.attentions.append(one)
         one.added |= self.notes.names(beside) | self.notes.flow(beside).names
-        self._parts(len(self.notes.attentions) - 1, **places)
+        for place, (flow, tensor) in places.items():
+            one.parts[place] = ranges(tensor, flow, self.notes.results)
+            if place != "value":
+                one.factor = times(one.factor, self._level(flow, tensor, one.parts[place]))
         return len(self.notes.attentions) - 1
 
-    def _parts(self, at: int, **places: tuple[Flow, Tensor]) -> None:
-        for place, (flow, tensor) in places.items():
-            parts = self.notes.attentions[at].parts.setdefault(place, {})
-            parts.update(ranges(tensor, flow, self.notes.results))
+    def _level(self, flow: Flow, tensor: Tensor, parts: Mapping[str, Ranges]) -> float | None:
+        """The factor and the gains on queries or keys. It is measured where numbers turn them, as
+        rotary positions do: beside the product that makes them, or beside 1 after a norm."""
+        level = times(flow.factor, flow.gain)
+        made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
+        if level is None or "turned" not in flow.marks or len(made) != 1:
+            return level
+        result, axis, shift = self.notes.results[made[0][1]]
+        reached = parts.get(made[0][0]) or ()
+        rows = [result.movedim(axis, 0)[a - shift : b - shift].flatten() for a, b in reached]
+        before = 1.0 if "normed" in flow.marks else _size(torch.cat(rows) if rows else result)
+        found = float(f"{_size(tensor) / before:.6g}")  # alike in all blocks
+        return level if math.isclose(found, level, rel_tol=0.02) else found if reached else None
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the entries."""
+    return float(tensor.detach().float().square().mean().sqrt())
 
 
 def _attended(value: Flow) -> Flow:
     """What an attention makes of values; their parameters act on its entries."""
-    return Flow(marks=frozenset({"attended"}), vectors=value.vectors | value.names)
+    attended = Flow(factor=value.factor, marks=frozenset({"attended"}))
+    return replace(attended, vectors=value.vectors | value.names)
 
 
 def _terms(one: calls.Operand) -> int:
     """Over how many of its entries a product sums."""
     return math.prod(one.tensor.shape[axis] for axis in one.summed)
-
-
-def _multi_head(
-    query: Tensor, key: Tensor, value: Tensor, num_heads: int, out_proj_weight: Tensor, **more: Any
-) -> Tensor:
-    """What nn.MultiheadAttention computes in one call, without masks, as calls that are seen."""
-    fused, shifts = more.get("in_proj_weight"), more.get("in_proj_bias")
-    weights = [more[f"{name}_proj_weight"] for name in "qkv"] if fused is None else fused.chunk(3)
-    biases = [None] * 3 if shifts is None else shifts.chunk(3)
-    q, k, v = map(F.linear, (query, key, value), weights, biases)
-    if more.get("bias_k") is not None:
-        k, v = k + more["bias_k"], v + more["bias_v"]
-    q, k, v = (t.reshape(*t.shape[:-1], num_heads, -1).movedim(0, -2) for t in (q, k, v))
-    y = F.scaled_dot_product_attention(q, k, v)
-    return F.linear(y.movedim(-2, 0).flatten(-2), out_proj_weight, more.get("out_proj_bias"))

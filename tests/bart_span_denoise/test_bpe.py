@@ -78,9 +78,8 @@ def fairseqs(encoder, vocab, dictionary):
 
 def fairseq_ids(theirs, text):
     encoder, dictionary = theirs
-    return dictionary.encode_line(
-        encoder.encode(text), append_eos=False, add_if_not_exist=False
-    ).tolist()
+    line = dictionary.encode_line(encoder.encode(text), append_eos=False, add_if_not_exist=False)
+    return line.tolist()
 
 
 def random_texts(count, seed=0):
@@ -88,13 +87,9 @@ def random_texts(count, seed=0):
     draw = random.Random(seed)
     words = " ".join(TEXTS).split()
     ranges = [(32, 127), (0, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x20000)]
-    piece = lambda: draw.choice(
-        [
-            lambda: chr(draw.randrange(*draw.choice(ranges))),
-            lambda: " " * draw.randint(1, 3),
-            lambda: draw.choice(words),
-        ]
-    )()
+    kinds = [lambda: chr(draw.randrange(*draw.choice(ranges))), lambda: " " * draw.randint(1, 3)]
+    kinds += [lambda: draw.choice(words)]
+    piece = lambda: draw.choice(kinds)()
     return ["".join(piece() for _ in range(draw.randint(1, 30))) for _ in range(count)]
 
 
@@ -180,12 +175,6 @@ def test_word_starts_are_fairseqs(tmp_path, folder):
     assert ours.word_starts.tolist() == rule.bool().tolist()
     assert ours.word_starts.shape == (SIZE + 3,)
     assert 50 < ours.word_starts.sum() < 300
-
-
-def test_word_starts_of_text(ours):
-    ids = ours.encode("She didn't go.")
-    pieces = [ours.decode([i]) for i in ids]
-    assert ours.word_starts[ids].tolist() == [piece.startswith(" ") for piece in pieces]
 
 
 def test_sentence_stops(ours):

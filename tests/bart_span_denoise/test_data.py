@@ -166,15 +166,8 @@ def test_packing_is_fairseqs_complete_mode():
     fairseq = fairseq_interop.fairseq()
     tokens = line_tokens(sizes)
     lines = torch.from_numpy(tokens.astype(np.int64)).split([size + 1 for size in sizes])
-    blocks = fairseq.data.TokenBlockDataset(
-        [line[:-1] for line in lines],
-        sizes,
-        20,
-        pad=PAD,
-        eos=EOS,
-        break_mode="complete",
-        document_sep_len=0,
-    )
+    settings = {"pad": PAD, "eos": EOS, "break_mode": "complete", "document_sep_len": 0}
+    blocks = fairseq.data.TokenBlockDataset([line[:-1] for line in lines], sizes, 20, **settings)
     bounds = corpora.pack(tokens, 20).bounds
     ours = [corpora.sample(tokens[a:b], None)[0] for a, b in itertools.pairwise(bounds)]
     theirs = [blocks[i].tolist() for i in range(len(blocks))]
@@ -263,23 +256,15 @@ def test_worker_processes_give_the_same_batches_and_are_sent_little(corpus):
 
 
 def test_other_settings_and_other_text_are_another_cache(tmp_path, corpus):
-    settings = [
-        {},
-        {"tokens_per_sample": 50},
-        {"trained_vocab_size": 330},
-        {"max_train_tokens": 500},
-        {"validation_fraction": 0.4},
-        {"positions": "fairseq"},
-    ]
+    keys = {"tokens_per_sample": 50, "trained_vocab_size": 330, "max_train_tokens": 500}
+    keys |= {"validation_fraction": 0.4, "positions": "fairseq"}
+    settings = [{}, *({key: value} for key, value in keys.items())]
     found = [prepare(tmp_path, **changes) for changes in settings]
     assert same([found[0].train[Place(0, 0, 3)]], [corpus.train[Place(0, 0, 3)]])
     (tmp_path / "text.jsonl").unlink()
     as_jsonl(tmp_path / "text.jsonl", write_documents(60, seed=5))
     folders = {one.cache.folder for one in (*found, prepare(tmp_path))}
     assert len(folders) == len(settings) + 1
-
-
-# Mistakes
 
 
 def test_the_command_says_what_the_samples_are(tmp_path, corpus, capsys):

@@ -132,17 +132,10 @@ for index in (4, 0, 9):
     print(json.dumps(noise(case["tokens"], case["ends"], seed=1, epoch=2, index=index).tolist()))
 """
     tokens, ends = text(0)
-    case = {"mask": MASK, "starts": WORD_STARTS.tolist()}
-    case |= {"tokens": tokens.tolist(), "ends": ends.tolist()}
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script, "77"],
-        input=json.dumps(case),
-        capture_output=True,
-        text=True,
-        cwd=root,
-        check=True,
-    )
+    case = {"mask": MASK, "starts": WORD_STARTS.tolist(), "tokens": tokens.tolist()}
+    case = json.dumps({**case, "ends": ends.tolist()})
+    command, root = [sys.executable, "-c", script, "77"], Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, input=case, capture_output=True, text=True, cwd=root)
     there = [json.loads(line) for line in done.stdout.splitlines()]
     assert there == [corrupt(noise(), (tokens, ends), 1, 2, index).tolist() for index in (4, 0, 9)]
 
@@ -230,27 +223,14 @@ def fairseq():
         vocab.add_symbol(str(number))
     assert vocab.add_symbol("<mask>") == MASK and vocab.index("13") == FULL_STOP
     starts = torch.from_numpy(WORD_STARTS.astype(np.uint8))
+    fixed = {"shuffle": False, "seed": 0, "mask": 0.3, "mask_random": 0.0, "insert": 0.0}
+    fixed |= {"rotate": 0.0, "bpe": "gpt2", "replace_length": 1, "mask_length": "span-poisson"}
+    kind = library.data.denoising_dataset.DenoisingDataset
 
     def make(text, unit, permute=1.0, poisson_lambda=3.0):
         torch.manual_seed(0)  # what its noise is drawn from
-        return library.data.denoising_dataset.DenoisingDataset(
-            Texts(text),
-            None,
-            vocab,
-            MASK,
-            starts if unit == "word" else None,
-            shuffle=False,
-            seed=0,
-            mask=0.3,
-            mask_random=0.0,
-            insert=0.0,
-            rotate=0.0,
-            permute_sentences=permute,
-            bpe="gpt2",
-            replace_length=1,
-            mask_length="span-poisson",
-            poisson_lambda=poisson_lambda,
-        )
+        more = {**fixed, "permute_sentences": permute, "poisson_lambda": poisson_lambda}
+        return kind(Texts(text), None, vocab, MASK, starts if unit == "word" else None, **more)
 
     return make
 
@@ -300,15 +280,12 @@ def test_whole_samples_are_those_of_fairseq(fairseq, unit, sizes):
     """Their length, masks and full stops that are left."""
     samples = [text(seed, size, full_stops=size > 12) for seed, size in enumerate(SIZES[sizes])]
     pairs = both(fairseq, samples, unit, permute=sizes != "short")
-    table = np.array(
-        [
-            [
-                [len(out), np.sum(out == MASK), np.sum(out == MASK) > 2, np.sum(out == FULL_STOP)]
-                for out in pair
-            ]
-            for pair in pairs
-        ]
-    )
+
+    def counts(out):
+        masks = np.sum(out == MASK)
+        return [len(out), masks, masks > 2, np.sum(out == FULL_STOP)]
+
+    table = np.array([[counts(out) for out in pair] for pair in pairs])
     close(table[:, 0], table[:, 1])
 
 

@@ -60,20 +60,6 @@ def test_the_paper_s_settings_stand_in_every_run(tmp_path, name, parameters, ste
         assert (noise.unit, noise.fraction, noise.fraction_mode) == ("word", 0.3, "fairseq")
 
 
-def test_the_laptop_decay_is_mapped_at_each_width(tmp_path):
-    sweep = load_sweep(SWEEPS / "figure_3_4.yaml", tmp_path, "laptop")
-    for point in sweep.points:
-        n = point.config.model.width
-        factor = n**-1.5 if point.curve == "neural_tangent" else 1
-        assert point.config.optimizer.weight_decay == pytest.approx(0.01 * factor)
-    assert {point.config.model.width for point in sweep.points} == {64, 128}
-
-
-def test_the_laptop_keeps_the_paper_s_clip_and_schedule():
-    laptop = load(train.Config, ROOT / "bart_span_denoise/configs/laptop.yaml")
-    assert (laptop.optimizer.clip_norm, laptop.schedule.name) == (0.1, "linear")
-
-
 def gradient_over_epsilon(config):
     """RMS of a gradient at the clip's norm, over all weights, in units of epsilon."""
     weights = sum(math.prod(row.shape) for row in train.EXPERIMENT.plan(config).rows)

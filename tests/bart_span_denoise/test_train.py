@@ -65,9 +65,8 @@ def test_the_first_loss_is_that_of_a_model_that_knows_nothing(texts, tmp_path):
     task = train.build_task(config)
     summary = train.EXPERIMENT.run(config, tmp_path)
     # N_rescale makes the logits of order one: a spread adds about half their variance.
-    assert summary["first_train_loss"] == pytest.approx(
-        math.log(len(task.model.word_embedding.weight)), abs=1.0
-    )
+    words = len(task.model.word_embedding.weight)
+    assert summary["first_train_loss"] == pytest.approx(math.log(words), abs=1.0)
 
 
 @pytest.mark.parametrize("positions", ["paper", "fairseq"])
@@ -92,46 +91,28 @@ def binarised(texts, tmp_path_factory):
     for name in ("encoder.json", "vocab.bpe", "dict.txt"):
         (folder / name).write_bytes((corpus.cache.folder / name).read_bytes())
     files = sorted((texts / "one").glob("*.txt"))
+    encoded = lambda text: " ".join(corpus.bpe.symbols[i] for i in corpus.bpe.encode(text))
     for split, part in (("train", files[:32]), ("valid", files[32:])):
         lines = []
         for file in part:
-            sentences = file.read_text().replace(". ", ".\n ").split("\n")
-            lines += [
-                " ".join(corpus.bpe.symbols[i] for i in corpus.bpe.encode(s)) for s in sentences
-            ] + [""]
+            lines += [*map(encoded, file.read_text().replace(". ", ".\n ").split("\n")), ""]
         (folder / f"{split}.bpe").write_text("".join(f"{line}\n" for line in lines))
-    fairseq_preprocess(
-        "--dataset-impl",
-        "mmap",
-        "--srcdict",
-        folder / "dict.txt",
-        "--destdir",
-        folder,
-        "--trainpref",
-        folder / "train.bpe",
-        "--validpref",
-        folder / "valid.bpe",
-    )
+    words = ("--dataset-impl", "mmap", "--srcdict", folder / "dict.txt", "--destdir", folder)
+    parts = ("--trainpref", folder / "train.bpe", "--validpref", folder / "valid.bpe")
+    fairseq_preprocess(*words, *parts)
     return folder
 
 
 def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_path):
-    words = [
-        f"data.path={binarised}",
-        "data.source=binarised",
-        f"data.bpe_encoder={binarised / 'encoder.json'}",
-        "training.eval_every=3",
-        f"data.bpe_vocab={binarised / 'vocab.bpe'}",
-        f"data.cache_dir={tmp_path / 'cache'}",
-    ]
+    words = (
+        f"data.path={binarised} data.source=binarised data.bpe_encoder={binarised}/encoder.json "
+        f"data.bpe_vocab={binarised}/vocab.bpe training.eval_every=3 data.cache_dir={tmp_path}/c"
+    ).split()
     config = settings(texts, *words)
     summary = train.EXPERIMENT.run(config, tmp_path / "whole")
     assert summary["status"] == "finished" and config.data.noise.unit == "word"
     assert summary["final_eval_bits"] == pytest.approx(summary["final_eval_loss"] / math.log(2))
     assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
-
-
-# Commands
 
 
 # A sharded run, with samples of all lengths
@@ -143,29 +124,16 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHE
 def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
     """FSDP2 over two processes, as R2C2 is launched; clip and the roles' numbers included."""
     write_texts(tmp_path)
-    words = [
-        *(word.format(files=tmp_path) for word in CASES["bart_span_denoise"].small),
-        f"data.cache_dir={tmp_path}",
-        "training.eval_every=3",
-        "training.micro_batch_size=4",
-        "prescription.strategy=neural_tangent",
-        "optimizer.lr=0.2",
-        "training.eval_samples=7",
-        "model.dropout=0.0",
-        "model.attention_dropout=0.0",  # every process drops out for itself
-    ]
+    words = [word.format(files=tmp_path) for word in CASES["bart_span_denoise"].small]
+    words += (
+        f"data.cache_dir={tmp_path} training.eval_every=3 training.micro_batch_size=4 "
+        "prescription.strategy=neural_tangent optimizer.lr=0.2 training.eval_samples=7 "
+        "model.dropout=0.0 model.attention_dropout=0.0"  # every process drops out for itself
+    ).split()
+    command = ["-m", "bart_span_denoise.train", "bart_span_denoise/configs/laptop.yaml", *words]
     for ranks, env in ((1, {}), (2, FSDP)):
-        result = finished(
-            "-m",
-            "bart_span_denoise.train",
-            "bart_span_denoise/configs/laptop.yaml",
-            *words,
-            "--run-dir",
-            tmp_path / str(ranks),
-            ranks=ranks,
-            cwd=ROOT,
-            **env,
-        )
+        folder = tmp_path / str(ranks)
+        result = finished(*command, "--run-dir", folder, ranks=ranks, cwd=ROOT, **env)
         assert result.returncode == 0, result.err
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
     assert len(one) == len(two)

@@ -13,8 +13,6 @@ from tests.text_files import write_documents
 from training.data.text import in_validation
 
 SIZE, LIMIT = 320, 40
-
-
 DOCUMENTS = write_documents(60, least=1, long=0.05)  # some sentences are longer than a sample
 
 
@@ -24,28 +22,15 @@ def of_split(split, texts=DOCUMENTS):
 
 def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
     """A config at toy size, of a text file in tmp_path unless told otherwise."""
-    section = {
-        "source": "text",
-        "trained_vocab_size": SIZE,
-        "tokens_per_sample": LIMIT,
-        "validation_fraction": 0.3,
-        "cache_dir": str(tmp_path / "cache"),
-        "noise": noise or {},
-        **settings,
-    }
+    section = {"source": "text", "trained_vocab_size": SIZE, "tokens_per_sample": LIMIT}
+    section |= {"validation_fraction": 0.3, "cache_dir": str(tmp_path / "cache")}
+    section |= {"noise": noise or {}, **settings}
     if section["source"] == "text":
         section.setdefault("path", str(as_jsonl(tmp_path / "text.jsonl")))
-    return Config.model_validate(
-        {
-            "seed": seed,
-            "model": {"width": 64, "layers": 1, "positions": positions},
-            "prescription": {"strategy": "standard"},
-            "optimizer": {"name": "adam", "lr": 1e-3},
-            "schedule": {"name": "constant"},
-            "training": {"steps": 1, "batch_size": 4},
-            "data": section,
-        }
-    )
+    keys = {"prescription": {"strategy": "standard"}, "optimizer": {"name": "adam", "lr": 1e-3}}
+    keys |= {"schedule": {"name": "constant"}, "training": {"steps": 1, "batch_size": 4}}
+    model = {"width": 64, "layers": 1, "positions": positions}
+    return Config.model_validate({"seed": seed, "model": model, "data": section, **keys})
 
 
 def prepare(tmp_path, **settings):
@@ -70,23 +55,17 @@ def as_jsonl(file, texts=DOCUMENTS):
 
 
 def stored(corpus, split):
-    """All stored tokens of a split."""
     return np.array(corpus.cache.tokens(split))
 
 
 def clean(corpus, split):
-    """The clean samples of a split."""
     samples = getattr(corpus, split)
     return [samples.clean(index) for index in range(len(samples))]
 
 
 def same(ours, theirs):
-    """Whether two datasets or batches hold equal tensors."""
-    return all(
-        torch.equal(a, b)
-        for x, y in zip(ours, theirs, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
+    pairs = zip(ours, theirs, strict=True)
+    return all(torch.equal(a, b) for x, y in pairs for a, b in zip(x, y, strict=True))
 
 
 def line_tokens(sizes, seed=0):

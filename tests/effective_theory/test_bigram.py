@@ -15,7 +15,6 @@ from effective_theory.stratos.bigram import BigramConfig, GaussianMatrix, Model,
 from effective_theory.stratos.table_1 import STRATOS_TABLE
 from param_groups.rules import exponents as ex
 from tests.effective_theory.test_bigram_exponents import FITTED
-from training.errors import UserError
 
 SMALL = BigramConfig(
     vocabulary=5, widths=(6, 9), seeds=3, steps=3, learning_rate=0.1, small_learning_rate=0.1
@@ -228,8 +227,7 @@ def dense_sign_training(weights, multipliers, rates, steps):
 
 def test_sign_steps_and_alignments_are_those_of_dense_training():
     weights, multipliers = dense_weights(9, 4), [1.0, 0.8, 1.2, 0.9]
-    rates = [0.05, 0.03, 0.04, 0.06]
-    variances = [0.9, 0.7, 0.5, 0.3]
+    rates, variances = [0.05, 0.03, 0.04, 0.06], [0.9, 0.7, 0.5, 0.3]
     steps = bigram_training.sign_steps(model_of(weights, multipliers), rates, 3, 4)
     expected = dense_sign_training(weights, multipliers, rates, 3)
     rms = lambda t: t.square().flatten(1).mean(1)
@@ -398,10 +396,3 @@ def test_many_networks_are_drawn_in_batches(monkeypatch):
     many = bigram_exponents.table_2(SMALL.model_copy(update={"seeds": 7}), ["1"])
     assert [networks for networks, _ in bigram.batches(9, SMALL)] == [2, 1]
     assert many[0].seeds == 7 and len(set(many[0].values)) == 2
-
-
-def test_sizes_without_an_exponent_are_refused():
-    dead = SMALL.model_copy(update={"small_learning_rate": 1e120})
-    with pytest.raises(UserError, match="Table 1, sp, .*: a size is zero or not finite") as caught:
-        bigram_training.table_1(dead, ["sp"])
-    assert "lower learning_rate" in str(caught.value)

@@ -38,18 +38,13 @@ def test_published_tables_agree_with_lemmas_d3_and_d5():
             forward = {"h_1": 0, "h_2": 0, "h_3": 0, "h_4": 1 + last, "W'_3": 0}
             assert printed == {**forward, **gradients, "W'_0": last - first}
     for name, line in bigram_training.TABLE_3.items():
-        item = bigram_training._member_of_table_3(name)
+        made = bigram_training._member_of_table_3(name)
         printed = columns(map(Fraction, line.split()), 2, "dh_4")
         changed, error = printed.pop("dh_4"), printed.pop("h'_4")
-        derived = variance_exponents(item.parameterization, 2)
+        derived = variance_exponents(made.parameterization, 2)
         assert printed == {key: value / 2 for key, value in derived.items() if key != "h_4"}
-        chain = ex.residuals(
-            item.parameterization,
-            "adam",
-            ex.TENSOR_PROGRAMS,
-            dict(zip(ex.LAYERS, item.c, strict=True)),
-            hidden_layers=2,
-        )
+        rates, rule = dict(zip(ex.LAYERS, made.c, strict=True)), ex.TENSOR_PROGRAMS
+        chain = ex.residuals(made.parameterization, "adam", rule, rates, hidden_layers=2)
         assert error == 0 and changed == (0 if "A.2" in name else -chain[-1])
 
 
@@ -77,22 +72,15 @@ def row(measured, seeds=300, width=512, **changes):
 @pytest.mark.parametrize(
     ("measured", "changes", "met"),
     [
-        (0.0, {}, True),
-        (0.06, {}, True),
-        (-0.06, {}, True),
-        (0.08, {}, False),
-        (-0.08, {}, False),
+        *((size, {}, True) for size in (0.0, 0.06, -0.06)),
+        *((size, {}, False) for size in (0.08, -0.08)),
         (-0.9, {"predicted": Fraction(-1)}, False),
         (0.08, {"note": "see there"}, False),
-        (0.08, {"seeds": 299}, None),
-        (0.0, {"seeds": 299}, None),
+        *((size, {"seeds": 299}, None) for size in (0.0, 0.08)),
         (0.08, {"width": 504}, None),
-        (-0.8, {"kind": "bound"}, True),
-        (0.06, {"kind": "bound"}, True),
-        (0.08, {"kind": "bound"}, False),
+        *((size, {"kind": "bound"}, size < 0.07) for size in (-0.8, 0.06, 0.08)),
         (-0.8, {"kind": "bound", "seeds": 299}, None),
-        (0.0, {"kind": "hypothetical"}, None),
-        (0.5, {"kind": "hypothetical"}, None),
+        *((size, {"kind": "hypothetical"}, None) for size in (0.0, 0.5)),
     ],
 )
 def test_what_is_judged_and_what_is_met(measured, changes, met):

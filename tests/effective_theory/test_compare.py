@@ -18,20 +18,9 @@ CONFIGS = "effective_theory/configs"
 
 
 def row(**changes) -> Comparison:
-    values = {
-        "stem": "vision",
-        "width": 512,
-        "heads": 2,
-        "networks": 300,
-        "quantity": "theta",
-        "block": "head",
-        "part": "mlp_in",
-        "entry": "diagonal",
-        "predicted": 2.0,
-        "predicted_error": math.nan,
-        "measured": 2.03,
-        "error": 0.01,
-    }
+    values = {"stem": "vision", "width": 512, "heads": 2, "networks": 300, "quantity": "theta"}
+    values |= {"block": "head", "part": "mlp_in", "entry": "diagonal", "predicted": 2.0}
+    values |= {"predicted_error": math.nan, "measured": 2.03, "error": 0.01}
     return Comparison(**values | changes)
 
 
@@ -43,39 +32,27 @@ def test_ratio_and_z_score():
     assert math.isnan(row(measured=2.0, error=1e-8).z)  # the same in all networks
 
 
-@pytest.mark.parametrize(
-    ("changes", "met"),
-    [
-        ({}, True),
-        ({"measured": 2.05}, False),
-        ({"measured": 2.09, "part": "query"}, True),
-        ({"measured": 1.89, "part": "key"}, False),
-        ({"quantity": "G", "part": ""}, False),
-        ({"quantity": "G", "part": "", "measured": 1.99}, True),
-        ({"predicted": 0.0, "measured": 0.0, "error": 0.0}, True),
-        ({"predicted": 0.0, "measured": 1e-3}, False),
-        ({"width": 256, "measured": 3.0}, None),
-        ({"networks": 299, "measured": 3.0}, None),
-        ({"entry": "rest", "measured": 3.0}, None),
-        ({"width": math.inf, "measured": 3.0}, None),
-    ],
-)
+MET = [({}, True), ({"measured": 2.05}, False), ({"measured": 2.09, "part": "query"}, True)]
+MET += [({"measured": 1.89, "part": "key"}, False), ({"quantity": "G", "part": ""}, False)]
+MET += [({"quantity": "G", "part": "", "measured": 1.99}, True)]
+MET += [({"predicted": 0.0, "measured": 0.0, "error": 0.0}, True)]
+MET += [({"predicted": 0.0, "measured": 1e-3}, False)]
+FEW = [{"width": 256}, {"width": math.inf}, {"networks": 299}, {"entry": "rest"}]
+MET += [({**one, "measured": 3.0}, None) for one in FEW]
+
+
+@pytest.mark.parametrize(("changes", "met"), MET)
 def test_tolerances_hold_at_large_widths_with_many_networks(changes, met):
     assert row(**changes).met is met
 
 
 @pytest.fixture(scope="module")
 def result():
-    overrides = (
-        "measure.widths=[32, 64]",
-        "measure.seeds=[40, 25]",
-        "model.heads=1",
-        "model.depth=1",
-        "model.mlp_ratio=1",
-        "model.outputs=16",
-        "theory.attention_draws=4096",
-    )
-    return compare.compare(load(Config, f"{CONFIGS}/vision.yaml", overrides))
+    words = (
+        "measure.widths=[32,64] measure.seeds=[40,25] model.heads=1 model.depth=1 "
+        "model.mlp_ratio=1 model.outputs=16 theory.attention_draws=4096"
+    ).split()
+    return compare.compare(load(Config, f"{CONFIGS}/vision.yaml", words))
 
 
 def test_theory_and_networks_agree_within_errors_and_the_corrections_of_small_widths(result):
@@ -107,20 +84,14 @@ def test_rest_is_the_projection_on_the_prediction_with_the_networks_own_error(re
     direction = compare.directions(result.theory, result.tangent)["G", "mlp.0"]
     assert not direction.diagonal().any()
     assert float(direction.norm()) == pytest.approx(1)
-    found = next(
-        r
-        for r in result.rows
-        if (r.quantity, r.block, r.entry, r.width) == ("G", "mlp.0", "rest", 64)
-    )
+    where = ("G", "mlp.0", "rest", 64)
+    [found] = [r for r in result.rows if (r.quantity, r.block, r.entry, r.width) == where]
     assert found.measured == pytest.approx(float((direction * part.mean.G["mlp.0"]).sum()))
     assert found.predicted == pytest.approx(float((direction * theory).sum()))
     seeds = [compare.measure.network(result.config, 64, seed) for seed in range(25)]
-    own = torch.stack(
-        [
-            (direction * compare.measure.observe(one, inputs(result.config))["G", "mlp.0"]).sum()
-            for one in seeds
-        ]
-    )
+    x = inputs(result.config)
+    kernels = [compare.measure.observe(one, x)["G", "mlp.0"] for one in seeds]
+    own = torch.stack([(direction * kernel).sum() for kernel in kernels])
     assert found.error == pytest.approx(float(own.std() / 25**0.5))
 
 
@@ -134,18 +105,13 @@ def test_gradients_are_those_predicted_at_each_width(result):
         assert by[32, tensor] / by[64, tensor] == pytest.approx(2**0.5)
 
 
+@pytest.mark.thorough
 def test_with_s_only_what_is_of_order_one_has_a_limit():
-    overrides = (
-        "measure.widths=[16, 32, 64]",
-        "measure.seeds=[25, 25, 25]",
-        "model.s=1",
-        "model.heads=1",
-        "model.depth=1",
-        "model.mlp_ratio=1",
-        "measure.outputs=2",
-        "theory.attention_draws=4096",
-    )
-    found = compare.compare(load(Config, f"{CONFIGS}/language.yaml", overrides))
+    words = (
+        "measure.widths=[16,32,64] measure.seeds=[25,25,25] model.s=1 model.heads=1 model.depth=1 "
+        "model.mlp_ratio=1 measure.outputs=2 theory.attention_draws=4096"
+    ).split()
+    found = compare.compare(load(Config, f"{CONFIGS}/language.yaml", words))
     rows = {(r.width, r.quantity, r.block, r.part): r for r in found.rows if r.entry == "diagonal"}
     limits = {(q, b) for width, q, b, _ in rows if width == math.inf}
     assert ("G", "mlp.0") in limits and ("theta", "head") in limits
@@ -160,14 +126,11 @@ def test_with_s_only_what_is_of_order_one_has_a_limit():
 
 
 def test_the_limit_is_that_of_the_largest_widths():
-    overrides = (
-        "measure.widths=[256, 8, 16, 32]",
-        "measure.seeds=[2, 2, 2, 2]",
-        "measure.outputs=1",
-        "model.depth=0",
-        "model.outputs=4",
-    )
-    found = compare.compare(load(Config, f"{CONFIGS}/vision.yaml", overrides))
+    words = (
+        "measure.widths=[256,8,16,32] measure.seeds=[2,2,2,2] measure.outputs=1 model.depth=0 "
+        "model.outputs=4"
+    ).split()
+    found = compare.compare(load(Config, f"{CONFIGS}/vision.yaml", words))
     networks = {r.networks for r in found.rows if r.width == math.inf}
     three = sorted(found.measured, key=lambda part: part.width)[1:]
     again = compare.measure.limit(three)
@@ -184,15 +147,9 @@ def test_rest_compares_along_the_prediction(result):
 @pytest.mark.parametrize("stem", ["vision", "language"])
 @pytest.mark.parametrize("s", [0.0, 0.5])
 def test_theory_at_another_width_is_what_it_gives_there(stem, s):
-    overrides = [
-        f"model.s={s}",
-        "model.depth=1",
-        "model.mlp_ratio=2",
-        "rates.query=0",
-        "theory.attention_draws=256",
-    ]
+    words = f"model.s={s} model.depth=1 model.mlp_ratio=2 rates.query=0 theory.attention_draws=256"
     small, large = (
-        load(Config, f"{CONFIGS}/{stem}.yaml", [*overrides, f"model.width={width}"])
+        load(Config, f"{CONFIGS}/{stem}.yaml", [*words.split(), f"model.width={width}"])
         for width in (32, 128)
     )
     x = inputs(small)

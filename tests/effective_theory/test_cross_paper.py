@@ -23,11 +23,8 @@ def test_dinans_exponents_are_those_of_his_footnotes(s):
         "readout": Scaling(Fraction(0), (1 + s) / 2, Fraction(1)),
     }
     # (1.99)-(1.107): SGD's rates times n^s but the head's
-    assert {layer: found.c for layer, found in dinan(s, "sgd").items()} == {
-        "embedding": -s,
-        "hidden": 1 - s,
-        "readout": 1,
-    }
+    powers = {layer: found.c for layer, found in dinan(s, "sgd").items()}
+    assert powers == {"embedding": -s, "hidden": 1 - s, "readout": 1}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -13,7 +13,6 @@ from effective_theory.dinan.kernels import contact_terms, forward
 
 
 def _config(stem="vision", *, draws=1024, theory=None, **keys):
-    """A small config: keys of the model, and sections by name."""
     sections = {name: keys.pop(name) for name in ("init", "rates", "data") if name in keys}
     model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | keys
     theory = {"attention_draws": draws} | (theory or {})
@@ -191,15 +190,3 @@ def test_contact_terms_agree_with_a_tied_network():
         # Without the output in the input the kernel alone
         apart = np.abs(found - result.G["head"].numpy())[neither]
         assert error[neither].max() < 0.02 and (apart < 4 * error[neither] + 1 / n).all()
-
-
-@pytest.mark.parametrize(
-    "override", ["init.readout=2", "rates.readout=2", "rates.readout_bias=2", "data.patch_size=2"]
-)
-def test_keys_that_language_does_not_read_are_refused(override):
-    section, name = override.split("=")[0].split(".")
-    model = {"stem": "language", "pooling": False}
-    value = 2 if section == "data" else 2.0
-    with pytest.raises(ValueError, match=f"{section}.{name} 2.*: stem language .*; leave it at"):
-        Config(model=model, **{section: {name: value}})
-    Config(model={"stem": "vision"}, **{section: {name: value}})

@@ -25,12 +25,8 @@ STEMS = ["vision", "language"]
 def config(stem="vision", rates=None, init=None, widths=(8,), seeds=(3,), outputs=2, **model):
     language = stem == "language"
     settings = {"depth": 1, "outputs": 40, "pooling": not language, "causal": language} | model
-    return Config(
-        model={"stem": stem, **settings},
-        rates=rates or {},
-        init=init or {},
-        measure={"widths": widths, "seeds": seeds, "outputs": outputs},
-    )
+    sections = {"model": {"stem": stem, **settings}, "rates": rates or {}, "init": init or {}}
+    return Config(**sections, measure={"widths": widths, "seeds": seeds, "outputs": outputs})
 
 
 def encoder(settings, width=8, dtype=torch.float64):
@@ -46,12 +42,10 @@ def looped_kernels(model, x, block):
     """Gram matrices (2, 2, P, P) of gradients taken one output at a time, by tensor."""
     free = ALPHABET if model.tied and block == "head" else 0
     outputs = flat_outputs(model(x)[block], free)
-    parameters = dict(model.named_parameters())
+    parameters, keep = dict(model.named_parameters()), {"retain_graph": True}
     gradients = [
-        torch.autograd.grad(
-            output, list(parameters.values()), retain_graph=True, materialize_grads=True
-        )
-        for output in outputs.T.flatten()
+        torch.autograd.grad(one, [*parameters.values()], **keep, materialize_grads=True)
+        for one in outputs.T.flatten()
     ]
     kernels = {}
     for name, rows in zip(parameters, zip(*gradients, strict=True), strict=True):

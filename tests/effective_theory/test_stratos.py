@@ -89,7 +89,6 @@ def test_table_1_is_everetts_adam_with_full_alignment(name):
 
 
 def numbers(found):
-    """The equation number of each violation."""
     return [violation.split()[0] for violation in found]
 
 

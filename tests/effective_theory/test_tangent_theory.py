@@ -10,7 +10,6 @@ from effective_theory.dinan.gaussian import activation_kernels
 from effective_theory.dinan.kernels import forward
 from effective_theory.dinan.tangent import adamw_factors, magnitudes, tangent, tensors
 from tests.effective_theory.test_kernel_theory import _close, _config, _x
-from training.errors import UserError
 
 
 def _derive(config, x):
@@ -260,15 +259,3 @@ def test_errors_of_the_forward_kernels_are_part_of_those_of_theta():
     assert float(kernels.G_se["head"].min()) > 0
     _close(derived.theta["head"], kernels.G["head"])
     _close(derived.theta_se["head"], kernels.G_se["head"])
-
-
-@pytest.mark.parametrize(
-    ("init", "rates", "message"),
-    [
-        ({"value": 1e308}, {}, "Theta of block attention.0 is beyond float64 with init.value = 1e"),
-        ({}, {"position": 1.7e308, "query": 0.5}, "rates.position = 1.7e.308, rates.query = 0.5;"),
-    ],
-)
-def test_numbers_beyond_float64_are_refused(init, rates, message):
-    with pytest.raises(UserError, match=message):
-        _derive(_config(init=init, rates=rates, draws=256), _x())

@@ -11,17 +11,10 @@ import pytest
 from effective_theory import run
 from effective_theory.dinan import predict
 
-SMALL = [
-    "measure.widths=[16, 32]",
-    "measure.seeds=[6, 4]",
-    "model.depth=1",
-    "model.mlp_ratio=1",
-    "model.outputs=32",
-    "theory.attention_draws=256",
-    "bigram.widths=[16, 32, 64]",
-    "bigram.seeds=8",
-    "bigram.steps=1",
-]
+SMALL = (
+    "measure.widths=[16,32] measure.seeds=[6,4] model.depth=1 model.mlp_ratio=1 model.outputs=32 "
+    "theory.attention_draws=256 bigram.widths=[16,32,64] bigram.seeds=8 bigram.steps=1"
+).split()
 
 
 def call(*argv: str) -> int:
@@ -127,22 +120,6 @@ def test_the_command_prints_json(capsys, tmp_path, stem):
         np.testing.assert_allclose(sum(map(np.array, kinds["head"].values())), out["theta"]["head"])
     assert out["tensors"].keys() == out["parts"]["head"].keys()
     assert ("contact" in out) is (stem == "language")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("init.mlp_in=4000", "gelu at variance 4e+03: expectations are computed up to 1000; lower"),
-        ("init.stem=1.7e308", "G of block stem is beyond float64 with init.stem = 1.7e+308; bring"),
-    ],
-)
-def test_the_command_explains_mistakes_in_one_line(capsys, tmp_path, override, message):
-    with pytest.raises(SystemExit) as stop:
-        _run(capsys, tmp_path, override)
-    captured = capsys.readouterr()
-    assert stop.value.code == 2 and captured.out == ""
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    assert message in captured.err
 
 
 def test_huge_words_are_printed(capsys, tmp_path):

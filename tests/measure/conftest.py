@@ -34,7 +34,6 @@ class Toy(SimpleNamespace):
         return configs.validate(self.Config, data, "toy")
 
     def train(self, name, **changes):
-        """Trains one run and returns its folder."""
         summary = self.run(self.config(**changes), self.folder / name)
         assert summary["status"] == "finished"
         return self.folder / name

@@ -39,15 +39,8 @@ def pad(model):
 
 def build_task(config):
     width = config.width
-    model = Dropping(
-        vocab_size=config.vocabulary,
-        context=6,
-        layers=2,
-        heads=4,
-        head_dim=width // 4,
-        mlp_ratio=1,
-        attention_scale=0.5,
-    )
+    sizes = {"vocab_size": config.vocabulary, "context": 6, "layers": 2, "heads": 4}
+    model = Dropping(**sizes, head_dim=width // 4, mlp_ratio=1, attention_scale=0.5)
     numbers = plan(model, RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
     return Task(
         config=config,
@@ -67,12 +60,8 @@ class Observed(Experiment):
     flops = staticmethod(lambda config: 1.0)
 
 
+UNUSED = dict.fromkeys(["build_plan", "products", "tokens_per_step"])
 EXPERIMENT = Observed(
-    name="observed",
-    description="",
-    config=Config,
-    build_task=build_task,
-    result=str,
-    **dict.fromkeys(["build_plan", "products", "tokens_per_step"]),
+    name="observed", description="", config=Config, build_task=build_task, result=str, **UNUSED
 )
 run = EXPERIMENT.run

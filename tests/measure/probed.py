@@ -32,7 +32,6 @@ def decoder(parameterization="mup", rule="adam", eps=1e-9, lr=0.01, **changes):
 
 
 def probed(*args, **options):
-    """The decoder with its probes and optimiser."""
     model, numbers, optimizer = decoder(*args, **options)
     return model, Probes(model, numbers, optimizer), optimizer
 
@@ -53,7 +52,6 @@ def rows(seed=0, batch=3):
 
 
 def backward(model, seed=0):
-    """The decoder's gradients."""
     (model(*rows(seed)) / 24).backward()
 
 

@@ -187,16 +187,9 @@ def test_a_patch_projection_is_a_dense_layer_over_patches(size, bias):
 
 def test_a_vision_transformer_of_timm():
     timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     model = timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=32,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=2,
-        num_classes=5,
-        drop_rate=0.3,
-        drop_path_rate=0.3,
+        "vit_tiny_patch16_224", **sizes, num_classes=5, drop_rate=0.3, drop_path_rate=0.3
     )
     found = planned(model, rules_for(model), Everett("standard", 24, 24))
     found[1].initialise(model, 0)

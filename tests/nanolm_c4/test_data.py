@@ -24,12 +24,8 @@ DOCUMENTS = write_documents(60)
 
 def prepare(tmp_path, threads=1, **settings):
     """The corpus of a config's data section at toy size."""
-    toy = {
-        "source": "local",
-        "tokenizer_vocab_size": 64,
-        "validation_fraction": 0.3,
-        "cache_dir": str(tmp_path / "cache"),
-    }
+    toy = {"source": "local", "tokenizer_vocab_size": 64, "validation_fraction": 0.3}
+    toy["cache_dir"] = str(tmp_path / "cache")
     return data.from_config(DataConfig(**{**toy, **settings}), threads, lambda line: None)
 
 
@@ -199,10 +195,6 @@ def test_t5s_model_is_the_one_that_is_fetched():
     assert f"data/t5 {bytes_} \\\n    {digest}\n" in script
 
 
-def test_a_folder_is_no_tokeniser(tmp_path):
-    assert error_line(lambda: data.load_tokenizer(tmp_path)).startswith("data.tokenizer: ")
-
-
 # Cache
 
 
@@ -215,26 +207,18 @@ def test_meta_counts_what_is_stored(corpus):
     assert corpus.meta["bytes_per_token"]["train"] == round(train["bytes"] / train["tokens"], 4)
     assert (corpus.meta["source"], corpus.meta["validation_fraction"]) == ("local", 0.3)
     assert set(corpus.meta["versions"]) == {"python", "numpy", "sentencepiece", "datasets"}
+    assert corpus.tokens("train").dtype == np.uint16  # small vocabularies take two bytes
 
 
 def test_whatever_changes_the_content_changes_the_folder(tmp_path, t5):
     path = as_txt(tmp_path / "documents", DOCUMENTS)
-    settings = [
-        {},
-        {"tokenizer_vocab_size": 70},
-        {"validation_fraction": 0.4},
-        {"max_train_tokens": 100},
-        {"max_validation_tokens": 100},
-        {"tokenizer": t5},
-    ]
+    keys = {"tokenizer_vocab_size": 70, "validation_fraction": 0.4, "tokenizer": t5}
+    keys |= {"max_train_tokens": 100, "max_validation_tokens": 100}
+    settings = [{}, *({key: value} for key, value in keys.items())]
     folders = [prepare(tmp_path, path=str(path), **changes).folder for changes in settings]
     (path / "0000.txt").write_text("Another text.")
     folders.append(prepare(tmp_path, path=str(path)).folder)
     assert len(set(folders)) == len(settings) + 1
-
-
-def test_small_vocabularies_take_two_bytes(corpus):
-    assert corpus.tokens("train").dtype == np.uint16
 
 
 # Rows
@@ -284,18 +268,13 @@ def test_split_validation_rows_hold_all_of_every_document(corpus):
     assert targets == lengths.sum() - len(rows)
 
 
-@pytest.mark.parametrize("split", data.SPLITS)
-def test_batch_fetch_equals_single_fetches(corpus, split):
-    rows = (
-        data.PackedRows(corpus, 16, "train")
-        if split == "train"
-        else data.ValidationRows(corpus, 16)
-    )
-    ids = [3, 0, 3, len(rows) - 1]
-    batch = data.collate(rows.__getitems__(ids))
-    single = data.collate([rows[i] for i in ids])
-    assert all(torch.equal(a, b) for a, b in zip(batch, single, strict=True))
-    assert all(tensor.shape == (4, 16) for tensor in batch)
+def test_batch_fetch_equals_single_fetches(corpus):
+    for rows in (data.PackedRows(corpus, 16, "train"), data.ValidationRows(corpus, 16)):
+        ids = [3, 0, 3, len(rows) - 1]
+        batch = data.collate(rows.__getitems__(ids))
+        single = data.collate([rows[i] for i in ids])
+        assert all(torch.equal(a, b) for a, b in zip(batch, single, strict=True))
+        assert all(tensor.shape == (4, 16) for tensor in batch)
 
 
 def test_context_errors(corpus):

@@ -21,18 +21,11 @@ from training.errors import UserError
 CONFIGS = Path(train.__file__).parent / "configs"
 LAPTOP = "infinite_limits_laptop.yaml"
 T = 32
-SMALL = [
-    "model.layers=2",
-    f"model.context={T}",
-    "schedule.warmup_steps=0",
-    "training.steps=2",
-    "training.batch_size=2",
-    "training.eval_samples=2",
-    "data.source=local",
-    "data.tokenizer_vocab_size=64",
-    "data.validation_fraction=0.5",
-    "checkpoint.final=true",
-]
+SMALL = (
+    f"model.layers=2 model.context={T} schedule.warmup_steps=0 training.steps=2 "
+    "training.batch_size=2 training.eval_samples=2 data.source=local data.tokenizer_vocab_size=64 "
+    "data.validation_fraction=0.5 checkpoint.final=true"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +63,8 @@ def test_observations_are_of_packed_text_and_see_no_pad(
         return original(initial, model, batch, forward)
 
     monkeypatch.setattr(observations, "observe", spying)
-    config = settings(
-        texts,
-        f"data.evaluation={evaluation}",
-        "training.observe_every=1",
-        "training.observe_samples=3",
-        file=file,
-    )
+    asked = f"data.evaluation={evaluation} training.observe_every=1 training.observe_samples=3"
+    config = settings(texts, *asked.split(), file=file)
     folder = tmp_path / "run"
     train.EXPERIMENT.run(config, folder)
     report = lines(folder, "observations.jsonl")[-1]

@@ -7,20 +7,13 @@ import torch.nn.functional as F
 from nanolm_c4.model import Decoder
 from training.linear_cross_entropy import IGNORE
 
-SMALL = {
-    "vocab_size": 50,
-    "context": 12,
-    "layers": 2,
-    "heads": 3,
-    "head_dim": 4,
-    "mlp_ratio": 4,
-    "residual_multiplier": 1.0,
-}
+SMALL = {"vocab_size": 50, "context": 12, "layers": 2, "heads": 3, "head_dim": 4, "mlp_ratio": 4}
 
 
 def small(seed=0, **changes):
     """A little decoder in float64 with every weight drawn at a size where all parts matter."""
-    model = Decoder(**{**SMALL, "attention_scale": 0.5, **changes}).double()
+    factors = {"attention_scale": 0.5, "residual_multiplier": 1.0}
+    model = Decoder(**{**SMALL, **factors, **changes}).double()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
@@ -82,13 +75,6 @@ def test_logits_and_gradients_agree_with_the_written_out_decoder(changes):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
-def test_logits_do_not_depend_on_whether_targets_are_given():
-    model, ids = small(), tokens()
-    before = model(ids)
-    model(ids, ids).backward()
-    assert torch.equal(model(ids), before)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gradient(tied):
     ids = tokens(rows=5)
@@ -99,7 +85,9 @@ def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gra
     plain = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
     parameters = list(model.parameters())
     wanted = torch.autograd.grad(plain, parameters)
-    got = torch.autograd.grad(model(ids, targets), parameters)
+    loss = model(ids, targets)
+    torch.testing.assert_close(loss, plain)
+    got = torch.autograd.grad(loss, parameters)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
@@ -111,15 +99,6 @@ def test_no_position_sees_a_later_one():
         model(ids)[0, position].sum().backward()
         touched = model.position_embedding.weight.grad.abs().sum(-1) > 0
         assert touched.tolist() == [index <= position for index in range(12)]
-
-
-def test_ignored_targets_carry_no_loss_and_no_gradient():
-    model, ids = small(), tokens(rows=1)
-    targets = torch.full_like(ids, IGNORE)
-    loss = model(ids, targets)
-    loss.backward()
-    assert loss == 0
-    assert all(p.grad is None or not p.grad.abs().any() for p in model.parameters())
 
 
 def test_multipliers_scale_embedding_hidden_and_readout():

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "nanolm_c4/sweeps/quickstart.yaml"
 
 
+@pytest.mark.thorough
 def test_forty_runs_of_text_that_two_files_hold_and_a_16_gb_card_steps(tmp_path):
     points = load_sweep(FILE, tmp_path, "one_gpu", draft=True).points
     assert len({point.run for point in points}) == 40
@@ -58,17 +59,10 @@ def test_the_script_announces_fetches_tokenises_trains_and_draws(
     folder = "results/nanolm_c4/" + "+".join(["quickstart_one_gpu", *precision.split()])
     run = " ".join(["-m sweeps run", sweep, *words])
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == (
-        [run]
-        if "--dry-run" in words
-        else [
-            f"-m sweeps cost {sweep}",
-            "download c4 --shards 2",
-            "-m nanolm_c4.data nanolm_c4/configs/paper.yaml data.max_train_tokens=164_000_000",
-            run,
-            f"-m plots quickstart {folder}/results.csv --out {folder}",
-        ]
-    )
+    before = [f"-m sweeps cost {sweep}", "download c4 --shards 2"]
+    before += ["-m nanolm_c4.data nanolm_c4/configs/paper.yaml data.max_train_tokens=164_000_000"]
+    drawn = f"-m plots quickstart {folder}/results.csv --out {folder}"
+    assert calls == ([run] if "--dry-run" in words else [*before, run, drawn])
     if capability is None:
         ran = subprocess.run(command[:2], env=env, capture_output=True, text=True)
         assert ran.returncode == 2 and "no NVIDIA GPU here" in ran.stderr
@@ -79,25 +73,14 @@ def test_a_small_imitation_ends_in_the_figure(tmp_path, monkeypatch):
     """Text in C4's format, two widths of the preset, three rates, models and runs cut short."""
     monkeypatch.chdir(tmp_path)
     as_c4(Path("data/c4"), DOCUMENTS)
-    changes = {
-        "model.layers": 1,
-        "model.context": 16,
-        "model.vocab_size": 65,
-        "training.steps": 2,
-        "training.batch_size": 2,
-        "training.micro_batch_size": "null",
-        "training.eval_samples": 2,
-        "training.eval_batch_size": 2,
-        "training.compile": "false",
-        "training.precision": "fp32",
-        "schedule.warmup_steps": 1,
-        "data.tokenizer": train_model(tmp_path / "spiece.model"),
-        "data.max_train_tokens": 1000,
-        "data.max_validation_tokens": 100,
-        "data.cache_dir": tmp_path / "cache",
-    }
+    words = (
+        "model.layers=1 model.context=16 model.vocab_size=65 training.steps=2 "
+        "training.batch_size=2 training.micro_batch_size=null training.eval_samples=2 "
+        "training.eval_batch_size=2 training.compile=false training.precision=fp32 "
+        "schedule.warmup_steps=1 data.max_train_tokens=1000 data.max_validation_tokens=100 "
+    ).split()
+    words += [f"data.tokenizer={train_model(tmp_path / 'm')}", f"data.cache_dir={tmp_path / 'c'}"]
     rows = ("model.width<=256", "optimizer.lr>0.0009", "optimizer.lr<0.004")
-    words = [f"{key}={value}" for key, value in changes.items()]
     words += [word for row in rows for word in ("--where", row)]
     words += ["--results", str(tmp_path / "results"), "--workers", "2", "--threads", "1"]
     main(["run", str(FILE), "--preset", "one_gpu", *words])

@@ -7,9 +7,8 @@ import pytest
 
 from nanolm_c4 import train
 from sweeps.sweep_file import load_sweep
-from tests.experiment_cases import write_texts
 from tests.tracked import tracked
-from training.config import set_keys, validate
+from training.config import parse_overrides, set_keys, validate
 
 pytestmark = pytest.mark.xdist_group("drafts")  # every sweep is expanded once
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,16 +82,11 @@ def test_the_compute_optimal_horizon_is_twenty_tokens_per_non_embedding_paramete
 
 
 def test_epsilon_and_decay_are_the_papers(drafts):
-    mitigations = {
-        (
-            p.curve,
-            p.config.optimizer.name,
-            p.config.optimizer.epsilon,
-            p.config.prescription.eps_per_layer,
-        )
-        for p in drafts["figure_8_mitigations", None].points
-    }
-    assert mitigations == {
+    def cure(point):
+        rule = point.config.optimizer
+        return point.curve, rule.name, rule.epsilon, point.config.prescription.eps_per_layer
+
+    assert {cure(point) for point in drafts["figure_8_mitigations", None].points} == {
         ("default", "adam", 1e-9, False),
         ("small", "adam", 1e-15, False),
         ("per_layer", "adam", 1e-12, True),
@@ -111,38 +105,20 @@ def test_laptop_runs_have_the_curves_of_the_papers(drafts):
             assert point.config.model.width <= 128 and point.config.data.source == "embedded"
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    """Little documents, and the cache that the runs of this module tokenise them into once."""
-    root = tmp_path_factory.mktemp("texts")
-    write_texts(root)
-    return root
-
-
 def two_steps(config, texts, **more):
     """A config cut to two steps of two rows of a small text."""
-    keys = {
-        "training.steps": 2,
-        "training.batch_size": 2,
-        "training.micro_batch_size": None,
-        "training.eval_samples": 2,
-        "training.eval_batch_size": 2,
-        "training.compile": False,
-        "training.precision": "fp32",
-        "schedule.warmup_steps": 1,
-        "checkpoint.minutes": None,
-        "data.source": "local",
-        "data.path": str(texts / "one"),
-        "data.tokenizer": None,
-        "data.tokenizer_vocab_size": 80,
-        "data.validation_fraction": 0.2,
-        "data.cache_dir": str(texts / "cache"),
-        **more,
-    }
+    words = (
+        "training.steps=2 training.batch_size=2 training.micro_batch_size=null "
+        "training.eval_samples=2 training.eval_batch_size=2 training.compile=false "
+        "training.precision=fp32 schedule.warmup_steps=1 checkpoint.minutes=null "
+        "data.tokenizer=null"
+    ).split()
+    keys = {**parse_overrides([*words, *texts]), **more}
     data = set_keys(config.model_dump(mode="json"), keys)
     return validate(type(config), data, "test")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", [None, "laptop"])
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_first_run_of_a_sweep_takes_two_steps(drafts, texts, tmp_path, name, preset):

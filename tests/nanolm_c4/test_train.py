@@ -29,17 +29,11 @@ def test_the_plan_has_the_papers_rates(capsys):
 
 def test_decay_goes_with_the_width_as_the_config_says():
     def per_step(*overrides):
-        changes = ["model.width=256", "prescription.base_width=64", *overrides]
-        config = load(
-            Config,
-            ROOT / LAPTOP,
-            [
-                "prescription.parameterization=mup",
-                "optimizer.weight_decay=1e-4",
-                "optimizer.decay_mode=independent",
-                *changes,
-            ],
-        )
+        changes = (
+            "model.width=256 prescription.base_width=64 prescription.parameterization=mup "
+            "optimizer.weight_decay=1e-4 optimizer.decay_mode=independent"
+        ).split()
+        config = load(Config, ROOT / LAPTOP, [*changes, *overrides])
         numbers = {row.name: row.lr * row.weight_decay for row in EXPERIMENT.plan(config).rows}
         return numbers["blocks.0.mlp.up.weight"], numbers["token_embedding.weight"]
 
@@ -52,11 +46,8 @@ def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
     changes = ["model.width=256", "prescription.base_width=64", "prescription.embedding_exponent=1"]
     config = load(Config, ROOT / LAPTOP, changes)
     rates = {row.name: row.lr for row in EXPERIMENT.plan(config).rows}
-    assert (
-        rates["token_embedding.weight"]
-        == rates["position_embedding.weight"]
-        == 4 * config.optimizer.lr
-    )
+    embeddings = rates["token_embedding.weight"], rates["position_embedding.weight"]
+    assert embeddings == (4 * config.optimizer.lr,) * 2
     assert rates["final_norm.weight"] == rates["blocks.0.mlp.up.weight"] == config.optimizer.lr
 
 
@@ -64,23 +55,18 @@ def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
     ("limit", "refused"), [(6_600_000_000, True), (900, True), (768, False), (None, False)]
 )
 def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limit, refused):
-    words = [
-        "data.source=c4",
-        "training.steps=10",
-        "model.context=64",
-        "training.batch_size=4",
-        "schedule.warmup_steps=1",
-        f"data.max_train_tokens={json.dumps(limit)}",
-    ]
+    words = (
+        "data.source=c4 training.steps=10 model.context=64 training.batch_size=4 "
+        f"schedule.warmup_steps=1 data.max_train_tokens={json.dumps(limit)}"
+    ).split()
     config = load(EXPERIMENT.config, ROOT / LAPTOP, words)  # sees 2,560 tokens
     task = SimpleNamespace(config=config, train_data=range(12))  # 768 tokens
     if refused:
         with pytest.raises(UserError, match="c4 has 768 training tokens, and 10 steps see"):
             EXPERIMENT.arithmetic(task)
     else:
-        assert EXPERIMENT.arithmetic(task) == [
-            "length 10 steps = 3.33 epochs of 12 rows of 64 tokens"
-        ]
+        said = "length 10 steps = 3.33 epochs of 12 rows of 64 tokens"
+        assert EXPERIMENT.arithmetic(task) == [said]
 
 
 # Costs of the decoders: the paper's numbers; all else is in test_costs
@@ -130,11 +116,8 @@ def test_a_tied_decoder_has_one_table_less_and_the_same_products():
     assert EXPERIMENT.flops(tied) == EXPERIMENT.flops(untied)
     made = EXPERIMENT.plan(tied)
     assert made["readout.weight"] is made["token_embedding.weight"]
-    assert made.to_dict()["forward"][-1] == {
-        "name": "logit_multiplier",
-        "value": 0.5,  # the base width is 1,024
-        "head_dim": None,
-    }
+    logits = {"name": "logit_multiplier", "value": 0.5, "head_dim": None}  # the base has 1,024
+    assert made.to_dict()["forward"][-1] == logits
 
 
 def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):

@@ -43,18 +43,10 @@ def gpt(width, depth):
 def planned(width, depth, rule=CompleteP, **fields):
     with torch.device("meta"):
         model = gpt(width, depth)
-    prescription = rule(width, 32, depth, 2, qk_exponent=-0.5, **fields)
-    return plan(
-        model,
-        rules_of(model),
-        prescription,
-        lr=0.1,
-        eps=1e-8,
-        weight_decay=1e-3,
-        decay_mode="independent",
-        absorb_multipliers=True,
-        applied={} if depth == 2 else prescription.forward().factors(),
-    )
+    made = rule(width, 32, depth, 2, qk_exponent=-0.5, **fields)
+    keys = {"lr": 0.1, "eps": 1e-8, "weight_decay": 1e-3, "decay_mode": "independent"}
+    keys["applied"] = {} if depth == 2 else made.forward().factors()
+    return plan(model, rules_of(model), made, absorb_multipliers=True, **keys)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
@@ -95,9 +87,8 @@ def test_another_depth_than_the_models_is_refused_where_the_number_of_blocks_is_
     )  # fmt: skip
     model = gpt(32, 3)
     assert make(model, rules_of(model), 3).rows
-    with pytest.raises(
-        PlanError, match="'transformer.h.0.attn.* are in 3 blocks.* for depth 8; gi"
-    ):
+    said = "'transformer.h.0.attn.* are in 3 blocks.* for depth 8; gi"
+    with pytest.raises(PlanError, match=said):
         make(model, rules_of(model), 8)
     layer = lambda: nn.ModuleDict({"fc1": nn.Linear(32, 32), "fc2": nn.Linear(32, 32)})
     mlp = lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
@@ -140,12 +131,11 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
     sizes = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
     sizes |= {"vocab_size": 64, "intermediate_size": 128, "attention_multiplier": 0.25}
     rule = Depth(Everett("mup", 64, 64, qk_exponent=-0.5), depth=8, base_depth=2)
+    keys = {"lr": 1.0, "absorb_multipliers": True}
     for given in (0.25, 0.5):
         with torch.device("meta"):
             model = build(f"hf:{kind}", **sizes, residual_multiplier=given)
-        make = lambda model=model: plan(
-            model, rules_of(model), rule, lr=1.0, absorb_multipliers=True
-        )
+        make = lambda model=model: plan(model, rules_of(model), rule, **keys)
         if given == 0.25:
             factors = {factor.name: factor.value for factor in make().forward}
             assert factors == {"attention_scale": 0.25, "residual_multiplier": 0.25}
@@ -161,10 +151,8 @@ def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     """AdamW with one weight_decay removes lr times it: matrices' rates fall as 1/n."""
     ends = []
     mup = Everett("mup", 128, 32, qk_exponent=-0.5)
-    for rule, mode, decay in (
-        (Decay(mup, exponent=-1.0), "independent", 1e-3),
-        (mup, "per_group", 1e-2),
-    ):
+    falls = (Decay(mup, exponent=-1.0), "independent", 1e-3)
+    for rule, mode, decay in (falls, (mup, "per_group", 1e-2)):
         model = gpt(128, 2)
         options = {"weight_decay": decay, "decay_mode": mode, "absorb_multipliers": True}
         numbers = plan(model, rules_of(model), rule, lr=0.1, **options)
@@ -179,9 +167,8 @@ class Mine(Prescription):
     width, optimizer, decay_depth = 128, "adam", True
 
     def __call__(self, tensor):
-        return replace(
-            Everett("mup", 32, 32)(tensor), lr=8 / tensor.fan_in, decay=8 / tensor.fan_in
-        )
+        falls = 8 / tensor.fan_in
+        return replace(Everett("mup", 32, 32)(tensor), lr=falls, decay=falls)
 
 
 def deep(rule, alpha=1.0):
@@ -191,24 +178,19 @@ def deep(rule, alpha=1.0):
 MUP, SGD = (Everett("mup", 128, 32, o, qk_exponent=-0.5) for o in ("adam", "sgd"))
 STILL = Everett("standard", 128, 32, alignment="global", qk_exponent=-0.5)
 ADAFACTOR = Everett("mup", 128, 32, "adafactor", "none", qk_exponent=-0.5)
+INIT, FALLS = dict.fromkeys(Role, 0.1), Decay(MUP, exponent=-1.0)
+TWICE = {  # by the size whose power the rate has already
+    "width": [FALLS, Tuned(FALLS, INIT), Decay(Tuned(MUP, INIT), exponent=-1.0), Mine()],
+    "depth": [deep(MUP, 0.5), EpsFollows(deep(MUP, 0.5)), deep(SGD)],
+    None: [
+        *(deep(MUP), deep(SGD, 0.5), Decay(MUP, spare="vectors")),
+        *(Decay(STILL, exponent=-1.0), Decay(ADAFACTOR, exponent=-0.5)),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("rule", "size"),
-    [
-        (Decay(MUP, exponent=-1.0), "width"),
-        (Tuned(Decay(MUP, exponent=-1.0), dict.fromkeys(Role, 0.1)), "width"),
-        (Decay(Tuned(MUP, dict.fromkeys(Role, 0.1)), exponent=-1.0), "width"),
-        (Mine(), "width"),
-        (deep(MUP, 0.5), "depth"),
-        (EpsFollows(deep(MUP, 0.5)), "depth"),
-        (deep(SGD), "depth"),
-        (Decay(STILL, exponent=-1.0), None),
-        (Decay(ADAFACTOR, exponent=-0.5), None),
-        (deep(MUP), None),
-        (deep(SGD, 0.5), None),
-        (Decay(MUP, spare="vectors"), None),
-    ],
+    ("rule", "size"), [(rule, size) for size, rules in TWICE.items() for rule in rules]
 )
 def test_a_decay_per_rate_is_refused_where_it_has_the_rates_power_twice_and_nowhere_else(
     rule, size
@@ -263,32 +245,22 @@ def test_the_default_epsilon_is_the_optimisers(optimizer, eps):
 
 
 INPUTS, CLASSES = 8, 5
-RULES = (
-    Rule("0.weight", Role.PATCH_EMBEDDING),
-    Rule("2.weight", Role.MLP_IN),
-    Rule("4.weight", Role.READOUT),
-    Rule("4.bias", Role.READOUT_BIAS),
-)
+RULES = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("2.weight", Role.MLP_IN)]
+RULES += [Rule("4.weight", Role.READOUT), Rule("4.bias", Role.READOUT_BIAS)]
 
 
 def movement(width: int, parameterization: str, optimizer: str) -> float:
     """RMS of the change of the logits that one step of the bias causes."""
-    model = nn.Sequential(
-        nn.Linear(INPUTS, width, bias=False),
-        nn.ReLU(),
-        nn.Linear(width, width, bias=False),
-        nn.ReLU(),
-        nn.Linear(width, CLASSES),
-    )
+    matrix = lambda n_in: nn.Linear(n_in, width, bias=False)
+    hidden = (nn.ReLU(), matrix(width), nn.ReLU())
+    model = nn.Sequential(matrix(INPUTS), *hidden, nn.Linear(width, CLASSES))
     rule = Everett(parameterization, width, 64, optimizer=optimizer)
     numbers = plan(model, RULES, rule, lr=0.1, absorb_multipliers=True)
     numbers.initialise(model, seed=0)
     generator = torch.Generator().manual_seed(0)
-    loss = F.cross_entropy(
-        model(torch.randn(32, INPUTS, generator=generator)),
-        torch.randint(CLASSES, (32,), generator=generator),
-    )
-    loss.backward()
+    inputs = torch.randn(32, INPUTS, generator=generator)
+    classes = torch.randint(CLASSES, (32,), generator=generator)
+    F.cross_entropy(model(inputs), classes).backward()
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[optimizer]
     kind(numbers.groups(model)).step()
     return model[4].bias.detach().square().mean().sqrt().item()

@@ -22,13 +22,9 @@ from tests.param_groups.wrapped import numbers
 
 # Dinan, Yaida & Zhang
 
-STRATEGIES = [
-    *(
-        ({"strategy": name}, s)
-        for name, s in {"neural_tangent": 0.0, "hybrid": 0.5, "maximal_update": 1.0}.items()
-    ),
-    *(({"strategy": "meta_principled", "s": s}, s) for s in (0.0, 0.25, 0.8, 1.0)),
-]
+POWERS = {"neural_tangent": 0.0, "hybrid": 0.5, "maximal_update": 1.0}
+STRATEGIES = [({"strategy": name}, s) for name, s in POWERS.items()]
+STRATEGIES += [({"strategy": "meta_principled", "s": s}, s) for s in (0.0, 0.25, 0.8, 1.0)]
 HEAD = (Role.READOUT, Role.READOUT_BIAS)
 VIT = (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING, *BLOCK, *HEAD)
 BART = (*EMBEDDINGS, *BLOCK)
@@ -51,13 +47,8 @@ def test_dinan_rates_are_those_of_the_papers_table(strategy, s, optimizer):
             damp, head, bias = n ** (-(1 - s) / 2), 1 / (n * math.sqrt(1000)), 1 / math.sqrt(1000)
         else:
             damp, head, bias = n**s, 1 / n, 1.0
-        expected = {
-            Role.PATCH_EMBEDDING: damp / PATCH,
-            Role.POSITION_EMBEDDING: damp,
-            **dict.fromkeys(BLOCK, damp / n),
-            Role.READOUT: head,
-            Role.READOUT_BIAS: bias,
-        }
+        expected = {Role.PATCH_EMBEDDING: damp / PATCH, Role.POSITION_EMBEDDING: damp}
+        expected |= dict.fromkeys(BLOCK, damp / n) | {Role.READOUT: head, Role.READOUT_BIAS: bias}
         for role, value in expected.items():
             assert got[role].lr == pytest.approx(value, rel=1e-14), (role, n)
             assert got[role].eps == got[role].multiplier == 1.0
@@ -141,9 +132,8 @@ def test_dinan_initialises_the_language_model_as_the_paper_did(strategy, words, 
 
 def test_dinan_published_language_rate_is_the_standard_one_in_the_bulk():
     """32.768 = 1024^(3/2) * 1e-3: only the embeddings see a larger rate, by a factor n."""
-    rates = {
-        role: 32.768 * row.lr for role, row in everything(Dinan(1024, init="bart"), BART).items()
-    }
+    rows = everything(Dinan(1024, init="bart"), BART)
+    rates = {role: 32.768 * row.lr for role, row in rows.items()}
     for role in BLOCK:
         assert rates[role] == pytest.approx(1e-3, rel=1e-12)
     for role in EMBEDDINGS:
@@ -179,9 +169,8 @@ def bordelon(prescription, roles=LANGUAGE):
 def test_bordelon_rates_first_layer_and_readout(N, H, L, alpha, optimizer):
     """One rate; multiplier beta^(1/2) L^(1/2 - alpha) or sqrt(n) L^(1 - alpha), over its std."""
     beta, gamma, n = 4.0, 0.25, N * H
-    prescription = Bordelon(
-        N, H, L, optimizer=optimizer, alpha_depth=alpha, beta0=beta, gamma0=gamma
-    )
+    keys = {"optimizer": optimizer, "beta0": beta, "gamma0": gamma}
+    prescription = Bordelon(N, H, L, alpha_depth=alpha, **keys)
     first, rate = {
         "sgd": (beta**0.5 * L ** (0.5 - alpha), gamma**2 * n * L ** (2 * alpha - 1)),
         "adam": (math.sqrt(n) * L ** (1 - alpha), 1 / math.sqrt(n) / L ** (1 - alpha)),
@@ -213,18 +202,12 @@ def test_bordelon_first_layer_is_that_of_the_papers_listing(optimizer, expected)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_bordelon_exponent_of_the_depth_changes_nothing_at_depth_one(optimizer):
     """A single branch is multiplied by beta0, whatever its exponent; so are all other numbers."""
-    first, *others = (
-        {
-            role: (row.init_std, row.multiplier, row.lr)
-            for role, row in bordelon(
-                Bordelon(8, 4, 1, optimizer=optimizer, alpha_depth=alpha, beta0=4.0, gamma0=0.3)
-            ).items()
-        }
-        for alpha in ALPHAS
-    )
-    for other in others:
-        for role, one in first.items():
-            assert other[role] == pytest.approx(one, rel=1e-14), role
+    keys = {"optimizer": optimizer, "beta0": 4.0, "gamma0": 0.3}
+    first, *others = (bordelon(Bordelon(8, 4, 1, alpha_depth=alpha, **keys)) for alpha in ALPHAS)
+    for other, (role, one) in itertools.product(others, first.items()):
+        for key in ("init_std", "multiplier", "lr"):
+            expected = pytest.approx(getattr(one, key), rel=1e-14)
+            assert getattr(other[role], key) == expected, role
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

@@ -38,11 +38,8 @@ from training.optim import optimizers
 BETAS = (0.9, 0.95)
 BATCH, TOKENS = 2.0**18, 2.5e9  # of the base
 QUERY = Tensor("query", 64, 64)
-RULES = [
-    Rule("0.weight", "token_embedding"),
-    Rule("1.weight", "query"),
-    Rule("2.weight", "readout"),
-]
+ROLES = ("token_embedding", "query", "readout")
+RULES = [Rule(f"{place}.weight", role) for place, role in enumerate(ROLES)]
 
 
 def around(rule=None, b=1.0, d=1.0, powers="sde", **more):
@@ -148,9 +145,8 @@ def test_a_wrong_power_in_a_published_set_is_caught(name, key, place, monkeypatc
 
 def test_every_set_has_a_source_and_is_tested():
     assert HELD.keys() == PUBLISHED.keys()
-    assert all(
-        re.search(r"derived|third-hand|\.py|et al\. 20\d\d", s.source) for s in PUBLISHED.values()
-    )
+    known = r"derived|third-hand|\.py|et al\. 20\d\d"
+    assert all(re.search(known, one.source) for one in PUBLISHED.values())
 
 
 @pytest.mark.parametrize("name", ["sde", "nanochat"])
@@ -188,14 +184,9 @@ def test_the_base_keeps_every_number_to_the_bit():
 
 
 INIT = dict.fromkeys(map(str, Role), 0.02)
-WRAPPERS = {
-    "Depth": lambda rule: Depth(rule, 8, 2, alpha=0.5),
-    "EpsFollows": EpsFollows,
-    "Decay": lambda rule: Decay(rule, -0.5),
-    "Tuned": lambda rule: Tuned(rule, INIT),
-    "Tied": Tied,
-    "Muon": Muon,
-}
+WRAPPERS = {"EpsFollows": EpsFollows, "Tied": Tied, "Muon": Muon}
+WRAPPERS |= {"Depth": lambda rule: Depth(rule, 8, 2, 0.5), "Decay": lambda rule: Decay(rule, -0.5)}
+WRAPPERS["Tuned"] = lambda rule: Tuned(rule, INIT)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -30,8 +30,6 @@ from tests.param_groups.test_plan import (
 
 
 class Matrices(nn.Module):
-    """Named square matrices, in the order given."""
-
     def __init__(self, *names, width=192):
         super().__init__()
         for name in names:
@@ -107,10 +105,8 @@ def test_deviations_scale_the_same_draw():
 @pytest.mark.parametrize("padding", [2, -1])
 def test_the_row_of_padding_is_zero_and_no_other_value_changes(owner, padding):
     """Whichever of a tied tensor's modules has it; a name's other rows are drawn as without it."""
-    models = [
-        nn.ModuleDict({"tokens": nn.Embedding(5, WIDTH), "readout": nn.Embedding(5, WIDTH)})
-        for _ in range(2)
-    ]
+    both = ("tokens", "readout")
+    models = [nn.ModuleDict({n: nn.Embedding(5, WIDTH) for n in both}) for _ in range(2)]
     models[1][owner] = nn.Embedding(5, WIDTH, padding_idx=padding)
     for model in models:
         model["readout"].weight = model["tokens"].weight
@@ -146,30 +142,24 @@ def test_a_gain_that_is_called_a_bias_is_not_set_to_zero(start):
     """A norm's scale at 0 makes every output 0, and nothing below it has a gradient."""
     model = nn.ParameterDict({"out": torch.randn(8, 8), "gain": torch.full((8,), start)})
     rules = [Rule("out", Role.HIDDEN), Rule("gain", Role.HIDDEN_BIAS)]
-    numbers, before = (
-        plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True),
-        model["out"].clone(),
-    )
-    with pytest.raises(
-        PlanError, match=rf"'gain' \(hidden_bias\) is {start:g} in all entries, and "
-    ):
+    make = lambda: plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True)
+    numbers, before = make(), model["out"].clone()
+    said = rf"'gain' \(hidden_bias\) is {start:g} in all entries, and "
+    with pytest.raises(PlanError, match=said):
         numbers.initialise(model, seed=0)
     assert torch.equal(model["out"], before)  # nothing was drawn
     numbers.initialise(model, seed=0, keep=["gain"])
     assert model["gain"].eq(start).all()
     rules[1] = Rule("gain", Role.LAYER_SCALE, scale=start)
-    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
-        model, seed=0
-    )
+    make().initialise(model, seed=0)
     assert model["gain"].eq(start).all()
 
 
 def test_a_bias_that_is_no_constant_or_one_entry_is_set_to_zero():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     rules = [Rule("*.weight", Role.HIDDEN), Rule("*.bias", Role.HIDDEN_BIAS)]
-    plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True).initialise(
-        model, seed=0
-    )
+    numbers = plan(model, rules, Everett("mup", 8, 8), lr=0.1, absorb_multipliers=True)
+    numbers.initialise(model, seed=0)
     assert not model[0].bias.any() and not model[1].bias.any()
 
 
@@ -360,15 +350,9 @@ def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
 
 
 def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
-    model = Head()
-    result = plan(
-        model,
-        HEAD_RULES,
-        Bordelon(4, 2, 3),
-        lr=1.0,
-        absorb_multipliers=True,
-        applied={"residual_multiplier": 1 / 3},
-    )
+    model, applied = Head(), {"residual_multiplier": 1 / 3}
+    settings = {"lr": 1.0, "absorb_multipliers": True, "applied": applied}
+    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), **settings)
     result.initialise(model, seed=0)
     # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
     assert result["positions.weight"].lr == pytest.approx(1.0)

@@ -56,9 +56,8 @@ def installed(tmp_path_factory):
         shutil.copy(ROOT / name, source)
     before = sorted(source.rglob("*"))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run(
-        *pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".", cwd=source
-    )
+    words = ("-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".")
+    run(*pip, "wheel", *words, cwd=source)
     assert sorted(source.rglob("*")) == before  # a build leaves nothing in the tree
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", symlinks=True)

@@ -1,5 +1,7 @@
 """The layers with a forward multiplier against plain torch formulas, gradients included."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -37,30 +39,24 @@ def agree(layer, formula, inputs):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("m", MULTIPLIERS)
-def test_linear_is_the_multiplier_times_wx(m):
-    agree(filled(Linear(5, 3), m), lambda w, x: m * (x @ w.T), [values(2, 4, 5)])
+def normalised(m, w, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return m * w * centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+
+LAYERS = {
+    "linear": (Linear(5, 3), lambda m, w, x: m * (x @ w.T), values(2, 4, 5)),
+    "bias": (Linear(5, 3, bias=True), lambda m, w, b, x: m * (x @ w.T + b), values(2, 5)),
+    "embedding": (Embedding(7, 4), lambda m, w, ids: m * w[ids], torch.tensor([[0, 6, 3, 3]])),
+    "norm": (LayerNorm(6, eps=1e-3), normalised, values(2, 3, 6)),
+}
 
 
 @pytest.mark.parametrize("m", MULTIPLIERS)
-def test_linear_multiplies_its_bias_too(m):
-    layer = filled(Linear(5, 3, bias=True), m)
-    agree(layer, lambda w, b, x: m * (x @ w.T + b), [values(2, 5)])
-
-
-@pytest.mark.parametrize("m", MULTIPLIERS)
-def test_embedding_is_the_multiplier_times_a_row(m):
-    ids = torch.tensor([[0, 6, 3], [3, 3, 1]])
-    agree(filled(Embedding(7, 4), m), lambda w, ids: m * w[ids], [ids])
-
-
-@pytest.mark.parametrize("m", MULTIPLIERS)
-def test_layer_norm_scales_what_it_normalises(m):
-    def formula(w, x):
-        centred = x - x.mean(-1, keepdim=True)
-        return m * w * centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
-
-    agree(filled(LayerNorm(6, eps=1e-3), m), formula, [values(2, 3, 6)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_is_the_multiplier_times_the_formula(name, m):
+    layer, formula, inputs = LAYERS[name]
+    agree(filled(layer, m), functools.partial(formula, m), [inputs])
 
 
 def test_layer_norm_has_the_papers_eps_and_no_bias():

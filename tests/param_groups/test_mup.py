@@ -11,22 +11,18 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from param_groups import Everett, Role, Rule, plan, rules_for
+from param_groups import Everett, plan, rules_for
 from param_groups.check.stock import sizes
 from param_groups.stock.rules import stock
+from tests.param_groups.wrapped import ruled
 
 BASE, TIMES, LR = 64, 4, 0.01
 # Growth of the rate of multiplier times tensor under Adam and SGD from width 64 to 256, and the
 # power of the width in the tensor's standard deviation.
 HIDDEN, READOUT = (1 / 4, 1.0, -0.5), (1 / 4, 1 / 4, -1.0)
 INPUT, OUTPUT_BIAS = (1.0, 4.0, 0.0), (1.0, 1.0, 0.0)
-MLP_RULES = [
-    Rule("0.weight", Role.PATCH_EMBEDDING),
-    Rule("2.weight", Role.HIDDEN),
-    Rule("4.weight", Role.READOUT),
-    Rule("4.bias", Role.READOUT_BIAS),
-    Rule("[02].bias", Role.HIDDEN_BIAS),
-]
+MLP_RULES = ruled("""0.weight patch_embedding, 2.weight hidden, 4.weight readout,
+4.bias readout_bias, [02].bias hidden_bias""")
 
 
 def mlp(width, readout=nn.Linear):
@@ -52,7 +48,6 @@ MODELS = {
 
 
 def recorded(name, readout, hidden):
-    """mup's numbers of a tensor."""
     if name.startswith(f"{readout}."):
         return READOUT if name.endswith("weight") else OUTPUT_BIAS
     return HIDDEN if name.endswith(tuple(hidden)) else INPUT

@@ -112,9 +112,8 @@ def test_a_state_without_the_parts_is_refused_and_one_from_json_goes_on():
     model, made = held((96, 64), Role.QKV, None, (4, 1, 1))
     optimizer = made.optimizers(model)
     state = optimizer.state_dict()
-    optimizer.load_state_dict(
-        copy.deepcopy(state) | {"param_groups": json.loads(json.dumps(state["param_groups"]))}
-    )
+    groups = json.loads(json.dumps(state["param_groups"]))
+    optimizer.load_state_dict(copy.deepcopy(state) | {"param_groups": groups})
     model.w.grad = torch.ones_like(model.w)
     optimizer.step()
     del state["param_groups"][0]["parts"]
@@ -181,6 +180,7 @@ def test_models_that_people_have_are_planned_alike_at_every_width(name, tensor):
     assert any(one.endswith(tensor) for one in planted)
 
 
+@pytest.mark.thorough
 def test_a_right_plan_passes_the_check_and_wrong_ones_fail(capsys):
     """Of stacks of experts; stock/models.md has the table of all models."""
     muon_models.main(["--widths", "32", "64", "128", "--models", "Mixtral"])

@@ -1,5 +1,6 @@
 """The plan: rows, torch groups, decay, initial values and equivalent training, on tiny models."""
 
+import functools
 import json
 import math
 
@@ -13,17 +14,13 @@ from param_groups.plan import DECAY_MODES, dumps
 from param_groups.prescription import Prescription
 from param_groups.quantities import Numbers
 from param_groups.rules.exponents import TENSOR_PROGRAMS
+from tests.param_groups.wrapped import ruled
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
-RULES = (
-    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
-    Rule("positions.weight", Role.POSITION_EMBEDDING),
-    Rule("blocks.*.norm.weight", Role.NORM_SCALE),
-    Rule("blocks.*.query.weight", Role.QUERY),
-    Rule("blocks.*.up.weight", Role.MLP_IN),
-    Rule("blocks.*.down.weight", Role.MLP_OUT),
-    Rule("readout.weight", Role.READOUT),
-)
+RULES = ruled("""
+tokens.weight token_embedding, positions.weight position_embedding, blocks.*.norm.weight norm_scale,
+blocks.*.query.weight query, blocks.*.up.weight mlp_in, blocks.*.down.weight mlp_out,
+readout.weight readout""")
 
 
 class Block(nn.Module):
@@ -99,26 +96,20 @@ def names_of(model):
 
 # muP with Adam and full alignment at n = 8, base 4: lr 0.1 * 2^(-1/2, -1, -1/2) and epsilon
 # 1e-8 * 2^(-1/2, -1, -1/2) for embedding, hidden and readout, multipliers sqrt(8), 1, 1/sqrt(8).
-ROOT = math.sqrt(2)
+ROOT, THIN = math.sqrt(2), 8**-0.5
 # name: role, shape, fans, mean, std, distribution, multiplier, lr, eps
 EMBEDDED, HIDDEN = (0.1 / ROOT, 1e-8 / ROOT), (0.05, 0.5e-8)
 MUP_ROWS = {
-    "tokens.weight": (
-        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
-        EMBEDDED,
-    ),
+    "tokens.weight": (("token_embedding", (11, 8), (1, 8), 0, THIN, "normal", 8**0.5), EMBEDDED),
     "positions.weight": (
-        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
+        ("position_embedding", (5, 8), (1, 8), 0, THIN, "normal", 8**0.5),
         EMBEDDED,
     ),
-    "blocks.1.norm.weight": (
-        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5),
-        EMBEDDED,
-    ),
-    "blocks.1.query.weight": (("query", (8, 8), (8, 8), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
-    "blocks.1.up.weight": (("mlp_in", (32, 8), (8, 32), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
-    "blocks.1.down.weight": (("mlp_out", (8, 32), (32, 8), 0.0, 32**-0.5, "normal", 1.0), HIDDEN),
-    "readout.weight": (("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5), EMBEDDED),
+    "blocks.1.norm.weight": (("norm_scale", (8,), (1, 8), THIN, 0, "constant", 8**0.5), EMBEDDED),
+    "blocks.1.query.weight": (("query", (8, 8), (8, 8), 0, THIN, "normal", 1.0), HIDDEN),
+    "blocks.1.up.weight": (("mlp_in", (32, 8), (8, 32), 0, THIN, "normal", 1.0), HIDDEN),
+    "blocks.1.down.weight": (("mlp_out", (8, 32), (32, 8), 0, 32**-0.5, "normal", 1.0), HIDDEN),
+    "readout.weight": (("readout", (11, 8), (8, 11), 0, THIN, "normal", THIN), EMBEDDED),
 }
 
 
@@ -243,12 +234,8 @@ class Head(nn.Module):
         self.head = nn.Linear(width, 7)
 
 
-HEAD_RULES = (
-    Rule("positions.weight", Role.POSITION_EMBEDDING),
-    Rule("query.weight", Role.QUERY),
-    Rule("head.weight", Role.READOUT),
-    Rule("head.bias", Role.READOUT_BIAS),
-)
+HEAD_RULES = ruled("""positions.weight position_embedding, query.weight query,
+head.weight readout, head.bias readout_bias""")
 
 
 def expected_decay(mode, own_lr):
@@ -278,20 +265,15 @@ def test_rate_times_decay_is_what_the_mode_says(mode):
 
 
 def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_tensor():
-    rule, decay = Dinan(WIDTH), {"lr": 0.5, "decay_mode": "global"}
-    few = plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=["pos*", "head.*"], **decay)
+    made = functools.partial(plan, Head(), HEAD_RULES, Dinan(WIDTH), lr=0.5, decay_mode="global")
+    few = made(weight_decay=0.1, no_decay=["pos*", "head.*"])
     assert [row.name for row in few.rows if row.weight_decay] == ["query.weight"]
-    assert (
-        few["query.weight"]
-        == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, **decay)["query.weight"]
-    )
+    assert few["query.weight"] == made(weight_decay=0.1)["query.weight"]
     by_role = ["readout_bias", "readout", "position_embedding", "norm_scale"]  # it has no norm
-    assert few == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=by_role, **decay)
-    with pytest.raises(PlanError, match="'norms.*' names no tensor of the plan, and is no role"):
-        plan(Head(), HEAD_RULES, rule, no_decay=["norms.*"], **decay)
+    assert few == made(weight_decay=0.1, no_decay=by_role)
     with pytest.raises(PlanError, match="decay 2 removes 1 times 'positions.weight'.* global lr"):
-        plan(Head(), HEAD_RULES, rule, weight_decay=2.0, **decay)
-    assert plan(Head(), HEAD_RULES, rule, weight_decay=2.0, no_decay="*", **decay).rows
+        made(weight_decay=2.0)
+    assert made(weight_decay=2.0, no_decay="*").rows
 
 
 @pytest.mark.parametrize("mode", DECAY_MODES)
@@ -412,12 +394,9 @@ def test_an_embedding_is_also_the_readout_only_where_one_row_can_serve_both(
     model.tokens, model.readout = Embedding(11, WIDTH), Linear(WIDTH, 11)
     model.readout.weight = model.tokens.weight
     rules = (Rule(f"{name}.weight", RULES[0].role if name == "tokens" else Role.READOUT),)
-    settings = {
-        "lr": 0.1,
-        "absorb_multipliers": absorb,
-        "applied": prescription.forward().factors(),
-    }
-    make = lambda: plan(model, rules, prescription, **settings)
+    applied = prescription.forward().factors()
+    keys = {"lr": 0.1, "absorb_multipliers": absorb, "applied": applied}
+    make = lambda: plan(model, rules, prescription, **keys)
     if fits:
         assert len(make().rows) == 1
     else:

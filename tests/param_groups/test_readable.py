@@ -39,8 +39,7 @@ def test_a_plan_and_a_trace_show_their_table_and_do_not_wrap_in_a_notebook():
 @pytest.mark.parametrize(
     ("rule", "options", "asks"),
     [
-        (Everett("mup", 8, 4, qk_exponent=-0.5), {}, True),
-        (Everett("mean_field", 8, 4, qk_exponent=-0.5), {}, True),
+        *((Everett(name, 8, 4, qk_exponent=-0.5), {}, True) for name in ("mup", "mean_field")),
         (Depth(Everett("mup", 8, 4, qk_exponent=-0.5), depth=1), {}, True),
         (Everett("mup", 8, 4, qk_exponent=-0.5), {"head_dim": 4}, False),
         (Everett("mup", 8, 4), {"head_dim": 4, "applied": {"attention_scale": 1 / 4}}, False),
@@ -54,10 +53,8 @@ def test_a_plan_asks_for_the_head_dimension_where_its_rates_rest_on_it(rule, opt
     numbers = plan(model, rules, rule, lr=0.1, absorb_multipliers=True, **options)
     assert ("plan with head_dim=" in str(numbers)) == numbers.head_dim_is_missing() == asks
     again = Plan.from_dict(numbers.to_dict())
-    assert (
-        any("head dimension" in one for one in judging.not_judged({8: again, 16: again}, {}))
-        == asks
-    )
+    words = judging.not_judged({8: again, 16: again}, {})
+    assert any("head dimension" in one for one in words) == asks
 
 
 def test_resuming_as_the_readme_says_trains_on_bit_for_bit():
@@ -88,8 +85,7 @@ def test_resuming_as_the_readme_says_trains_on_bit_for_bit():
     steps(model, optimizer, scheduler, 3)
     steps(other, scope["optimizer"], scope["scheduler"], 3)
     assert scope["optimizer"].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] > 0
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
 # The README's core, and the examples of docstrings

@@ -44,10 +44,7 @@ def test_at_the_base_size_fifty_steps_are_stock_adamws_bit_for_bit():
     theirs = torch.optim.AdamW(stock.parameters(), 3e-3, (0.9, 0.95), 1e-8, 0.1)
     for one, optimizer in ((model, ours), (stock, theirs)):
         train(one, optimizer, range(50))
-    assert all(
-        torch.equal(one, two)
-        for one, two in zip(model.parameters(), stock.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, model.parameters(), stock.parameters()))
 
 
 def test_at_the_base_size_initial_values_are_the_recipes():
@@ -119,25 +116,19 @@ def test_a_tied_recipe_is_told_to_untie_and_at_the_base_size_needs_not():
         plan(wide, rules, recipe(64), **RECIPE)
 
 
-@pytest.mark.parametrize(
-    ("rule", "base"),
-    [
-        (Dinan(128), Dinan(32)),
-        (Bordelon(8, 16, 2), Bordelon(8, 4, 2)),
-        (Muon(Everett("mup", 128, 32)), Muon(Everett("mup", 32, 32))),
-    ],
-)
-def test_every_prescription_can_be_asked_for_it(rule, base):
+RULES_AT = [Dinan, lambda n: Bordelon(8, n // 8, 2), lambda n: Muon(Everett("mup", n, 32))]
+
+
+@pytest.mark.parametrize("make", RULES_AT)
+def test_every_prescription_can_be_asked_for_it(make):
     """A rule without a base width is told which it was."""
+    rule, base = make(128), make(32)
     small, large = Tensor("mlp_in", 32, 128), Tensor("mlp_in", 128, 512)
     own = None if rule.base else 32
     same = Tuned(base, init={"mlp_in": 0.02}, base_width=own)(small)
     assert (same.init_std, same.lr, same.eps, same.multiplier) == (0.02, 1.0, 1.0, 1.0)
-    wide, here, there = (
-        Tuned(rule, {"mlp_in": 0.02}, base_width=own)(large),
-        rule(large),
-        base(small),
-    )
+    wide, here = Tuned(rule, {"mlp_in": 0.02}, base_width=own)(large), rule(large)
+    there = base(small)
     assert wide.lr == pytest.approx(here.lr / there.lr) and wide.optimizer == here.optimizer
     assert wide.init_std == pytest.approx(0.02 * here.init_std / there.init_std)
 
@@ -153,7 +144,6 @@ def test_a_fused_tensor_has_the_initial_size_of_its_parts():
     other = Tuned(AT["mup"](32), init=initial_stds(model, rules), base_head_dim=8)
     with pytest.raises(PlanError, match=r"head_dim\^\(-1\)"):
         plan(model, rules, other, **RECIPE, head_dim=16)
-    grown = plan(
-        model, rules, other, **RECIPE, head_dim=16, applied={"attention_scale": 8**0.5 / 16}
-    )
+    applied = {"attention_scale": 8**0.5 / 16}
+    grown = plan(model, rules, other, **RECIPE, head_dim=16, applied=applied)
     assert grown.forward[0].value == 8**-0.5 / 2

@@ -29,6 +29,7 @@ from param_groups import (
 )
 from param_groups.plan import dumps
 from param_groups.stock.rules import stock
+from tests.param_groups.wrapped import ruled
 
 
 def linear(*layers, role=Role.MLP_IN, layout=None, **options):
@@ -43,9 +44,9 @@ def linear(*layers, role=Role.MLP_IN, layout=None, **options):
 
 
 class NanoGPT(nn.Module):
-    """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names, tied or not."""
+    """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names."""
 
-    def __init__(self, width=32, vocab=40, tied=False, bias=True):
+    def __init__(self, width=32, vocab=40, bias=True):
         super().__init__()
         block = nn.Module()
         block.ln_1, block.ln_2 = nn.LayerNorm(width, bias=bias), nn.LayerNorm(width, bias=bias)
@@ -58,29 +59,18 @@ class NanoGPT(nn.Module):
         parts |= {"h": nn.ModuleList([block]), "ln_f": nn.LayerNorm(width, bias=bias)}
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(width, vocab, bias=False)
-        if tied:
-            self.transformer.wte.weight = self.lm_head.weight
 
 
-NANOGPT = {
-    "*.wte.weight": "token_embedding",
-    "*.wpe.weight": "position_embedding",
-    "transformer.h.*.ln_?.weight": "norm_scale",
-    "transformer.ln_f.weight": "final_norm_scale",
-    "transformer.h.*.ln_?.bias": "norm_bias",
-    "*.c_attn.weight": "qkv",
-    "*.attn.c_proj.weight": "attention_output",
-    "*.c_fc.weight": "mlp_in",
-    "*.mlp.c_proj.weight": "mlp_out",
-    "*.c_*.bias": "hidden_bias",
-    "lm_head.weight": "readout",
-}
+NANOGPT = ruled("""
+*.wte.weight token_embedding, *.wpe.weight position_embedding, *.c_attn.weight qkv,
+transformer.h.*.ln_?.weight norm_scale, transformer.h.*.ln_?.bias norm_bias, *.c_*.bias hidden_bias,
+transformer.ln_f.weight final_norm_scale, *.attn.c_proj.weight attention_output,
+*.c_fc.weight mlp_in, *.mlp.c_proj.weight mlp_out, lm_head.weight readout""")
 
 
 def nanogpt_rules(model):
     names = dict(model.named_parameters())
-    rules = [Rule(pattern, role) for pattern, role in NANOGPT.items()]
-    rules.append(Rule("transformer.ln_f.bias", "norm_bias", trunk=True))
+    rules = [*NANOGPT, Rule("transformer.ln_f.bias", "norm_bias", trunk=True)]
     return [rule for rule in rules if any(map(rule.matches, names))]
 
 
@@ -88,13 +78,8 @@ def nanogpt_rules(model):
 def test_nanogpt_is_no_hugging_face_gpt2(bias):
     """Its matrices are (out, in); read transposed, initial values are off by up to a factor 2."""
     model = NanoGPT(bias=bias)
-    numbers = plan(
-        model,
-        nanogpt_rules(model),
-        Everett("mup", 32, 32, qk_exponent=-0.5),
-        lr=0.1,
-        absorb_multipliers=True,
-    )
+    rule = Everett("mup", 32, 32, qk_exponent=-0.5)
+    numbers = plan(model, nanogpt_rules(model), rule, lr=0.1, absorb_multipliers=True)
     stds = {"attn.c_attn": 32**-0.5, "mlp.c_fc": 32**-0.5, "mlp.c_proj": 128**-0.5}
     for name, std in stds.items():
         assert numbers[f"transformer.h.0.{name}.weight"].init_std == pytest.approx(std)
@@ -165,40 +150,32 @@ def test_tensors_that_are_beside_a_weight_pass():
 # After initialise
 
 
-def replace_layer(model):
-    model[1] = nn.Linear(16, 16, bias=False)
-
-
-def redraw(model):
-    nn.init.kaiming_uniform_(model[1].weight, a=math.sqrt(5))
-
-
 def empty(model):
     with torch.no_grad():
         model[0].weight.copy_(model[0].to_empty(device="cpu").weight.fill_(1 / 4))
         model[1].to_empty(device="cpu").weight.fill_(math.nan)  # whatever was in memory
 
 
-def write_data(model):
-    model[1].weight.data.normal_(0, 3.0)  # torch counts no version of it
-
-
-def scale_data(model):
-    model[1].weight.data.mul_(2)
-
-
 def assign_data(model):
     model[1].weight.data = torch.randn(16, 16)
 
 
-@pytest.mark.parametrize(
-    "change", [replace_layer, redraw, empty, write_data, scale_data, assign_data]
-)
+CHANGES = {
+    "another layer": lambda model: setattr(model, "1", nn.Linear(16, 16, bias=False)),
+    "redrawn": lambda model: nn.init.kaiming_uniform_(model[1].weight, a=math.sqrt(5)),
+    "empty": empty,
+    "data written": lambda model: model[1].weight.data.normal_(0, 3.0),  # torch counts no version
+    "data scaled": lambda model: model[1].weight.data.mul_(2),
+    "data assigned": assign_data,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_values_that_are_not_the_plans_any_more(change):
     model, numbers = linear(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
     numbers.initialise(model, seed=0)
     numbers.groups(model)
-    change(model)
+    CHANGES[change](model)
     with pytest.raises(PlanError, match="'1.weight' .*changed since .*initialise.*apply_multip"):
         numbers.groups(model)
     numbers.apply_multipliers(model)
@@ -246,16 +223,10 @@ def made(model=None, rules=RULES, prescription=RULE, **options):
 def test_numbers_of_other_libraries_are_as_good_as_pythons(half):
     """And none of them is left in what is saved as JSON."""
     eight = np.int64(8)
-    own = made(
-        prescription=Depth(Everett("mup", eight, 4), np.int32(4), alpha=half),
-        lr=half,
-        applied={"residual_multiplier": 0.5},
-    )
-    other = made(
-        prescription=Depth(Everett("mup", 8, 4), 4, alpha=0.5),
-        lr=0.5,
-        applied={"residual_multiplier": 0.5},
-    )
+    depth = lambda width, deep, alpha: Depth(Everett("mup", width, 4), deep, alpha=alpha)
+    applied = {"residual_multiplier": 0.5}
+    own = made(prescription=depth(eight, np.int32(4), half), lr=half, applied=applied)
+    other = made(prescription=depth(8, 4, 0.5), lr=0.5, applied=applied)
     assert json.loads(json.dumps(own.prescription))["width"] == 8
     assert own.rows == other.rows
     if not isinstance(half, Fraction):

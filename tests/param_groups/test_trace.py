@@ -22,6 +22,7 @@ from tests.param_groups.traced_blocks import (
     read,
     stack,
 )
+from tests.param_groups.traced_text import rotated
 
 MODULES = traced_text, traced_mixers, traced_vision, traced_odd  # which write CASES
 
@@ -150,6 +151,10 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
         (lambda x: F.layer_norm(x, (8,)), 10.0),
         (lambda x: x * 0.5, 2.5),
         (lambda x: (x + x.flip(-1)) / 2, 2.5),  # as a rotation before the scale
+        (lambda x: rotated(rotated(x)) * 0.25, 10 / 16),  # as many terms as the number divides by
+        (lambda x: sum(rotated(one) for one in (x, x, -x, x)) / 8, 10 / 16),
+        (lambda x: rotated(x, by=1.2), 14.4),
+        (lambda x: torch.cat([x[..., :4] * 0.5, x[..., 4:]], -1), None),
     ],
 )
 def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(ready, factor):
@@ -163,6 +168,10 @@ def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(
     assert value == pytest.approx(factor)
 
 
+def by_hand(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
 @pytest.mark.parametrize(
     ("ready", "factor"),
     [
@@ -171,6 +180,14 @@ def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(
         (lambda q, one, gain: q * one.exp(), math.exp(2)),
         (lambda q, one, gain: F.rms_norm(q, (8,), gain), 3.0),
         (lambda q, one, gain: F.normalize(q, dim=-1) * (1 + gain), 4 * 8**-0.5),
+        # What a norm takes away again, and what comes after one.
+        (lambda q, one, gain: F.normalize(q * gain, dim=-1), 8**-0.5),
+        (lambda q, one, gain: F.layer_norm(q * one, (8,)), 1.0),
+        (lambda q, one, gain: F.rms_norm(q * one, (8,), gain), 3.0),
+        (lambda q, one, gain: q * gain / (q * gain).norm(dim=-1, keepdim=True), 8**-0.5),
+        (lambda q, one, gain: by_hand(q * one), 1.0),
+        (lambda q, one, gain: by_hand(q / one) * gain, 3.0),
+        (lambda q, one, gain: torch.cat([q[..., :4] * one, q[..., 4:]], -1), None),
     ],
 )
 @pytest.mark.parametrize("fused", [False, True])
@@ -287,6 +304,22 @@ def gathered(x, function):
     return getattr(torch.zeros(len(x), 2), function)(1, index, x)[:, :1]
 
 
+def one_by_one(x):
+    """All columns of x added up in a loop."""
+    out = torch.zeros(len(x), 1)
+    for column in x.split(1, dim=1):
+        out = out.index_add(1, torch.zeros(1, dtype=torch.long), column)
+    return out
+
+
+def seldom(x, seen=[]):  # noqa: B006
+    """A function of one's own whose every second call gives no tensor."""
+    if torch.overrides.has_torch_function((x,)):
+        return torch.overrides.handle_torch_function(seldom, (x,), x)
+    seen.append(x)
+    return x + 0 if len(seen) % 2 else None
+
+
 @pytest.mark.parametrize(
     ("size", "product", "problem"),
     [
@@ -298,6 +331,7 @@ def gathered(x, function):
         (VECTOR, lambda x, w: (x * w).relu().view(5, -1, 8).sum((1, 2))[:, None], "added"),
         (VECTOR, lambda x, w: torch.addcmul(x, x, w).mT.sum(0)[:, None], "added up"),
         (VECTOR, lambda x, w: (x * w).cumsum(-1), "added up"),
+        (VECTOR, lambda x, w: (x * w).cumsum_(-1), "added up"),
         (VECTOR, lambda x, w: torch.einsum("bi->b", x + w)[:, None], "added up"),
         (VECTOR, lambda x, w: (x * w) @ torch.ones(x.shape[1], 1), "added up"),
         (VECTOR, lambda x, w: (x * w).mean(-1, True) * x.shape[1], "added up"),
@@ -355,6 +389,8 @@ def gathered(x, function):
         (VECTOR, lambda x, w: gathered(x * w, "index_add"), "of which 64 are added up, 32 at"),
         (VECTOR, lambda x, w: gathered(x * w, "scatter_add"), "of which 64 are added up, 32 at"),
         (VECTOR, lambda x, w: x + gathered(x * w, "scatter_add") / x.shape[1], ""),
+        (VECTOR, lambda x, w: one_by_one(x * w), "of which 64 are added up, 32 at"),
+        (VECTOR, lambda x, w: one_by_one(x * w) / x.shape[1], ""),
         (VECTOR, lambda x, w: torch.tensordot(x * w, x, ([1], [1]))[:, :1], "added up"),
         (VECTOR, lambda x, w: torch.cdist(x * w, x)[:, :1], "added up"),
         (VECTOR, lambda x, w: sum((x * w)[:, i : i + 1] for i in range(x.shape[1])), "added up"),
@@ -364,6 +400,10 @@ def gathered(x, function):
         (VECTOR, lambda x, w: x * (x * w).std(1, keepdim=True) * x.shape[1], "added up"),
         (VECTOR, lambda x, w: x * w + x * (w * x.shape[1]), "counts 64 times"),
         (MATRIX, lambda x, w: (x @ w).relu() + (x * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: F.scaled_dot_product_attention(x, x, x * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: (F.scaled_dot_product_attention(x, x, x) * x.shape[1]) @ w, "takes"),
+        (MATRIX, lambda x, w: ((x @ x.mT).softmax(-1) / x.shape[1]) @ x @ w, "takes"),
+        (MATRIX, lambda x, w: torch.addmm(x, x, w, alpha=x.shape[1] ** -0.5), "takes"),
         (MATRIX, lambda x, w: (x * x.shape[1]) @ w + (x * 2) @ w, "takes"),
         (
             lambda n: (2 * n, n),
@@ -383,6 +423,8 @@ def gathered(x, function):
         ),
         (VECTOR, lambda x, w: torch.linalg.inv(torch.diag_embed(x * w))[..., 0], "added up"),
         (VECTOR, lambda x, w: x * w + noise(x * w, x.shape[1]), ""),
+        (VECTOR, lambda x, w: torch.empty_like(x * w).copy_(x * w), ""),  # of any content
+        (VECTOR, lambda x, w: seldom(x * w), "added up"),
         (VECTOR, lambda x, w: torch.minimum(x * w, (x * w).new_full((1, 1), x.shape[1])), ""),
         (VECTOR, lambda x, w: x * w, ""),
     ],
@@ -411,7 +453,7 @@ def test_a_product_that_is_written_out_is_no_gain(size, product, problem):
         lambda x, w: (x * w).mT.sum(1) + (parts(x * w).sum(1)).repeat(1, x.shape[1] // 8),
         lambda x, w: (x * w).sum(0) + torch.einsum("bi->b", x * w)[:, None],
         lambda x, w: ((x * w).sum(0, True) + x).sum(1, True) + (x * w).sum(0),
-        lambda x, w: torch.tensordot(x * w, x, ([1], [1]))[:, :1],
+        lambda x, w: torch.maximum(sum((x * w).unbind(0)), sum((x * w).split(1, dim=1))),
     ],
 )
 def test_a_sum_over_rows_hides_none_over_channels(rows, product):

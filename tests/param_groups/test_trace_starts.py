@@ -10,17 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from param_groups import (
-    Everett,
-    Muon,
-    Plan,
-    PlanError,
-    Rule,
-    Tuned,
-    initial_stds,
-    plan,
-    traced,
-)
+from param_groups import Everett, Muon, Plan, PlanError, Rule, Tuned, initial_stds, plan, traced
 from tests.param_groups import traced_odd, traced_text
 from tests.param_groups.traced_blocks import (
     BASE,

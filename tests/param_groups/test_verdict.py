@@ -146,6 +146,7 @@ def test_the_help_of_a_command_is_no_verdict_and_ends_with_zero(ended):
     assert ended("check", "1 / 0", "--help") == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("errors", ["errors", "/dev/full"])
 def test_a_mistake_in_a_file_of_this_folder_is_one_line_that_may_be_lost(tmp_path, errors):
     """As from a command line, and though the file exits with 0 after the verdict."""

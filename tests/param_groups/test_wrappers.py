@@ -59,12 +59,8 @@ class Mine(Prescription):
 
 def rules(optimizer="adam"):
     """Every kind of rule, at four times its base width."""
-    return {
-        "mup": Everett("mup", 256, 64, optimizer),
-        "ntk": Everett("ntk", 256, 64, optimizer),
-        "dinan": Dinan(256, optimizer=optimizer),
-        "mine": Mine(optimizer=optimizer),
-    }
+    own = {"dinan": Dinan(256, optimizer=optimizer), "mine": Mine(optimizer=optimizer)}
+    return {name: Everett(name, 256, 64, optimizer) for name in ("mup", "ntk")} | own
 
 
 def tensors(rule):
@@ -85,7 +81,6 @@ def own_base(rule):
 
 
 def close(one, other):
-    """Whether numbers agree to rounding."""
     for key in fields(Numbers):
         mine, theirs = getattr(one, key.name), getattr(other, key.name)
         same = mine == theirs or math.isclose(mine, theirs, rel_tol=1e-12)

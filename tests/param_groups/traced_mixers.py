@@ -70,6 +70,57 @@ class Stacked(nn.Module):
 
 
 @mlp
+class Dispatched(nn.Module):
+    """As in Switch: rows go to their expert and back by products with zeros and ones.
+
+    narrowing n -1: gate.weight
+    mlp_in/experts_transposed n -1: up
+    mlp_out/experts_transposed 2*n -1: down
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.gate = linear(n, 4)
+        self.up = nn.Parameter(torch.randn(4, n, 2 * n) * n**-0.5)
+        self.down = nn.Parameter(torch.randn(4, 2 * n, n) * (2 * n) ** -0.5)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        best, which = self.gate(flat).softmax(-1).max(-1)
+        chosen = F.one_hot(which, 4).type_as(x)
+        place = (chosen.cumsum(0) * chosen - 1).clamp(min=0)
+        sent = F.one_hot(place.long(), len(flat)).type_as(x) * chosen[..., None]
+        y = torch.einsum("tec,tn->ecn", sent, flat)
+        y = torch.bmm(F.relu(torch.bmm(y, self.up)), self.down)
+        return torch.einsum("tec,ecn->tn", sent * best[:, None, None], y).view_as(x)
+
+
+@mlp
+class GroupedRows(nn.Module):
+    """Rows in the order of their experts, one grouped product for all.
+
+    router n -1: gate.weight
+    mlp_in/experts_transposed n -1: up
+    mlp_out/experts_transposed 2*n -1: down
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.gate = linear(n, 4)
+        self.up = nn.Parameter(torch.randn(4, n, 2 * n) * n**-0.5)
+        self.down = nn.Parameter(torch.randn(4, 2 * n, n) * (2 * n) ** -0.5)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        best, which = self.gate(flat).softmax(-1).topk(1, -1)
+        order, ends = which[:, 0].argsort(), torch.bincount(which[:, 0], minlength=4).cumsum(0)
+        y, up, down = (one.bfloat16() for one in (flat[order], self.up, self.down))
+        y = F.relu(torch._grouped_mm(y, up, offs=ends.int()))
+        y = torch._grouped_mm(y, down, offs=ends.int()).type_as(x) * best[order]
+        return torch.zeros_like(flat).index_add(0, order, y).view_as(x)
+
+
+@mlp
 class SoftExperts(nn.Module):
     """Slots that a softmax of a matrix's results fills: Soft MoE's, no attention.
 
@@ -129,6 +180,67 @@ class StateSpace(nn.Module):
             outputs.append(torch.einsum("bhds,bs->bhd", state, c[:, t]))
         y = torch.stack(outputs, 1) + y * self.D[:, None]
         return self.out(self.norm(y.flatten(2) * F.silu(z)))
+
+
+@attention(None)
+class Selective(nn.Module):
+    """Mamba's: steps, inputs and outputs of the states are made by narrow matrices.
+
+    mlp_in n -1: wide.weight
+    depthwise 3 0: conv.weight
+    hidden_bias: conv.bias
+    narrowing n -1: low.weight
+    widening 4 0: high.weight
+    hidden_bias kept: high.bias
+    layer_scale kept: A_log
+    layer_scale: D
+    mlp_out n -1: out.weight
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.wide, self.conv = linear(n, 2 * n), nn.Conv1d(n, n, 3, groups=n, padding=2)
+        self.low, self.high, self.out = linear(n, 4 + 2 * 3), nn.Linear(4, n), linear(n, n)
+        nn.init.uniform_(self.high.bias, -6, -3)
+        self.A_log = nn.Parameter(torch.arange(1.0, 4.0).log().repeat(n, 1))
+        self.D = nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        x, gate = self.wide(x).chunk(2, dim=-1)
+        x = F.silu(self.conv(x.mT)[..., : x.shape[1]].mT)
+        low, b, c = self.low(x).split((4, 3, 3), dim=-1)
+        dt = F.softplus(self.high(low))[..., None]
+        decay = torch.exp(-torch.exp(self.A_log) * dt)
+        state, outputs = torch.zeros_like(decay[:, 0]), []
+        for t in range(x.shape[1]):
+            state = state * decay[:, t] + dt[:, t] * b[:, t, None] * x[:, t, :, None]
+            outputs.append((state @ c[:, t, :, None])[..., 0])
+        return self.out((torch.stack(outputs, 1) + x * self.D) * F.silu(gate))
+
+
+@attention(None)
+class Weighted(nn.Module):
+    """RWKV's: means over the tokens before, with weights that decay and one for the token itself.
+
+    hidden_bias kept: decay first
+    mlp_in n -1: key.weight value.weight gate.weight
+    mlp_out n -1: out.weight
+    """
+
+    def __init__(self, n):
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(-5, 1, n))
+        self.first = nn.Parameter(torch.full((n,), -1.2))
+        self.key, self.value, self.gate, self.out = (linear(n, n) for _ in range(4))
+
+    def forward(self, x):
+        k, v, gate = self.key(x), self.value(x), torch.sigmoid(self.gate(x))
+        keep, above, below, outputs = torch.exp(-torch.exp(self.decay)), 0, 0, []
+        for t in range(x.shape[1]):
+            weight, now = torch.exp(self.first + k[:, t]), torch.exp(k[:, t])
+            outputs.append((above + weight * v[:, t]) / (below + weight))
+            above, below = keep * above + now * v[:, t], keep * below + now
+        return self.out(gate * torch.stack(outputs, 1))
 
 
 @attention(None)

@@ -319,12 +319,12 @@ class Expanding(nn.Module):
 
 @attention()
 class Wide(nn.Module):
-    """torch's attention with values of another size: matrices apart, biases of keys and values.
+    """torch's attention with values of another size: matrices apart, one more key and value.
 
     query n -1: inner.q_proj_weight
     key n -1: inner.k_proj_weight
     value 2*n -1: inner.v_proj_weight
-    hidden_bias: inner.bias_k inner.bias_v
+    position_embedding: inner.bias_k inner.bias_v
     attention_output n -1: inner.out_proj.weight
     """
 

@@ -91,9 +91,10 @@ class TurnedAttention(Fused):
         self.c_attn, self.c_proj = Turned(n, 3 * n), Turned(n, n)
 
 
-def rotated(x):
+def rotated(x, by=1.0):
+    """Rotary positions; `by` stands in the cosines and sines, as YaRN has it."""
     angles = torch.arange(x.shape[-2])[:, None] * 100.0 ** -torch.linspace(0, 1, HEAD // 2)
-    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+    cos, sin = by * angles.cos().repeat(1, 2), by * angles.sin().repeat(1, 2)
     a, b = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
@@ -122,6 +123,19 @@ class Grouped(nn.Module):
         scores = torch.matmul(rotated(q), rotated(k).transpose(2, 3)) / math.sqrt(HEAD)
         scores = scores + torch.zeros(causal(x).shape).masked_fill(~causal(x), -1e30)
         return self.wo(merged(F.softmax(scores.float(), dim=-1).type_as(q) @ v))
+
+
+@attention(lambda d: 1.44 * d**-0.5)
+class Stretched(Apart):
+    """YaRN's, whose number stands in the rotation.
+
+    Apart
+    """
+
+    def forward(self, x):
+        q, k, v = self.three(x)
+        q, k = rotated(q, by=1.2), rotated(k, by=1.2)
+        return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
 @mlp

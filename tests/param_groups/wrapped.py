@@ -1,10 +1,15 @@
-"""Everett's rule with what is put around it, by the keys of configs; a call with fans."""
+"""Rules in a line; Everett's with what is put around it, by the keys of configs."""
 
-from param_groups import Decay, Depth, EpsFollows, Everett, Tensor
+from param_groups import Decay, Depth, EpsFollows, Everett, Rule, Tensor
 from param_groups.prescription import numbers_of
 from param_groups.quantities import Asked
 
 ASKED = Asked(1.0, 1.0, 0.0, "independent")
+
+
+def ruled(text):
+    """Rules, `pattern role` between commas."""
+    return [Rule(*one.split()) for one in text.split(",")]
 
 
 def numbers(rule, role, fan_in, fan_out):

@@ -33,6 +33,7 @@ TITLES = {
     "bordelon/rate_transfer": "Bordelon et al., Figure 2a",
 }
 FEW = ("everett/quickstart", "bordelon/rate_transfer", "dinan/rate_transfer", "theory/shares")
+MARKED = [n if n in FEW else pytest.param(n, marks=pytest.mark.thorough) for n in NAMES]
 CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part on purpose
 
 
@@ -74,7 +75,7 @@ def test_findings_are_compared_by_words_and_by_printed_digits(new, differs):
 
 
 @pytest.mark.xdist_group("claims")  # which take the findings of every figure, too
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MARKED)
 def test_the_shipped_tables_say_the_shipped_findings(name):
     """Everything that a figure prints; `python -m plots --all` writes it."""
     old = (FINDINGS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
@@ -83,9 +84,7 @@ def test_the_shipped_tables_say_the_shipped_findings(name):
 
 
 @pytest.mark.xdist_group("claims")
-@pytest.mark.parametrize(
-    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.thorough) for n in NAMES]
-)
+@pytest.mark.parametrize("name", MARKED)
 def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(
     name, monkeypatch, laid_out, claimed
 ):
@@ -162,6 +161,7 @@ def test_every_shipped_file_is_drawn_or_read_by_a_figure(tmp_path):
     ]  # a screenshot
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_table_that_is_none_is_one_line(name, tmp_path, refused):
     """Each of a figure's tables in turn: of another kind, empty, and with words for numbers."""
@@ -179,6 +179,7 @@ def test_a_table_that_is_none_is_one_line(name, tmp_path, refused):
             assert error.startswith(f"error: {bad}: ") and message in error, (bad, error)
 
 
+@pytest.mark.thorough
 def test_a_row_that_stands_twice_is_refused_in_every_table_with_both_lines(tmp_path):
     """It would count as another seed: in the same words, and from a run of another name, as in two
     tables that overlap, where one curve, point of the grid and seed was trained again."""

@@ -315,13 +315,8 @@ def job(toy, tmp_path):
 
     def make(name, seed=0, part=None, threads=None):
         experiment = f"{toy}.{part}" if part else toy
-        config = {
-            "optimizer": {"lr": 0.05},
-            "schedule": {},
-            "checkpoint": {"every": 1},
-            "training": {"steps": 30, "batch_size": 4, "log_every": 1},
-            "seed": seed,
-        }
+        config = {"optimizer": {"lr": 0.05}, "schedule": {}, "checkpoint": {"every": 1}}
+        config |= {"training": {"steps": 30, "batch_size": 4, "log_every": 1}, "seed": seed}
         return Job(name, experiment, config, tmp_path / "results" / toy / "s" / name, threads)
 
     return make
@@ -358,11 +353,9 @@ def wait_until(condition, seconds=300):
 
 
 def at(run, rank=0):
-    """What a process of a run has noted of itself."""
     wait_until(lambda: (run.run_dir / f"at-{rank}").exists())
     return json.loads((run.run_dir / f"at-{rank}").read_text())
 
 
 def saved(run):
-    """The names of a run's checkpoints."""
     return [path.parent.name for path in run.run_dir.glob("checkpoints/step-*/meta.json")]

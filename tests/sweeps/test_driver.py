@@ -78,21 +78,17 @@ def test_a_signal_that_comes_as_a_wait_ends_does_not_hold_the_driver(work, monke
         rescue.cancel()
 
 
+OVER = f"lost its worker {LOST} times without progress: out of memory"
+BROKEN = RunFailed("no such thing", "line\nof its log")
+
+
 @pytest.mark.parametrize(
     ("ends", "calls", "reported"),
     [
         ([Lost("node gone")] * 3, 4, None),
-        (
-            [Lost("out of memory")] * 9,
-            LOST,
-            f"lost its worker {LOST} times without progress: out of memory",
-        ),
+        ([Lost("out of memory")] * 9, LOST, OVER),
         ([RunFailed("no such thing")], 2, None),
-        (
-            [RunFailed("no such thing", "line\nof its log")] * 2,
-            2,
-            "failed 2 times: no such thing\nline\nof its log",
-        ),
+        ([BROKEN] * 2, 2, "failed 2 times: no such thing\nline\nof its log"),
         ([RunFailed("a"), Lost("b"), RunFailed("c")], 3, "failed 2 times: c"),
         ([RunError("damaged; delete it")], 1, "damaged; delete it"),
         ([Busy("held by another")] * 2, 3, None),

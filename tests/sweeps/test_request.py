@@ -1,5 +1,6 @@
 """What the command line says of a file: overrides, --where, and what neither of them may do."""
 
+import itertools
 import shlex
 
 import pytest
@@ -98,16 +99,9 @@ def test_what_is_left_out_keeps_its_rows_and_is_not_called_missing(toy):
     assert len(rows_of(first)) == 4 and not first.reasons
     second = drive(work_of(toy, path, where=["width>=2"]))
     found = rows_of(second)
-    assert {(r["curve"], r["width"], r["seed"]) for r in found} == {
-        (curve, width, seed)
-        for curve in "ab"
-        for width in "124"
-        for seed in "01"
-        if (width, seed) != ("1", "1")
-    }
-    assert [(r["curve"], int(r["width"]), int(r["seed"])) for r in found] == sorted(
-        (r["curve"], int(r["width"]), int(r["seed"])) for r in found
-    )
+    seen = [(row["curve"], row["width"], row["seed"]) for row in found]
+    places = itertools.product("ab", "124", "01")
+    assert seen == [place for place in places if place[1:] != ("1", "1")]
     whole = drive(work_of(toy, path))
     assert len(rows_of(whole)) == 12 and found == [r for r in rows_of(whole) if r in found]
 

@@ -11,7 +11,7 @@ import pytest
 import plots.tables
 from sweeps.__main__ import main
 from sweeps.request import read_manifest
-from tests.run_folders import Death
+from tests.run_folders import Death, flip
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training import files, runs
 from training.errors import RunError, UserError
@@ -38,12 +38,6 @@ def toy(tmp_path, monkeypatch):
 
 def lines(path, change):
     path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
 
 
 DAMAGES = {

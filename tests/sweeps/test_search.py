@@ -152,17 +152,10 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
     path = write_search(toy, GRID + SEARCH.replace("trials: 12", "trials: 3"))
     _, rows, constants = run(toy, path, workers=2)
     wheres = [entry["where"] for entry in constants["constants"]]
-    assert wheres == [
-        {"kind": kind, "optimizer.lr": lr}
-        for kind in ("plain", "other words")
-        for lr in (0.1, 0.01)
-    ]
-    assert Counter(row["study"] for row in rows) == {
-        "plain-0.1": 3,
-        "plain-0.01": 3,
-        "other_words-0.1": 3,
-        "other_words-0.01": 3,
-    }
+    pairs = [(kind, lr) for kind in ("plain", "other words") for lr in (0.1, 0.01)]
+    assert wheres == [{"kind": kind, "optimizer.lr": lr} for kind, lr in pairs]
+    names = {f"{kind.replace(' ', '_')}-{lr}": 3 for kind, lr in pairs}
+    assert Counter(row["study"] for row in rows) == names
     tried = {(row["study"], row["gamma.a"]) for row in rows}
     assert len({a for _, a in tried}) > 3  # not the same values in every study
 
@@ -212,11 +205,8 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     assert status(work_of(toy, path)).splitlines()[0].endswith(counts)
     assert replaced.number == 12
     work, rows, constants = run(toy, path)
-    assert (
-        status(work_of(toy, path))
-        .splitlines()[0]
-        .endswith("12 of 12 runs done, 0 at work, 0 failed, 0 left")
-    )
+    said = status(work_of(toy, path)).splitlines()[0]
+    assert said.endswith("12 of 12 runs done, 0 at work, 0 failed, 0 left")
     assert work.report() == []
     assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
     assert constants["constants"][0]["trials"] == 12
@@ -366,11 +356,8 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
     gamma = work.file.experiment.config.model_fields["gamma"].annotation
-    validate(
-        gamma,
-        {key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()},
-        "constants.yaml",
-    )
+    values = constants["constants"][0]["set"]
+    validate(gamma, {key.partition(".")[2]: values[key] for key in values}, "constants.yaml")
 
 
 def test_constants_of_hundreds_of_studies_are_read(toy):

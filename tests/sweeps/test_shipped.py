@@ -159,6 +159,7 @@ def test_every_sweep_with_results_is_replayed():
     assert len(SHIPPED) >= 16 and {table.parent.name for table, *_ in SHIPPED} == set(FOLDERS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("table", "file", "preset"), SHIPPED, ids=NAMES)
 def test_recorded_results_give_the_shipped_points_and_table(results, tmp_path, table, file, preset):
     sweep = load_sweep(file, results, preset)

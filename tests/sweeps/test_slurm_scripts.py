@@ -52,17 +52,11 @@ class Sbatch:
             tool.chmod(0o755)
         shutil.copytree(ROOT / "scripts/slurm", folder / "scripts/slurm")
         (folder / "scripts/environment.sh").write_text("")  # it would install what is missing
-        self.environment = {
-            **os.environ,
-            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "LOG": str(self.log),
-            "SLURM_SUBMIT_DIR": str(folder),
-            "SLURM_JOB_ID": "123",
-            "SLURM_JOB_NODELIST": "n[1-2]",
-            "SLURM_CPUS_PER_TASK": "32",
-            "SLURM_GPUS_ON_NODE": "4",
-            **variables,
-        }
+        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        job = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "n[1-2]", "LOG": str(self.log)}
+        job |= {"SLURM_CPUS_PER_TASK": "32", "SLURM_GPUS_ON_NODE": "4"}
+        job["SLURM_SUBMIT_DIR"] = str(folder)
+        self.environment = {**os.environ, "PATH": path, **job, **variables}
 
     def start(self, name, *words, nodes):
         text = (self.folder / "scripts/slurm" / name).read_text()
@@ -70,12 +64,9 @@ class Sbatch:
         (self.folder / "spool").mkdir(exist_ok=True)
         script = self.folder / "spool/slurm_script"
         script.write_text(text)
-        return subprocess.Popen(
-            ["bash", script, *words],
-            env={**self.environment, "SLURM_JOB_NUM_NODES": str(nodes), "NODES": str(nodes)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        nodes = dict.fromkeys(("SLURM_JOB_NUM_NODES", "NODES"), str(nodes))
+        options = {"env": self.environment | nodes, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(["bash", script, *words], **options)
 
     def warn(self, job):
         """What SLURM does some time before the job's limit."""
@@ -137,6 +128,7 @@ def test_a_warned_job_is_requeued_once_its_driver_has_saved(tmp_path, nodes, sen
     assert not any("the-token" in line for line in lines if not line.startswith("token "))
 
 
+@pytest.mark.thorough
 def test_a_sweep_is_warned_saves_is_requeued_and_ends_as_an_undisturbed_one(
     toy, tmp_path, pause, monkeypatch
 ):

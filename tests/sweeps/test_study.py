@@ -107,11 +107,8 @@ def test_the_sampler_finds_the_minimum_of_a_parabola_in_the_log(parallel):
 def test_a_suggestion_depends_on_the_seed_and_the_trials_alone():
     ranges = {"a": WIDE, "b": (1.0, 2.0)}
     steps = range(15)
-    trials = complete(
-        [3 - 0.1 * i for i in steps],
-        a=[0.02 * 1.5**i for i in steps],
-        b=[1 + i / 20 for i in steps],
-    )
+    values = {"a": [0.02 * 1.5**i for i in steps], "b": [1 + i / 20 for i in steps]}
+    trials = complete([3 - 0.1 * i for i in steps], **values)
     first = suggest(trials, ranges, (0, "study", 15))
     assert suggest(list(trials), ranges, (0, "study", 15)) == first
     assert suggest(trials, ranges, (1, "study", 15)) != first
@@ -193,10 +190,7 @@ def digit(text):
 
 JOURNALS = {
     "a line twice": lambda lines: [lines[0], lines[1], *lines[1:]],
-    "the last beginning twice": lambda lines: [
-        *lines,
-        [line for line in lines if "datetime_start" in line][-1],
-    ],
+    "the last beginning twice": lambda ls: [*ls, [x for x in ls if "datetime_start" in x][-1]],
     "lines swapped": lambda lines: [lines[0], lines[2], lines[1], *lines[3:]],
     "a line lost": lambda lines: [*lines[:3], *lines[4:]],
     "a commit lost": lambda lines: [line for line in lines if '"commit"' not in line],

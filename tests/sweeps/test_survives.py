@@ -303,15 +303,10 @@ class Terminal:
 
     def __init__(self, *words):
         self.text, (self.master, other) = "", pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=ROOT,
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), other)
+        own = {"start_new_session": True}
+        own["preexec_fn"] = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, **streams, **own)
         os.close(other)
         self.reader = threading.Thread(target=self._read)
         self.reader.start()

@@ -35,19 +35,13 @@ def test_a_row_has_the_runs_own_value_of_what_another_curve_sets(toy):
     """A figure takes an empty cell for no value, and two optimisers for one."""
     path = write_file(toy, GRID)
     rows, _ = run(toy, path)
-    assert {(row["curve"], row["diverge_above"]) for row in rows} == {
-        ("a", "1000000000.0"),
-        ("b", "0.02"),
-    }
+    found = {(row["curve"], row["diverge_above"]) for row in rows}
+    assert found == {("a", "1000000000.0"), ("b", "0.02")}
 
 
 def test_a_grid_is_the_cross_of_its_axes_last_fastest():
-    assert grid_values({"a": [1, 2], "b": ["x", "y"]}) == [
-        {"a": 1, "b": "x"},
-        {"a": 1, "b": "y"},
-        {"a": 2, "b": "x"},
-        {"a": 2, "b": "y"},
-    ]
+    crossed = [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
+    assert grid_values({"a": [1, 2], "b": ["x", "y"]}) == crossed
 
 
 def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
@@ -56,11 +50,8 @@ def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
     assert len(rows) == 10 and not notes
     assert sorted(calls(toy)) == sorted(row["run"] for row in rows)
     assert [row["status"] for row in rows if row["curve"] == "b"] == ["diverged"] * 4
-    assert [(r["width"], r["lr"]) for r in rows[:3]] == [
-        ("1", "0.015625"),
-        ("1", "0.03125"),
-        ("1", "0.0625"),
-    ]
+    first = [(row["width"], row["lr"]) for row in rows[:3]]
+    assert first == [("1", "0.015625"), ("1", "0.03125"), ("1", "0.0625")]
     run(toy, path)
     assert len(calls(toy)) == 10  # nothing ran twice
 
@@ -195,31 +186,20 @@ def test_the_time_left_begins_with_the_plan_and_follows_what_runs_have_taken():
     assert pace.seconds(-1e-9, 0) == 0  # what a sum of floats leaves
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.031, "0.031 s"),
-        (20, "20 s"),
-        (150, "2 min"),
-        (3599, "1 h 0 min"),
-        (8000, "2 h 13 min"),
-        (86399, "1 d 0 h"),
-        (1e6, "11 d 14 h"),
-        (2e8, "2,315 d"),
-    ],
-)
-def test_times_are_in_units_that_people_use(seconds, text):
-    assert duration(seconds) == text
+TIMES = {0.031: "0.031 s", 20: "20 s", 150: "2 min", 3599: "1 h 0 min", 8000: "2 h 13 min"}
+TIMES |= {86399: "1 d 0 h", 1e6: "11 d 14 h", 2e8: "2,315 d"}
+
+
+def test_times_are_in_units_that_people_use():
+    assert {seconds: duration(seconds) for seconds in TIMES} == TIMES
 
 
 def test_metrics_have_a_row_per_step_and_a_launch_of_one_curve_keeps_the_others(toy):
     text = "curves: {a: {}, b: {set: {fail_below: 1}}}\nmetrics: true\nretries: 0\n"
     for curve in "ab":
         work = drive(work_of(toy, write_file(toy, text), curves=[curve]))
-    assert [(row["curve"], row["status"]) for row in rows_of(work)] == [
-        ("a", "finished"),
-        ("b", "failed"),
-    ]
+    ends = [(row["curve"], row["status"]) for row in rows_of(work)]
+    assert ends == [("a", "finished"), ("b", "failed")]
     with open(work.folder / "metrics.csv", newline="") as file:
         first, second = csv.DictReader(file)
     measured = "step epoch train_loss lr_factor gradient_norm skipped_steps eval_loss eval_top1"

@@ -54,12 +54,8 @@ def test_a_preset_changes_what_it_names_and_keeps_the_rest(toy):
     path = write(toy, "s.yaml", PRESETS)
     full, small = load(toy, path), load(toy, path, preset="small")
     assert {p.config.width for p in full.points} == {64, 32}
-    assert {(p.config.width, p.config.inner.gain) for p in small.points} == {
-        (2, 1.0),
-        (1, 1.0),
-        (2, 4.0),
-        (1, 4.0),
-    }
+    sizes = {(p.config.width, p.config.inner.gain) for p in small.points}
+    assert sizes == {(width, gain) for width in (1, 2) for gain in (1.0, 4.0)}
     assert {p.config.inner.kind for p in small.points} == {"big"}
     assert len(small.points) == 12 and small.config.extend is None
     assert (full.folder.name, small.folder.name) == ("s", "s_small")
@@ -85,14 +81,8 @@ def test_a_grid_can_start_around_what_another_sweep_found(toy):
     run(toy, write(toy, "source.yaml", SOURCE))
     points = load(toy, write(toy, "s.yaml", USER)).points
     found = {(p.curve, p.config.width, p.config.lr) for p in points}
-    assert found == {
-        ("own", 1, 2.0**-5),
-        ("own", 1, 2.0**-4),
-        ("own", 4, 2.0**-7),
-        ("own", 4, 2.0**-6),
-        ("fixed", 1, 2.0**-4),
-        ("fixed", 4, 2.0**-4),
-    }
+    own = {("own", width, 2.0**power) for width, power in ((1, -5), (1, -4), (4, -7), (4, -6))}
+    assert found == own | {("fixed", width, 2.0**-4) for width in (1, 4)}
 
 
 CHOSEN = """curve,lr,horizon,status,final_eval_loss,fresh,seed
@@ -109,6 +99,7 @@ full,32,0.2,0,2.0,finished,k\nfull,32,0.4,0,1.5,finished,k
 none,16,0.1,0,1.2,finished,k\nnone,16.0,0.2,0,3.5,finished,k
 """
 SMALL = "curve,lr,kind,status,final_eval_loss\na,0.5,k,finished,3\n"
+APART = "differ in width (16, 32); name width in match, where or at"
 
 
 @pytest.mark.parametrize(
@@ -120,12 +111,7 @@ SMALL = "curve,lr,kind,status,final_eval_loss\na,0.5,k,finished,3\n"
         (SEVERAL, {"match": ["width"], "where": {"curve": "full"}}, {}, 0.2),
         (SEVERAL, {"match": ["width"], "where": {"curve": "none"}}, {}, 0.1),
         (SEVERAL, {"match": ["width"]}, {}, "differ in curve (full, none); name curve in match, "),
-        (
-            SEVERAL,
-            {"match": ["kind"], "where": {"curve": "full"}},
-            {},
-            "differ in width (16, 32); name width in match, where or at",
-        ),
+        (SEVERAL, {"match": ["kind"], "where": {"curve": "full"}}, {}, APART),
         (SMALL, {"match": ["kind"], "preset": "small"}, {}, 0.5),  # not the sweep's own
         (SMALL, {"match": ["kind"]}, {}, "s_large/results.csv has no runs yet; first run "),
     ],
@@ -212,23 +198,13 @@ def write_constants(package, entries):
 
 
 def test_curves_take_the_constants_that_fit_their_runs(toy):
-    constants = write_constants(
-        toy,
-        [
-            {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}},
-            {"where": {"inner.kind": "fancy"}, "set": {"inner.gain": 5.0}},
-        ],
-    )
+    gains = {"plain": 3.0, "fancy": 5.0}
+    entry = lambda kind: {"where": {"inner.kind": kind}, "set": {"inner.gain": gains[kind]}}
+    constants = write_constants(toy, [*map(entry, gains)])
     points = load(toy, write(toy, "s.yaml", CONSTANTS)).points
     found = {(p.curve, p.config.inner.kind): p.config.inner.gain for p in points}
-    assert found == {
-        ("tuned", "plain"): 3.0,
-        ("tuned", "fancy"): 5.0,
-        ("borrowed", "plain"): 5.0,
-        ("borrowed", "fancy"): 5.0,
-        ("default", "plain"): None,
-        ("default", "fancy"): None,
-    }
+    curves = {"tuned": (3.0, 5.0), "borrowed": (5.0, 5.0), "default": (None, None)}
+    assert found == {(c, kind): curves[c][i] for c in curves for i, kind in enumerate(gains)}
     constants.write_text(constants.read_text().replace("5.0", "6.0"))
     with pytest.raises(UserError, match="constants.yaml: not as it was written; give the command"):
         load(toy, toy / "s.yaml")
@@ -255,12 +231,8 @@ def test_a_horizon_sets_steps_and_warmup_from_the_model(toy):
         for p in sweep.points
     }
     # 20 tokens x 10 width^2 parameters / (8 tokens x 2 samples)
-    assert found == {
-        ("fixed", 4): (9, 0),
-        ("fixed", 16): (9, 0),
-        ("long", 4): (200, 20),
-        ("long", 16): (3200, 320),
-    }
+    fixed = {("fixed", width): (9, 0) for width in (4, 16)}
+    assert found == fixed | {("long", 4): (200, 20), ("long", 16): (3200, 320)}
     rows = run(toy, write(toy, "s.yaml", HORIZON + "set: {training.steps: 7}\n"))
     assert {row["horizon"] for row in rows} == {"fixed", "20 tokens per parameter"}
     assert {row["training.steps"] for row in rows} == {"7", "200", "3200"}  # what the runs had
@@ -351,15 +323,8 @@ def test_a_sweep_may_match_what_its_config_alone_says(toy):
 
 def test_the_table_has_a_column_for_every_key_that_is_set(toy):
     rows = run(toy, write(toy, "s.yaml", PRESETS), preset="small")
-    assert list(rows[0])[:7] == [
-        "curve",
-        "inner.kind",
-        "inner.gain",
-        "width",
-        "lr",
-        "horizon",
-        "constants",
-    ]
+    keys = "curve inner.kind inner.gain width lr horizon constants"
+    assert list(rows[0])[:7] == keys.split()
     assert {(row["curve"], row["inner.gain"], row["inner.kind"]) for row in rows} == {
         ("a", "1.0", "big"),
         ("b", "4.0", "big"),
@@ -383,11 +348,6 @@ def test_probes_become_one_table(toy):
     with open(sweep.folder / "probes.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(sweep.points)
-    assert [rows[0][k] for k in ("step", "layer", "role", "fan_in", "alignment")] == [
-        "1",
-        "up",
-        "mlp_up",
-        "32",
-        "0.5",
-    ]
+    keys = "step layer role fan_in alignment"
+    assert [rows[0][key] for key in keys.split()] == ["1", "up", "mlp_up", "32", "0.5"]
     assert rows[1]["alignment"] == "" and {row["width"] for row in rows} == {"1", "4"}

@@ -115,7 +115,6 @@ def make_toy(tmp_path, monkeypatch, base=BASE):
 
 
 def write_file(package, text, name="s.yaml"):
-    """A sweep or search file of a toy."""
     path = package / name
     path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
     return path
@@ -128,13 +127,11 @@ def work_of(package, path, **options):
 
 
 def calls(package):
-    """The runs of a toy that have begun, one after another."""
     files = package.parent.glob("results/*/*/calls.txt")
     return [line for file in files for line in file.read_text().splitlines()]
 
 
 def rows_of(work):
-    """The rows of a sweep's table."""
     with open(work.table, newline="") as file:
         return list(csv.DictReader(file))
 

@@ -55,9 +55,7 @@ def bytes_per_entry(code, entries):
         if rows * math.prod(inner) < entries:
             continue
         # The variables that run over all entries, and not over a part of them again and again.
-        whole = re.findall(
-            r"^ +(\w+) = r0_index$" if inner else r"^ +(\w+) = xindex$", source, re.M
-        )
+        whole = re.findall(rf"^ +(\w+) = {'r0_index' if inner else 'xindex'}$", source, re.M)
         for name, index in re.findall(r"tl\.(?:load|store)\((\w+) \+ \((.*?)\),? ", source):
             each = set(re.findall(r"\w+", index)) & set(whole)
             if each and (not inner or rows == 1 or re.search(r"\bx\d", index)):
@@ -98,10 +96,6 @@ class Counted(TorchDispatchMode):
         if copies and devices == {"meta", "cpu"}:
             if not (kwargs.get("non_blocking") or (len(args) > 2 and args[2])):
                 self.waits.append(str(function))
-        elif (
-            on_gpu
-            and not function.is_view
-            and not any(word in str(function) for word in ("view", "empty"))
-        ):
+        elif on_gpu and not function.is_view and not re.search("view|empty", str(function)):
             self.launches.append(str(function))
         return result

@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Muon, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
+from tests.run_folders import flip
 from tests.training import toy_run as toy
 from training import processes, sharding, signals
 from training.checkpoints import checkpoint, state
@@ -46,17 +47,11 @@ RULES = (
     Rule("*norm.weight", Role.NORM_SCALE),
     Rule("readout.weight", Role.READOUT),
 )
+LOOP = {"steps": 5, "batch_size": 8, "log_every": 1, "eval_every": 3, "eval_batch_size": 2}
 SETTINGS = {
     "optimizer": {"lr": 0.01, "weight_decay": 1e-3, "decay_mode": "independent"},
     "schedule": {"warmup_steps": 2},
-    "training": {
-        "steps": 5,
-        "batch_size": 8,
-        "log_every": 1,
-        "eval_every": 3,
-        "eval_batch_size": 2,
-        "eval_samples": 5,
-    },
+    "training": {**LOOP, "eval_samples": 5},
     "checkpoint": {"every": 0, "minutes": None, "final": True},
 }
 # Five evaluation samples in batches of 2: two batches in the first process, one in the second.
@@ -159,13 +154,6 @@ def train_on(folder):
     assert (folder / "checkpoints/damaged-step-00000003").is_dir()
 
 
-def flip(path):
-    """Changes one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
-
-
 def check_parts():
     """No process holds more than its part of any tensor, and together they are what one draws."""
     whole = build_task([])
@@ -178,32 +166,20 @@ def check_parts():
         assert all(p.is_meta == meta for p in task.model.parameters())
         sharding.allocate(task.model, torch.device("cpu"))
         task.plan.initialise(task.model, 3)
-        assert [type(m).__name__ for m in task.model.modules() if hasattr(m, "unshard")] == [
-            "FSDPModel",
-            "FSDPBlock",
-            "FSDPBlock",
-        ]
+        units = [type(m).__name__ for m in task.model.modules() if hasattr(m, "unshard")]
+        assert units == ["FSDPModel", "FSDPBlock", "FSDPBlock"]
         for group in task.plan.groups(task.model):
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 assert group["lr"] == task.plan[name].lr
                 part = wanted[name].chunk(world)[rank : rank + 1] or [wanted[name][:0]]
                 assert torch.equal(sharding.local(parameter), part[0]), name
                 assert torch.equal(parameter.full_tensor(), wanted[name]), name
-                assert sharding.local(parameter).untyped_storage().nbytes() <= 4 * (
-                    math.ceil(len(parameter) / world) * parameter[0].numel()
-                )
+                most = 4 * math.ceil(len(parameter) / world) * parameter[0].numel()
+                assert sharding.local(parameter).untyped_storage().nbytes() <= most
 
 
-SHAPES = {
-    "tall": (131, 129),
-    "wide": (129, 140),
-    "stack": (3, 128, 130),
-    "deep": (130, 2, 128),
-    "vector": (7,),
-    "row": (1, 5),
-    "number": (1,),
-    "small": (3, 4),
-}
+SHAPES = {"tall": (131, 129), "wide": (129, 140), "stack": (3, 128, 130), "deep": (130, 2, 128)}
+SHAPES |= {"vector": (7,), "row": (1, 5), "number": (1,), "small": (3, 4)}
 
 
 # What Muon is told of the matrices in these: parts that a cut goes through, of unequal rates.
@@ -328,19 +304,11 @@ def expect_refusals(folder):
     )
     distributed.barrier()
     assert not list((folder / "full/checkpoints").iterdir())
-    for key, value, message in (
-        ("FSDP_VERSION", "1", "fsdp_version: 1 is not supported; expected 2"),
-        (
-            "FSDP_OFFLOAD_PARAMS",
-            "true",
-            "fsdp_offload_params: true is not supported; expected false",
-        ),
-    ):
-        before = os.environ[key]
-        os.environ[key] = value
-        with pytest.raises(UserError, match=message):
+    for key, value, wanted in (("version", "1", "2"), ("offload_params", "true", "false")):
+        message = f"fsdp_{key}: {value} is not supported; expected {wanted}"
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=message):
+            patch.setenv(f"FSDP_{key.upper()}", value)
             sharding.requested()
-        os.environ[key] = before
 
 
 def slow_down(name):

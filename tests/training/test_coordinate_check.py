@@ -37,15 +37,9 @@ MLP, KEY = "blocks.0.mlp.up.weight", "blocks.0.attention.key.weight"
 
 
 def config(width, seed=0, **keys):
-    changes = {
-        "seed": seed,
-        "model.width": width,
-        "model.layers": 1,
-        "model.context": CONTEXT,
-        "prescription.alignment": "full",
-        "prescription.embedding_std": 1.0,
-        "optimizer.lr": 2**-10,
-    }
+    changes = {"seed": seed, "model.width": width, "model.layers": 1, "model.context": CONTEXT}
+    changes |= {"prescription.alignment": "full", "prescription.embedding_std": 1.0}
+    changes["optimizer.lr"] = 2**-10
     changes |= {key.replace("__", "."): value for key, value in keys.items()}
     return load(Config, LAPTOP, [f"{key}={value}" for key, value in changes.items()])
 
@@ -92,6 +86,7 @@ def slope(slopes, quantity, name, step=1):
 # The decoder under the four parameterisations
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["standard", "ntk", "mup", "mean_field"])
 def test_full_alignment_passes_but_for_the_expected_growth_of_the_logits(name):
     slopes = check(seeds=(0, 1, 2), prescription__parameterization=name)
@@ -112,19 +107,10 @@ def test_full_alignment_passes_but_for_the_expected_growth_of_the_logits(name):
 
 def every_part_is_measured_and_updates_are_exact(slopes):
     block = "blocks.0"
-    assert set(words(slopes, "change")) == {
-        "token_embedding",
-        "position_embedding",
-        block,
-        f"{block}.attention_norm",
-        *(f"{block}.attention.{n}" for n in ("query", "key", "value", "output")),
-        f"{block}.mlp_norm",
-        f"{block}.mlp.up",
-        f"{block}.mlp.down",
-        "final_norm",
-        "readout",
-        ALONG,
-    }
+    parts = "attention_norm attention.query attention.key attention.value attention.output mlp_norm"
+    names = {f"{block}.{part}" for part in (*parts.split(), "mlp.up", "mlp.down")}
+    names |= {"token_embedding", "position_embedding", block, "final_norm", "readout", ALONG}
+    assert set(words(slopes, "change")) == names
     for name, expected in {  # Table 1: -c of muP under Adam with full alignment
         "token_embedding.weight": -0.5,
         f"{block}.mlp.down.weight": -1.0,
@@ -164,6 +150,8 @@ FASTER = {
     ("update", MLP, 1): GROWS,
     ("update", KEY, 1): OK,
 }
+UP, DOWN = ("init", "blocks.0.mlp.up", 0), ("change", "blocks.0.mlp.down", 1)
+LOUD = {UP: GROWS, ("init", "blocks.0.attention.key", 0): OK}
 
 
 @pytest.mark.parametrize(
@@ -171,15 +159,9 @@ FASTER = {
     [
         ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
         ("mup", "lr", 1, ".mlp.", FASTER),
-        ("mup", "lr", -1, "blocks", {("change", "blocks.0.mlp.down", 1): VANISHES}),
-        (
-            "standard",
-            "init_std",
-            0.5,
-            "mlp.up",
-            {("init", "blocks.0.mlp.up", 0): GROWS, ("init", "blocks.0.attention.key", 0): OK},
-        ),
-        ("standard", "init_std", -0.5, "mlp.up", {("init", "blocks.0.mlp.up", 0): VANISHES}),
+        ("mup", "lr", -1, "blocks", {DOWN: VANISHES}),
+        ("standard", "init_std", 0.5, "mlp.up", LOUD),
+        ("standard", "init_std", -0.5, "mlp.up", {UP: VANISHES}),
         ("mup", "init_std", 0.5, "readout", {("init", "readout", 0): GROWS}),
     ],
 )
@@ -288,12 +270,9 @@ def test_a_task_that_fuses_its_loss_is_measured_through_its_logits(data):
 def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
     """lambda = n_out^(-1/2) in every strategy: the width has no part in it."""
     widths = (32, 64, 128)
-    target = cc.experiment_target(
-        "vit_imagenet",
-        ROOT / "vit_imagenet/configs/laptop.yaml",
-        ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"],
-        options(widths=widths),
-    )
+    words = ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"]
+    file = ROOT / "vit_imagenet/configs/laptop.yaml"
+    target = cc.experiment_target("vit_imagenet", file, words, options(widths=widths))
     rows = fit(measure(target.build, widths, steps=1, seeds=(0, 1)))
     bias = next(row for row in rows if (row.quantity, row.name) == ("update", "head.bias"))
     assert bias.predicted == pytest.approx(0, abs=1e-9) and bias.verdict == OK

@@ -14,7 +14,7 @@ from torch.distributed import checkpoint as dcp
 
 from param_groups.check import written
 from tests.processes import finished
-from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
+from tests.run_folders import STATE, checkpoints, dies_after, flip, seal, tensors
 from tests.training import toy_run as toy
 from training import files, loop, runs, summary
 from training.checkpoints import checkpoint
@@ -28,12 +28,6 @@ SCRIPT = Path(__file__).with_name("toy_run.py")
 
 def truncate(path):
     os.truncate(path, path.stat().st_size - 1)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content))
 
 
 def link(path):

@@ -36,14 +36,9 @@ def test_nan_is_divergence_too(tmp_path):
 
 @pytest.mark.parametrize(("bound", "status"), [(1e9, "finished"), (1.01, "diverged")])
 def test_the_divergence_bound_is_a_multiple_of_the_first_loss(tmp_path, bound, status):
-    run = task(
-        optimizer__name="sgd",
-        optimizer__lr=30.0,
-        schedule__warmup_steps=0,
-        training__divergence_factor=bound,
-        optimizer__momentum=0.0,
-    )
-    assert train(run, tmp_path)["status"] == status
+    changes = {"optimizer__name": "sgd", "optimizer__lr": 30.0, "optimizer__momentum": 0.0}
+    changes |= {"schedule__warmup_steps": 0, "training__divergence_factor": bound}
+    assert train(task(**changes), tmp_path)["status"] == status
 
 
 COMPILED = {"training__precision": "fp16", "training__compile": True}
@@ -88,12 +83,8 @@ def test_a_copy_of_a_placed_model_runs_its_own_weights(precision):
 
 def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
     """To the bit, through steps whose gradient is past fp16's range until the scale has fallen."""
-    settings = {
-        "training__precision": "fp16",
-        "training__log_every": 1,
-        "training__steps": 16,
-        "optimizer__clip_norm": 1.0,
-    }
+    settings = {"training__precision": "fp16", "training__log_every": 1, "training__steps": 16}
+    settings["optimizer__clip_norm"] = 1.0
     run, reference, data = task(**settings), task(**settings), Rows()
     run.loss = lambda model, batch: model(*batch) * 64.0
     summary = train(run, tmp_path)
@@ -182,18 +173,17 @@ def test_nothing_but_such_steps_is_divergence(tmp_path):
     assert (summary["status"], summary["step"]) == ("diverged", 102)
 
 
+DECAY = "optimizer__decay_mode"
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_param_scaling", "adafactor"])
 @pytest.mark.parametrize(
     "changes",
     [
         {"optimizer__eps": 1e-320, "training__gradient_scale": True},
         {"optimizer__lr": 1e15, "schedule__warmup_steps": 0},
-        {
-            "optimizer__lr": 1e15,
-            "optimizer__weight_decay": 0.99,
-            "optimizer__decay_mode": "independent",
-        },
-        {"optimizer__lr": 1e5, "optimizer__weight_decay": 9e-6, "optimizer__decay_mode": "global"},
+        {"optimizer__lr": 1e15, "optimizer__weight_decay": 0.99, DECAY: "independent"},
+        {"optimizer__lr": 1e5, "optimizer__weight_decay": 9e-6, DECAY: "global"},
         {"optimizer__lr": 1e-300},
     ],
 )

@@ -34,6 +34,13 @@ def test_a_failing_import_inside_a_train_file_keeps_its_own_error(tmp_path, monk
         load_experiment(name)
 
 
+def toy_experiment(build_task):
+    unused = dict.fromkeys("build_plan products tokens_per_step".split(), print)
+    return Experiment(
+        name="toy", description="", config=RunConfig, build_task=build_task, result=str, **unused
+    )
+
+
 def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeypatch):
     """Whoever commits while it trains changes files that it has read already."""
     heads = ["begun"]
@@ -48,11 +55,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 
     monkeypatch.setattr(environment, "subprocess", type("Git", (), {"run": staticmethod(git)}))
     monkeypatch.setattr(environment, "commit", functools.cache(environment.commit.__wrapped__))
-    unused = dict.fromkeys("build_plan products tokens_per_step".split(), print)
-    experiment = Experiment(
-        name="toy", description="", config=RunConfig, build_task=build_task, result=str, **unused
-    )
-    summary = experiment.run(toy.build_config(), tmp_path / "run")
+    summary = toy_experiment(build_task).run(toy.build_config(), tmp_path / "run")
     assert summary["environment"]["commit"] == "begun"
 
 
@@ -159,15 +162,7 @@ def test_files_of_barts_bpe_are_missed_before_a_sweep(key, tmp_path):
 
 
 def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys):
-    unused = dict.fromkeys("build_plan products tokens_per_step".split(), print)
-    experiment = Experiment(
-        name="toy",
-        description="",
-        config=RunConfig,
-        build_task=toy.build_task,
-        result=str,
-        **unused,
-    )
+    experiment = toy_experiment(toy.build_task)
     file, text = tmp_path / "own" / "config.yaml", "# mine\n" + to_yaml(toy.build_config())
     file.parent.mkdir()
     file.write_text(text)
@@ -304,15 +299,9 @@ def test_no_process_outlives_the_run_or_keeps_it(tmp_path, how, code, error):
     script.write_text(SCRIPT)
     notes.mkdir()
     if how == "leave":  # Python itself takes down what is left
-        result = subprocess.run(
-            [sys.executable, script, how, notes],
-            cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        told = result.stderr
+        command, here = [sys.executable, script, how, notes], {"PYTHONPATH": str(ROOT)}
+        result = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, timeout=600)
+        told = result.stderr.decode()
     else:
         result = finished(script, how, notes, cwd=ROOT)
         told = result.err

@@ -88,17 +88,12 @@ def on_meta(monkeypatch):
     monkeypatch.setattr(Loop, "_log_step", lambda *args: None)  # reads, as it may
 
 
+CHANGES = [{}, {"optimizer__clip_norm": 1.0}, {"training__skip_overflow": True}]
+CHANGES += [{"training__precision": "fp16"}, {"training__micro_batch_size": 3}]
+
+
 @pytest.mark.parametrize("name", [name for name in optimizers.OPTIMIZERS if name != "muon"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"optimizer__clip_norm": 1.0},
-        {"training__skip_overflow": True},
-        {"training__precision": "fp16"},
-        {"training__micro_batch_size": 3},
-    ],
-)
+@pytest.mark.parametrize("changes", CHANGES)
 def test_an_unlogged_step_reads_nothing_and_waits_for_no_copy(on_meta, tmp_path, name, changes):
     run = task(optimizer__name=name, training__log_every=5, **changes)
     run.loss = lambda model, batch: model.readout(model.embedding(batch[0])).square().sum()
@@ -135,26 +130,16 @@ def decoder_plan(name, width=64):
 
 NUMBER = torch.tensor(0.5, dtype=torch.float64)
 STEP = (NUMBER, NUMBER, torch.tensor(0.0))  # rate, what decay leaves, found_inf
+SCALED = (NUMBER, NUMBER, *STEP, NUMBER, 0.9, 0.98)
+STACK = (torch.ones(1, 1, 1), *STEP, NUMBER)
 RULES = {  # a rule compiled, for a matrix, with the kernels that it is
     "adam_atan2": (lambda w: (_atan2.function, w, w, w, w, NUMBER, *STEP, 0.9, 0.98, 8.0), 1),
-    "adam_param_scaling": (
-        lambda w: (_param_scaling.function, w, w, w, w, NUMBER, NUMBER, *STEP, NUMBER, 0.9, 0.98),
-        3,
-    ),
+    "adam_param_scaling": (lambda w: (_param_scaling.function, w, w, w, w, *SCALED), 3),
     "adafactor": (
-        lambda w: (
-            *(_factored.function, w[None], w[None], w[None, :, 0], w[None, 0]),
-            *(torch.ones(1, 1, 1), *STEP, NUMBER, 1, 2),
-        ),
+        lambda w: (_factored.function, w[None], w[None], w[None, :, 0], w[None, 0], *STACK, 1, 2),
         9,
     ),
-    "adafactor, unfactored": (
-        lambda w: (
-            *(_unfactored.function, w[None], w[None], w[None]),
-            *(torch.ones(1, 1, 1), *STEP, NUMBER),
-        ),
-        4,
-    ),
+    "adafactor, unfactored": (lambda w: (_unfactored.function, *[w[None]] * 3, *STACK), 4),
 }
 FUSED_ADAMW = 28  # reads weight, gradient and two moments, writes all but the gradient
 

@@ -46,13 +46,8 @@ def test_two_processes_train_what_one_does_in_the_same_order(tmp_path):
     told = launch_environment("several_nodes", "--num_machines", "1", "--num_processes", "2")
     for processes, environment in ((1, {}), (2, told)):
         (tmp_path / f"notes{processes}").mkdir()
-        launch(
-            processes,
-            tmp_path / f"run{processes}",
-            TOY_DROPOUT=0,
-            TOY_NOTES=tmp_path / f"notes{processes}",
-            **environment,
-        )
+        more = {"TOY_NOTES": tmp_path / f"notes{processes}", **environment}
+        launch(processes, tmp_path / f"run{processes}", TOY_DROPOUT=0, **more)
     one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
     assert one.keys() == two.keys()
     for name in one:
@@ -121,14 +116,9 @@ def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
         "import toy_run\nfrom vit_cifar5m import train\n"
         f"toy_run.main()\ntrain.EXPERIMENT.main({observing})\n"
     )
-    launch(
-        2,
-        tmp_path / "run",
-        "training.eval_samples=1",
-        "training.eval_every=1",
-        script=script,
-        PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
-    )
+    alone = ["training.eval_samples=1", "training.eval_every=1"]
+    places = f"{ROOT}{os.pathsep}{SCRIPT.parent}"
+    launch(2, tmp_path / "run", *alone, script=script, PYTHONPATH=places)
     vit.EXPERIMENT.run(load(vit.Config, file, words), tmp_path / "run1")
     one, two = (lines(tmp_path / run, "observations.jsonl") for run in ("run1", "run2"))
     assert [line["step"] for line in two] == [0, 2, 3]
@@ -166,20 +156,12 @@ def test_accelerate_launches_and_a_signal_to_it_stops_all_with_a_checkpoint(tmp_
         "sharded_run.train(whole, ['training.data_workers=1'])\nsharded_run.main()\n"
     )
     words = ["run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
-    process = Program(
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        LAUNCH_CONFIGS / "several_nodes_fsdp.yaml",
-        *("--num_machines", "1", "--num_processes", "2"),
-        *("--main_process_port", "0"),  # one that no other test's launch can have
-        script,
-        *words,
-        OMP_NUM_THREADS=1,
-        CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
-        TOY_NOTES=tmp_path,
-    )
+    several = ["--num_machines", "1", "--num_processes", "2"]
+    several += ["--main_process_port", "0"]  # one that no other test's launch can have
+    command = ["-m", "accelerate.commands.launch", "--config_file"]
+    command += [LAUNCH_CONFIGS / "several_nodes_fsdp.yaml", *several, script, *words]
+    here = {"OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "", "TOY_NOTES": tmp_path}
+    process = Program(*command, **here, PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}")
     for step in range(1, 6):
         process.wait_for(f"step {step}")
     process.wait_for("step 3")
@@ -205,9 +187,6 @@ def test_the_config_files_are_understood_whole():
         assert file.mixed_precision == "no"
         if path.stem != "one_gpu":  # whose one process is told nothing
             launch_environment(path.stem)  # accelerate refuses a key that it does not know
-        if path.stem.endswith("sdp"):  # only what `sharding` reads
-            assert file.distributed_type == "FSDP" and file.fsdp_config.keys() == {
-                "fsdp_version",
-                "fsdp_reshard_after_forward",
-                "fsdp_activation_checkpointing",
-            }
+            read = {"version", "reshard_after_forward", "activation_checkpointing"}
+            assert file.fsdp_config.keys() == {f"fsdp_{key}" for key in read}
+            assert file.distributed_type == "FSDP"

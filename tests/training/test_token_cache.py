@@ -53,13 +53,10 @@ class Experiment:
         return {"nanolm_c4": nanolm_c4.data}.get(self.name, bart_span_denoise.data)
 
 
+TEXT = "data.source=text data.trained_vocab_size=320 data.tokens_per_sample=40"
 EXPERIMENTS = {
     "nanolm_c4": ["data.source=local", "data.tokenizer_vocab_size=64"],
-    "bart_span_denoise": [
-        "data.source=text",
-        "data.trained_vocab_size=320",
-        "data.tokens_per_sample=40",
-    ],
+    "bart_span_denoise": TEXT.split(),
 }
 
 

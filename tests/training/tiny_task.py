@@ -84,6 +84,5 @@ def initial(**changes):
 
 
 def mean_loss(model, data, ids):
-    """The loss per target of some rows."""
     targets = data.targets[ids]
     return model(data.ids[ids], targets) / (targets != IGNORE).sum()

@@ -84,17 +84,13 @@ def build_config(overrides=()):
 
 
 def build_task(config, dropout=0.2):
-    model, name = Toy(dropout), config.optimizer.name
+    model, name, width = Toy(dropout), config.optimizer.name, (8, 4)
+    rule = Muon(Everett("mup", *width)) if name == "muon" else Everett("mup", *width, name)
+    numbers = plan(model, RULES, rule, **config.optimizer.numbers, absorb_multipliers=True)
     return Task(
         config=config,
         model=model,
-        plan=plan(
-            model,
-            RULES,
-            Muon(Everett("mup", 8, 4)) if name == "muon" else Everett("mup", 8, 4, optimizer=name),
-            **config.optimizer.numbers,
-            absorb_multipliers=True,
-        ),
+        plan=numbers,
         train_data=Rows(1, noted=True),
         eval_data=Rows(2),
         loss=lambda model, batch: model(batch),

@@ -55,7 +55,6 @@ def rms(tensors):
 
 
 def root_mean_square(values):
-    """The root mean square of numbers."""
     return math.sqrt(sum(value * value for value in values) / len(values))
 
 
@@ -176,6 +175,7 @@ def test_the_number_of_heads_changes_nothing_but_initial_logits(optimizer, alpha
     check(found, head_variance=0, dk=0, dA=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_depth_leaves_the_attention_to_alpha_depth(optimizer, alpha):
@@ -235,15 +235,8 @@ def powers_of_n(alpha, cut=False):
     changes = torch.empty(DRAWS, len(HEAD_DIMS), 2, dtype=torch.float64)
     for draw in range(DRAWS):
         for place, head_dim in enumerate(HEAD_DIMS):
-            rule = Bordelon(
-                head_dim=head_dim,
-                heads=1,
-                depth=1,
-                optimizer="sgd",
-                beta0=4.0,
-                gamma0=2.0,
-                alpha_attention=alpha,
-            )
+            sizes = {"head_dim": head_dim, "heads": 1, "depth": 1, "optimizer": "sgd"}
+            rule = Bordelon(**sizes, beta0=4.0, gamma0=2.0, alpha_attention=alpha)
             states = fitted_to_images(rule, draw, cut)
             found = observations.observe(*states, lambda model, images: model(images)).all
             names = ("attention_change", "attention_change_weights")

@@ -23,7 +23,6 @@ SAVE = {"stored": np.savez, "deflated": np.savez_compressed}
 
 
 def part(number):
-    """X and Y of a part."""
     generator = np.random.default_rng(number)
     pixels = generator.integers(0, 256, (COUNTS[number], 32, 32, 3), dtype=np.uint8)
     return {"X": pixels, "Y": generator.integers(0, 10, COUNTS[number])}
@@ -52,26 +51,15 @@ def write_batches(folder):
     return folder
 
 
-def load(source, folder, tmp_path, validation_images=2, **fields):
-    data = DataConfig(
-        source=source,
-        path=None if source == "embedded" else str(folder),
-        cache_dir=str(tmp_path / "cache"),
-        validation_images=validation_images,
-        **fields,
-    )
-    return from_config(data, seed=0)
+def load(source, folder, tmp_path, **fields):
+    path = None if source == "embedded" else str(folder)
+    fields = {"cache_dir": str(tmp_path / "cache"), "validation_images": 2, **fields}
+    return from_config(DataConfig(source=source, path=path, **fields), seed=0)
 
 
 def refused(source, folder, tmp_path, **fields):
     """The one line that a user reads."""
     return error_line(lambda: load(source, folder, tmp_path, **fields))
-
-
-@pytest.mark.parametrize("source", ["cifar5m", "cifar10"])
-def test_a_missing_folder_says_what_fetches_the_data(source, tmp_path):
-    line = refused(source, tmp_path / "none", tmp_path)
-    assert line.endswith(f"which `bash scripts/download.sh {source}` fetches")
 
 
 def assert_items(dataset, images, labels):
@@ -127,32 +115,6 @@ def test_workers_read_the_same_images(tmp_path):
 
 
 PIXELS, LABELS = part(0)["X"], part(0)["Y"]
-WRONG = {
-    "no X": ({"Y": LABELS}, ["cannot be read", "X.npy"]),
-    "no Y": ({"X": PIXELS}, ["cannot be read", "Y.npy"]),
-    "floats": ({"X": PIXELS / 255, "Y": LABELS}, ["X is float64 [4, 32, 32, 3]", "uint8"]),
-    "channels first": (
-        {"X": PIXELS.transpose(0, 3, 1, 2).copy(), "Y": LABELS},
-        ["X is uint8 [4, 3, 32, 32]", "expected uint8 [n, 32, 32, 3]"],
-    ),
-    "no images": ({"X": PIXELS[:0], "Y": LABELS[:0]}, ["X is uint8 [0, 32, 32, 3]"]),
-    "fewer labels": ({"X": PIXELS, "Y": LABELS[:3]}, ["Y is int64 [3]", "[4]"]),
-    "float labels": ({"X": PIXELS, "Y": LABELS * 1.0}, ["Y is float64", "whole numbers"]),
-    "labels of 100": ({"X": PIXELS, "Y": LABELS + 90}, ["Y: label", "out of range 0 .. 9"]),
-    "negative": ({"X": PIXELS, "Y": LABELS - 10}, ["Y: label -", "out of range 0 .. 9"]),
-    "pickled": ({"X": np.array([{}] * 4), "Y": LABELS}, ["cannot be read"]),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_part_with_other_arrays_is_refused(tmp_path, case):
-    folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
-    arrays, words = WRONG[case]
-    np.savez(folder / "cifar5m_part0.npz", **arrays)
-    message = refused("cifar5m", folder, tmp_path)
-    for word in (str(folder / "cifar5m_part0.npz"), *words):
-        assert word in message
-    assert module.PUBLISHED in message or "download the file again" in message
 
 
 @pytest.mark.parametrize("damage", damages.of("npz"), ids=str)
@@ -315,14 +277,5 @@ def test_more_steps_than_images_need_repeat():
     check_single_visit(again, images=1279, steps=10, batch_size=128)
     with pytest.raises(UserError) as caught:
         check_single_visit(once, images=1279, steps=10, batch_size=128)
-    message = str(caught.value)
-    for words in (
-        "training.steps 10",
-        "training.batch_size 128",
-        "1280",
-        "1279",
-        "(to 9)",
-        "data.train_images",
-        "data.repeat=true",
-    ):
-        assert words in message
+    words = "steps 10;batch_size 128;1280;1279;(to 9);data.train_images;data.repeat=true"
+    assert all(word in str(caught.value) for word in words.split(";"))

@@ -60,25 +60,15 @@ def test_a_run_says_how_its_numbers_come_about(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        ["optimizer.name=sgd", "optimizer.lr=2.0"],
-        ["optimizer.name=adam", "optimizer.lr=0.1", "optimizer.eps=1e-15"],
-    ],
+    "optimizer", ["name=sgd optimizer.lr=2.0", "name=adam optimizer.lr=0.1 optimizer.eps=1e-15"]
 )
 def test_training_lowers_the_loss_it_is_given(tmp_path, optimizer):
     """64 images again and again: a network that cannot learn them cannot learn."""
-    words = [
-        "data.train_images=64",
-        "data.repeat=true",
-        "training.steps=40",
-        "training.batch_size=64",
-        "model.head_dim=8",
-        "model.heads=4",
-        "model.patch_size=8",
-        "training.eval_every=0",
-        *optimizer,
-    ]
+    words = (
+        "data.train_images=64 data.repeat=true training.steps=40 training.batch_size=64 "
+        "model.head_dim=8 model.heads=4 model.patch_size=8 training.eval_every=0 "
+        f"optimizer.{optimizer}"
+    ).split()
     summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_train_loss"] < 0.6 * summary["first_train_loss"]
 
@@ -135,26 +125,14 @@ def test_runs_on_drawn_images_begin_as_they_always_have():
 
 
 def test_the_rule_has_every_number_of_the_config():
-    words = [
-        "prescription.alpha_attention=0.5",
-        "prescription.alpha_depth=0.75",
-        "prescription.zero_readout=true",
-        "optimizer.name=adam_atan2",
-    ]
+    words = (
+        "prescription.alpha_attention=0.5 prescription.alpha_depth=0.75 "
+        "prescription.zero_readout=true optimizer.name=adam_atan2"
+    ).split()
     rule = train.prescription(settings(*words)).describe()
-    assert rule == {
-        "name": "bordelon",
-        "head_dim": 4,
-        "heads": 2,
-        "depth": 1,
-        "optimizer": "adam_atan2",
-        "alpha_attention": 0.5,
-        "alpha_depth": 0.75,
-        "beta0": 4.0,
-        "gamma0": 0.1,
-        "zero_readout": True,
-        "width": 8,
-    }
+    numbers = {"alpha_attention": 0.5, "alpha_depth": 0.75, "beta0": 4.0, "gamma0": 0.1}
+    numbers |= {"head_dim": 4, "heads": 2, "depth": 1, "width": 8, "zero_readout": True}
+    assert rule == {"name": "bordelon", "optimizer": "adam_atan2", **numbers}
     block = initialised(*words).blocks[0]
     assert block.attention.attention_scale == 4**-0.5
     block = initialised(*words, "model.layers=16").blocks[0]

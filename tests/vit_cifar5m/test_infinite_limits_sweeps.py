@@ -26,14 +26,7 @@ def values(configs, section, key):
     [
         ("figure_2", 2 * 5 * 8 * 2, 16, [4, 8, 16, 32, 64], [2500], ["sgd"]),
         ("figure_11", 2 * 7 * 3, 4, [8, 16, 32, 64, 128, 256, 512], [2500], ["sgd"]),
-        (
-            "figure_13",
-            2 * 2 * 7 * 2 * 3,
-            1,
-            [2**k for k in range(7, 14)],
-            [1, 200],
-            ["adam", "sgd"],
-        ),
+        ("figure_13", 4 * 7 * 2 * 3, 1, [2**k for k in range(7, 14)], [1, 200], ["adam", "sgd"]),
     ],
 )
 def test_every_sweep_of_the_paper_crosses_head_dimensions_and_both_alphas(
@@ -122,16 +115,10 @@ def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, 
 
 def models(sweep):
     """(alpha_A, H, N, L) of every point."""
-    return [
-        (
-            p.config.prescription.alpha_attention,
-            p.config.model.heads,
-            p.config.model.head_dim,
-            p.config.model.layers,
-        )
-        for p in sweep.points
-        if p.seed == sweep.config.seeds[0]
-    ]
+    configs = [p.config for p in sweep.points if p.seed == sweep.config.seeds[0]]
+    alphas = [config.prescription.alpha_attention for config in configs]
+    shapes = [(c.model.heads, c.model.head_dim, c.model.layers) for c in configs]
+    return [(alpha, *shape) for alpha, shape in zip(alphas, shapes, strict=True)]
 
 
 def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):

@@ -250,19 +250,11 @@ def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     names = {
         "train": ["imagenet-train-000000.tar", "imagenet_train-000001.tar", "train.tar"],
         "val": ["imagenet1k-validation-00.tar", "val-0.tar"],
-        None: [
-            "imagenet-test-0.tar",
-            "test-val.tar",
-            "train-test.tar",
-            "interval-0.tar",
-            "._val-0.tar",
-            "train.txt",
-            "train.tar.json",
-        ],
     }
+    others = "imagenet-test-0.tar test-val.tar train-test.tar interval-0.tar ._val-0.tar train.txt"
     root = tmp_path / folder
     root.mkdir(exist_ok=True)
-    for name in (name for part in names.values() for name in part):
+    for name in (*names["train"], *names["val"], *others.split(), "train.tar.json"):
         (root / name).touch()
     for split in ("train", "val"):
         expected = [root / name for name in names[split]]
@@ -350,14 +342,9 @@ def test_workers_and_both_splits_share_one_count(folder, capfd):
 def test_unusual_but_sound_images_are_converted(folder):
     images = opened(folder)
     file = folder / "val" / "ant" / "ant_0.JPEG"
-    for options in (
-        {"mode": "L"},
-        {"mode": "CMYK"},
-        {"mode": "RGBA", "format": "PNG"},
-        {"mode": "P", "format": "PNG"},
-        {"mode": "1", "format": "PNG"},
-    ):
-        file.write_bytes(jpeg(1, **options))
+    kinds = {"L": "JPEG", "CMYK": "JPEG", "RGBA": "PNG", "P": "PNG", "1": "PNG"}
+    for mode, format_ in kinds.items():
+        file.write_bytes(jpeg(1, mode=mode, format=format_))
         image, label = images.validation[0]
         assert label == 0 and image.shape == (3, SIZE, SIZE) and image.std() > 0.1
         assert images.train.prepare(str(file), 0, Place(0, 0, 0))[0].shape == (3, SIZE, SIZE)

@@ -125,12 +125,8 @@ def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
     for bulk, printed in predicted.items():
         lrs = [bulk * 768 ** ((3 - s) / 2) for s in (0, 1 / 2, 1)]
         assert lrs == pytest.approx(printed, rel=2e-4)
-        found = [
-            rates(768, Dinan(768, strategy), lr=lr)
-            for strategy, lr in zip(
-                ("neural_tangent", "hybrid", "maximal_update"), lrs, strict=True
-            )
-        ]
+        names = ("neural_tangent", "hybrid", "maximal_update")
+        found = [rates(768, Dinan(768, name), lr=lr) for name, lr in zip(names, lrs, strict=True)]
         for name in BULK:
             assert [each[name] for each in found] == pytest.approx([bulk] * 3, rel=1e-12)
         for name in ("patch_embed.proj", "pos_embed"):

@@ -106,10 +106,8 @@ def test_the_head_s_bias_can_be_turned_off():
     config, without = (load(Config, paper, words) for words in ([], ["model.head_bias=false"]))
     names = [{row.name for row in train.EXPERIMENT.plan(c).rows} for c in (config, without)]
     assert names[0] - names[1] == {"head.bias"} and names[1] < names[0]
-    assert (
-        train.EXPERIMENT.parameters(config)["total"] - train.EXPERIMENT.parameters(without)["total"]
-        == 1000
-    )
+    counts = [train.EXPERIMENT.parameters(c)["total"] for c in (config, without)]
+    assert counts[0] - counts[1] == 1000
     assert runs.run_id(config) != runs.run_id(without)
 
 
@@ -125,9 +123,8 @@ def test_a_factor_changes_one_tensor_s_rate_alone(tensor, key):
         assert changed[tensor].lr == 16 * plain[tensor].lr
         # (1.94): what a step takes off a weight stays, and is said relative to the tensor's rate.
         decay = plain[tensor].weight_decay / 16
-        assert (
-            replace(plain[tensor], lr=16 * plain[tensor].lr, weight_decay=decay) == changed[tensor]
-        )
+        moved = replace(plain[tensor], lr=16 * plain[tensor].lr, weight_decay=decay)
+        assert moved == changed[tensor]
         assert runs.run_id(configs[0]) == runs.run_id(settings(*words, f"prescription.{key}_lr=1"))
 
 
@@ -147,17 +144,8 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
 
 def launch(processes, folder, *overrides):
     words = [*CASES["vit_imagenet"].small, "training.batch_size=16", "training.eval_every=3"]
-    return finished(
-        "-m",
-        "vit_imagenet.train",
-        "vit_imagenet/configs/laptop.yaml",
-        *words,
-        *overrides,
-        "--run-dir",
-        folder,
-        ranks=processes,
-        cwd=ROOT,
-    )
+    command = ["-m", "vit_imagenet.train", "vit_imagenet/configs/laptop.yaml", *words, *overrides]
+    return finished(*command, "--run-dir", folder, ranks=processes, cwd=ROOT)
 
 
 def write_images(root):
@@ -180,13 +168,8 @@ def test_processes_count_the_readable_images_of_a_folder_once(tmp_path):
     found = []
     for processes in (1, 2):
         run = tmp_path / str(processes)
-        result = launch(
-            processes,
-            run,
-            "data.source=folder",
-            f"data.path={tmp_path / 'images'}",
-            "model.classes=2",
-        )
+        words = ["data.source=folder", f"data.path={tmp_path / 'images'}", "model.classes=2"]
+        result = launch(processes, run, *words)
         assert result.returncode == 0, result.err
         assert result.err.count(f"not used: {damaged}: cannot be read") == 1
         assert json.loads((run / "summary.json").read_text())["eval_targets"] == 8

@@ -31,6 +31,7 @@ from param_groups import (
     Tuned,
     plan,
 )
+from tests.param_groups.wrapped import ruled
 
 # A kind of tensor and its roles.
 KINDS = {
@@ -136,20 +137,11 @@ class Tiny(nn.Module):
         return self.readout(self.norm(x))
 
 
-RULES = (
-    Rule("places.weight", Role.POSITION_EMBEDDING),
-    *(Rule(f"*.{role}.weight", role) for role in ("query", "key", "value")),
-    Rule("*.output.weight", Role.ATTENTION_OUTPUT),
-    Rule("*.up.weight", Role.MLP_IN),
-    Rule("*.down.weight", Role.MLP_OUT),
-    Rule("*.router.weight", Role.ROUTER),
-    Rule("*.experts.*.weight", Role.HIDDEN),
-    Rule("*.norms.*.weight", Role.NORM_SCALE),
-    Rule("norm.weight", Role.FINAL_NORM_SCALE),
-    Rule("blocks.*.bias", Role.HIDDEN_BIAS),
-    Rule("readout.weight", Role.READOUT),
-    Rule("readout.bias", Role.READOUT_BIAS),
-)
+RULES = ruled("""
+places.weight position_embedding, *.query.weight query, *.key.weight key, *.value.weight value,
+*.output.weight attention_output, *.up.weight mlp_in, *.down.weight mlp_out, *.router.weight router,
+*.experts.*.weight hidden, *.norms.*.weight norm_scale, norm.weight final_norm_scale,
+blocks.*.bias hidden_bias, readout.weight readout, readout.bias readout_bias""")
 
 
 def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +154,6 @@ def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The mean cross-entropy."""
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
@@ -214,19 +205,9 @@ class Subject:
         rules = [Rule("first.weight", first), *RULES]
         rules = [rule for rule in rules if any(map(rule.matches, names))]
         wd, mode = self.decay
-        made = plan(
-            model,
-            rules,
-            rule,
-            lr=self.lr,
-            eps=1e-30 if rule.optimizer == "adafactor" else 1e-8,
-            weight_decay=wd,
-            decay_mode=mode,
-            absorb_multipliers=self.absorb,
-            applied=applied,
-            head_dim=head_dim,
-        )
-        return model, made
+        numbers = {"lr": self.lr, "eps": 1e-30 if rule.optimizer == "adafactor" else 1e-8}
+        numbers |= {"weight_decay": wd, "decay_mode": mode, "absorb_multipliers": self.absorb}
+        return model, plan(model, rules, rule, **numbers, applied=applied, head_dim=head_dim)
 
 
 DECAYS = ((0.01, "independent"), (0.01, "global"), (0.01, "per_group"), (0.0, None))
@@ -356,5 +337,4 @@ def built(subject: Subject) -> dict[int, tuple[Tiny, Plan]]:
 
 
 def right_plans(subject: Subject) -> dict[int, Plan]:
-    """The subject's right plans by size."""
     return {size: made for size, (_, made) in built(subject).items()}

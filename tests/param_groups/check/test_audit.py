@@ -69,6 +69,7 @@ def trainer(n):
 
 
 MATRICES = ["*.qkv.weight", "*.out.weight", "*.up.weight", "*.down.weight"]
+MATRIX = r"h\.\d+\.(qkv|out|up|down)\.weight"
 
 
 def nanochat(n, head=1.0):
@@ -88,11 +89,7 @@ def nanochat(n, head=1.0):
 def torchtitan(n, table=None):
     """Groups by regular expressions, the first match wins, with muP's rates by hand."""
     model = GPT(n, std=1.0)
-    table = table or [
-        (r"h\.\d+\.(qkv|out|up|down)\.weight", 64 / n),
-        (r"lm_head", 64 / n),
-        (r"", 1),
-    ]
+    table = table or [(MATRIX, 64 / n), (r"lm_head", 64 / n), (r"", 1)]
     groups = [{"params": [], "lr": 1e-2 * factor} for _, factor in table]
     for name, param in model.named_parameters():
         found = next(i for i, (pattern, _) in enumerate(table) if re.search(pattern, name))
@@ -195,16 +192,12 @@ def two_matrices_moved(n):
     kept = [p for p in named(model, *MATRICES) if all(p is not one for one in moved)]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     rest = [*moved, *vectors, *named(model, "wte.weight", "lm_head.weight")]
-    return model, [
-        torch.optim.Muon(kept, lr=0.02, adjust_lr_fn="spectral_unclamped"),
-        torch.optim.AdamW(rest, lr=0.002),
-    ]
+    muon = torch.optim.Muon(kept, lr=0.02, adjust_lr_fn="spectral_unclamped")
+    return model, [muon, torch.optim.AdamW(rest, lr=0.002)]
 
 
 def the_head_by_the_root(n):
-    head = (r"lm_head", (64 / n) ** 0.5)
-    table = [(r"h\.\d+\.(qkv|out|up|down)\.weight", 64 / n), head, (r"", 1)]
-    return torchtitan(n, table)
+    return torchtitan(n, [(MATRIX, 64 / n), (r"lm_head", (64 / n) ** 0.5), (r"", 1)])
 
 
 def a_catch_all(n):
@@ -218,9 +211,7 @@ def the_factor_of_one_layer_lost(n):
 
 def another_factor_at_the_last_width(n):
     factor = 64 / n * (1.1 if n == 256 else 1.0)
-    return torchtitan(
-        n, [(r"h\.\d+\.(qkv|out|up|down)\.weight", factor), (r"lm_head", 64 / n), (r"", 1)]
-    )
+    return torchtitan(n, [(MATRIX, factor), (r"lm_head", 64 / n), (r"", 1)])
 
 
 def a_block_more_at_the_last_width(n):

@@ -56,6 +56,7 @@ def refused(subject, mode):
 WAYS = [(*planted.DECAYS[(k + k // 4) % 4], k < 4) for k in range(8)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=THOROUGH) for n in (1, 2, 3))])
 @pytest.mark.parametrize("place", range(len(SUBJECTS)), ids=lambda at: SUBJECTS[at].label)
 def test_every_shipped_rule_audits_clean_under_every_decay(place, part):

@@ -12,14 +12,7 @@ from torch import nn
 from param_groups import Everett, Role, Rule, plan
 from param_groups.check.reading import read
 from param_groups.optim import orthogonalised
-from tests.param_groups.check.test_audit import (
-    GPT,
-    MATRICES,
-    named,
-    nanogpt,
-    run,
-    torchtitan,
-)
+from tests.param_groups.check.test_audit import GPT, MATRICES, named, nanogpt, run, torchtitan
 
 # What stands in groups beside their rates.
 
@@ -54,17 +47,12 @@ def warmed_from_zero(n):
     return model, optimizer
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        scaled,
-        lambda n: scaled(n, "lr_mult", "wd_scale"),
-        lambda n: scaled(n, "lr_factor", "decay_mult"),
-        lambda n: scaled(n, applied=True),
-        warmed_by_timm,
-        warmed_from_zero,
-    ],
-)
+FACTORED = [scaled, lambda n: scaled(n, applied=True), warmed_by_timm, warmed_from_zero]
+FACTORED.append(lambda n: scaled(n, "lr_mult", "wd_scale"))
+FACTORED.append(lambda n: scaled(n, "lr_factor", "decay_mult"))
+
+
+@pytest.mark.parametrize("build", FACTORED)
 def test_factors_and_schedules_are_read(capsys, build):
     code, text = run(capsys, build)
     assert code == 0 and "nearest rule: mup, full alignment\n" in text, text
@@ -168,6 +156,9 @@ def of_two_families(n):
     return model, [optimizer, torch.optim.SGD(vectors, lr=0.1)]
 
 
+coupled = lambda n: (m := GPT(n), torch.optim.Adam(m.parameters(), weight_decay=0.1))
+
+
 @pytest.mark.parametrize(
     ("build", "line"),
     [
@@ -186,10 +177,7 @@ def of_two_families(n):
         (of_no_number, "init is nan (1 tensors, such as ln_f.weight)"),
         (changed(nanogpt, several_factors), "lr is 1, 0.5 times initial_lr: a schedule"),
         (lambda n: (m := GPT(n), Lion(m.parameters())), "lion, an optimiser of no known family"),
-        (
-            lambda n: (m := GPT(n), torch.optim.Adam(m.parameters(), weight_decay=0.1)),
-            "weight_decay of Adam, which is added to the gradient",
-        ),
+        (coupled, "weight_decay of Adam, which is added to the gradient"),
         (with_muon, "what its Muon multiplies the rate of a matrix by; --step tells (8 tensors"),
         (with_muon, "'scaling' of its optimiser; --step tells"),
         (of_two_families, "adam beside sgd: rules are for one family"),
@@ -321,9 +309,8 @@ def test_a_tensor_unlike_its_kind_is_named(capsys, names, key, value, line):
         for one in optimizer.param_groups:
             moved = one if any(p is odd[0] for p in one["params"]) else moved
             one["params"] = [p for p in one["params"] if all(p is not other for other in odd)]
-        optimizer.add_param_group(
-            {"weight_decay": moved["weight_decay"], "params": odd} | {key: value}
-        )
+        decay = {"weight_decay": moved["weight_decay"]}
+        optimizer.add_param_group({"params": odd, **decay, key: value})
         return model, optimizer
 
     code, text = run(capsys, build)
@@ -383,8 +370,7 @@ def test_a_tensor_that_is_frozen_at_some_sizes_follows_no_rule(capsys, sizes):
 
 
 @pytest.mark.parametrize(
-    "factor",
-    [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}, {"lr": 0.0, "initial_lr": 0.0}],
+    "factor", [{"lr_scale": 0.0}, {"lr": 0.0, "lr_scale": 0.0}, {"lr": 0.0, "initial_lr": 0.0}]
 )
 def test_a_tensor_that_its_factor_keeps_still_is_said(capsys, factor):
     def build(n):

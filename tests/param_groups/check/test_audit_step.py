@@ -47,18 +47,15 @@ def adam_of_own(factor, above=0.0):
     return lambda n: (m := GPT(n), Adam(m.parameters(), lr=1e-3))
 
 
+SMALL = r"a step is 0.0\d+ to 0.0\d+ times .*"
+
+
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (clipped, r"h.*.up.weight: a step is 0.0\d+ to 0.0\d+ times .* a clip after"),
-        (
-            lambda n: with_muon(n, clip=1.0),
-            r"h.*.out.weight: a step is 0.0\d+ to 0.0\d+ times .* a clip after",
-        ),
-        (
-            lambda n: with_kernel(n, flat=False),
-            r"conv.weight: a step is 0.0\d+ to 0.0\d+ times .* that of the kernel, 3x3,",
-        ),
+        (clipped, rf"h.*.up.weight: {SMALL} a clip after"),
+        (lambda n: with_muon(n, clip=1.0), rf"h.*.out.weight: {SMALL} a clip after"),
+        (lambda n: with_kernel(n, flat=False), rf"conv.weight: {SMALL} that of the kernel, 3x3,"),
         (adam_of_own(0.1), r"h.*.up.weight: a step is 0.1 times what rate, shape and adam say"),
         (adam_of_own(3.0), r"lm_head.weight: a step is 3 times what rate, shape and adam say"),
         (adam_of_own(math.nan, above=100), r"lm_head.weight: a step is not finite"),
@@ -87,30 +84,19 @@ def test_a_step_tells_the_factor_of_somebodys_own_muon(capsys, tmp_path, build, 
     assert (f"lr goes as size^{power}, expected size^0" in text) == bool(power)
 
 
-def stepped(kind):
-    def build(n):
-        model = Small(n)
-        fields = {"weight_decay": 0.1, "lr": 0.01}
-        if kind == "adafactor":
-            return model, torch.optim.Adafactor(model.parameters(), **fields)
-        if kind == "sgd":
-            return model, torch.optim.SGD(model.parameters(), momentum=0.9, nesterov=True, **fields)
-        if kind == "timm":
-            return model, timm.optim.Muon(model.parameters(), **fields)
-        if kind == "adamuon":
-            return model, timm.optim.Muon(model.parameters(), algo="adamuon", **fields)
-        return model, {"nadam": torch.optim.NAdam, "adamw": torch.optim.AdamW}[kind](
-            model.parameters(), **({} if kind == "nadam" else fields)
-        )
-
-    return build
+FIELDS = {"weight_decay": 0.1, "lr": 0.01}
+OPTIMISERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, **FIELDS),
+    "nadam": torch.optim.NAdam,
+    "sgd": lambda params: torch.optim.SGD(params, momentum=0.9, nesterov=True, **FIELDS),
+    "adafactor": lambda params: torch.optim.Adafactor(params, **FIELDS),
+    "timm": lambda params: timm.optim.Muon(params, **FIELDS),
+    "adamuon": lambda params: timm.optim.Muon(params, algo="adamuon", **FIELDS),
+}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "nadam", "sgd", "adafactor", "timm", "adamuon", "plan"])
+@pytest.mark.parametrize("kind", [*OPTIMISERS, "plan"])
 def test_right_steps_have_the_size_that_is_said(capsys, kind):
-    build = (
-        of_plan(lambda n: param_groups.Muon(Everett("mup", n, 64)))
-        if kind == "plan"
-        else stepped(kind)
-    )
-    assert "a step is" not in run(capsys, build, "--step")[1]
+    planned = of_plan(lambda n: param_groups.Muon(Everett("mup", n, 64)))
+    stepped = lambda n: (m := Small(n), OPTIMISERS[kind](m.parameters()))
+    assert "a step is" not in run(capsys, planned if kind == "plan" else stepped, "--step")[1]

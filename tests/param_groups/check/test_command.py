@@ -152,11 +152,7 @@ NO_SCALAR = EXAMPLE.read_text().replace("batch[1])", "batch[1]).expand(2)")
         (["check"], NO_SCALAR, "RuntimeError: grad can be implicitly created only for scalar"),
         (["audit"], "def build(width):\n    return 1 / 0\n", "ZeroDivisionError"),
         (["audit"], "def build(width, depth):\n    pass\n", "error: mine.py: build is called as"),
-        (
-            ["audit", "--depths", "2", "4"],
-            "def build(width):\n    pass\n",
-            "as build(width, depth)",
-        ),
+        (["audit", "--depths", "2", "4"], "def build(width): pass\n", "as build(width, depth)"),
     ],
 )
 def test_an_error_in_the_users_file_is_no_verdict_and_keeps_its_traceback(

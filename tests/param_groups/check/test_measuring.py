@@ -14,6 +14,7 @@ from param_groups.check.judging import judge_optimizers
 from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
 from tests.param_groups.check import planted
+from tests.param_groups.wrapped import ruled
 
 ALONG = "readout" + ALONG
 
@@ -33,12 +34,8 @@ class Mlp(nn.Module):
         return self.readout(torch.relu(self.dropout(self.hidden(torch.relu(self.first(x))))))
 
 
-RULES = (
-    Rule("first.weight", Role.PATCH_EMBEDDING),
-    Rule("hidden.weight", Role.MLP_IN),
-    Rule("idle.weight", Role.MLP_OUT),
-    Rule("readout.weight", Role.READOUT),
-)
+RULES = ruled("""first.weight patch_embedding, hidden.weight mlp_in, idle.weight mlp_out,
+readout.weight readout""")
 
 
 def _mlp_plan(width, model=None):
@@ -49,12 +46,8 @@ def _mlp_plan(width, model=None):
 def own(width, seed=0, **changes):
     model = Mlp(width)
     batch = (torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(4))
-    fields = {
-        "model": model,
-        "plan": _mlp_plan(width, model),
-        "batches": [batch],
-        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-    }
+    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+    fields = {"model": model, "plan": _mlp_plan(width, model), "batches": [batch], "loss": loss}
     return Check(**{**fields, **changes})
 
 
@@ -146,14 +139,11 @@ class Deep(nn.Module):
     """Blocks whose matrices stand in a Sequential."""
 
     def __init__(self, width, depth):
+        linear = lambda: nn.Linear(width, width, bias=False)
         super().__init__()
         self.first = nn.Linear(8, width, bias=False)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False)
-            )
-            for _ in range(depth)
-        )
+        blocks = (nn.Sequential(linear(), nn.ReLU(), linear()) for _ in range(depth))
+        self.blocks = nn.ModuleList(blocks)
         self.readout = nn.Linear(width, 4, bias=False)
         self.multiplier = 2 / depth
 
@@ -166,12 +156,8 @@ class Deep(nn.Module):
 
 def deep(depth, seed, width=32):
     model = Deep(width, depth)
-    rules = (
-        RULES[0],
-        Rule("blocks.*.0.weight", Role.MLP_IN),
-        Rule("blocks.*.2.weight", Role.MLP_OUT),
-        RULES[-1],
-    )
+    inner = (Rule("blocks.*.0.weight", Role.MLP_IN), Rule("blocks.*.2.weight", Role.MLP_OUT))
+    rules = (RULES[0], *inner, RULES[-1])
     rule = Depth(Everett("standard", width, 32), depth=depth, base_depth=2)
     found = plan(model, rules, rule, lr=1e-3, applied={"residual_multiplier": model.multiplier})
     # By mistake the first matrix of every block has a rate that falls with the depth.
@@ -194,9 +180,8 @@ def test_blocks_of_several_depths_are_compared_at_equal_relative_depths():
 def test_width_and_depth_together_are_no_scan_of_the_depth():
     plans = {size: deep(size // 16, 0, width=size).plan for size in (32, 64, 128)}
     assert scanned(plans) == "width"
-    with pytest.raises(
-        CheckError, match="module 'blocks.2' is in the model of width 32 or 64 only"
-    ):
+    alone = "module 'blocks.2' is in the model of width 32 or 64 only"
+    with pytest.raises(CheckError, match=alone):
         measure(lambda size, seed: deep(size // 16, seed, size), (32, 64, 128), steps=1, seeds=(0,))
 
 

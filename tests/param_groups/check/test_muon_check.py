@@ -80,17 +80,15 @@ def test_depth_needs_branches_that_fall_with_it():
             super().__init__()
             self.blocks = nn.ModuleList(nn.Linear(n, n, bias=False) for _ in range(layers))
 
+    rules = [type(RULES[0])("blocks.*.weight", Role.HIDDEN)]
+
+    def made(depth, **fields):
+        rule = Depth(spectral(32, 32), depth, **fields)
+        applied = {"residual_multiplier": fields.get("base_depth", 1.0) / depth}
+        return plan(Blocks(32, depth), rules, rule, lr=0.1, applied=applied)
+
     def plans(**fields):
-        return {
-            depth: plan(
-                Blocks(32, depth),
-                [type(RULES[0])("blocks.*.weight", Role.HIDDEN)],
-                Depth(spectral(32, 32), depth, **fields),
-                lr=0.1,
-                applied={"residual_multiplier": fields.get("base_depth", 1.0) / depth},
-            )
-            for depth in (2, 4, 8)
-        }
+        return {depth: made(depth, **fields) for depth in (2, 4, 8)}
 
     verdicts = {one.quantity: one.verdict for one in judge(plans(base_depth=2))}
     assert verdicts["factor"] == verdicts["rate"] == theory.OK

@@ -35,13 +35,8 @@ def check_of(case, size, seed=0, apart=False):
     wrong = case.plan(size)
     groups = wrong.groups(model, check=False, several=True)
     name = str(case.subject.make(size).optimizer)
-    return Check(
-        model,
-        right if apart else wrong,
-        [planted.batch(model, seed)],
-        planted.loss,
-        optimizer=optimizers.build(name, groups),
-    )
+    optimizer, made = optimizers.build(name, groups), right if apart else wrong
+    return Check(model, made, [planted.batch(model, seed)], planted.loss, optimizer=optimizer)
 
 
 def words(judged):
@@ -108,6 +103,7 @@ def test_right_plans_pass_in_training(part):
         assert not failed(slopes), (str(case), [one for one in slopes if one.verdict in BAD])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", HALVES)
 def test_wrong_rates_and_starts_fail_in_training_alone(part):
     """The update shows a wrong rate; a wrong start shows in what the module makes."""
@@ -122,16 +118,7 @@ def test_wrong_rates_and_starts_fail_in_training_alone(part):
 
 
 SUBJECT = planted.Subject("mup", lambda n: Everett("mup", n, 32))
-PLACES = (
-    "tokens",
-    "places",
-    "stream",
-    "scores",
-    "mixed",
-    "first branch",
-    "second branch",
-    "logits",
-)
+PLACES = "tokens places stream scores mixed first_branch second_branch logits".split()
 
 
 class Factored(planted.Tiny):
@@ -150,9 +137,9 @@ class Factored(planted.Tiny):
             scale = self.scale * at("scores")
             mixed = F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
             mixed = mixed.transpose(1, 2).flatten(2) * at("mixed")
-            x = x + block.output(mixed) * at("first branch")
+            x = x + block.output(mixed) * at("first_branch")
             h = block.norms[1](x)
-            x = x + block.down(F.relu(block.up(h))) * at("second branch")
+            x = x + block.down(F.relu(block.up(h))) * at("second_branch")
         return self.readout(self.norm(x)) * at("logits")
 
 

@@ -168,20 +168,16 @@ ALONE = """
     optimizer = torch.optim.SGD(numbers.groups(model))
     return Check(model, None, list(zip(xs, noise)), loss, optimizer=optimizer)
 """
-# The same runs, said in other ways: (what stands there, what comes in its place, the alignment).
+# The same runs, said in other ways: what stands there, and what comes in its place.
+OPTIMIZER = "loss=loss, optimizer=torch.optim.SGD(numbers.groups(model, check=False)))"
 SAID = {
-    "an optimizer alone": (TASK[TASK.index("    return Check") :], ALONE, "full"),
+    "an optimizer alone": (TASK[TASK.index("    return Check") :], ALONE),
     "a plan of traced rules": (
         "plan=numbers",
         "plan=lambda rules: plan(model, rules, rule, lr=0.1)",
-        "full",
     ),
-    "a plan and its optimizer": (
-        "loss=loss)",
-        "loss=loss, optimizer=torch.optim.SGD(numbers.groups(model, check=False)))",
-        "full",
-    ),
-    "a rate that follows the width by hand": ("lr=0.1", "lr=0.1 * 16 / width", "global"),
+    "a plan and its optimizer": ("loss=loss)", OPTIMIZER),
+    "a rate that follows the width by hand": ("lr=0.1", "lr=0.1 * 16 / width"),
 }
 WORDS = (
     "--widths 16 64 256 --lr 2^-10:2^-5 --seeds 3 --steps 80 --schedule constant --warmup 0".split()
@@ -260,7 +256,6 @@ def test_runs_of_a_helper_that_has_changed_are_of_another_file(file, capsys, mon
 
 
 def curve(folder, text, width):
-    """The losses of one run."""
     (folder / "mine.py").write_text(text)
     args = argparse.Namespace(
         file=folder / "mine.py", widths=[16, 64], steps=40, schedule="constant", warmup=0
@@ -270,23 +265,22 @@ def curve(folder, text, width):
 
 @pytest.mark.parametrize("how", SAID)
 def test_other_ways_to_say_a_run_train_alike(how, tmp_path):
-    old, new, alignment = SAID[how]
+    old, new = SAID[how]
+    alignment = "global" if "by hand" in how else "full"
     assert old in TASK
     for width in (16, 64):
         other = curve(tmp_path, TASK.replace(old, new).format(alignment=alignment), width)
         assert other == curve(tmp_path, TASK.format(alignment="full"), width)
 
 
+STILL = ALONE.replace("model))", "model), lr=0)")
+
+
 @pytest.mark.parametrize(
     ("new", "message"),
     [
         ("    return Check(model, None, [(xs, noise)], loss)", "neither a plan nor an optimizer"),
-        (
-            ALONE.replace("model))", "model), lr=0)").replace(
-                "numbers.groups", "list(model.parameters()) or "
-            ),
-            "are 0",
-        ),
+        (STILL.replace("numbers.groups", "list(model.parameters()) or "), "are 0"),
         (TASK[TASK.index("    return Check") :] + "\n", "are 0"),
     ],
 )
@@ -297,22 +291,17 @@ def test_what_has_no_rate_is_refused(new, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "message"),
+    ("kind", "options", "message"),
     [
-        (
-            "SGD(model.parameters(), lr=0.1)",
-            "weight: optimiser's rate is 0.1 at 64, the plan's is 0.025",
-        ),
-        (
-            "SGD(model.parameters(), lr=1.6 / width, weight_decay=0.1)",
-            "weight: optimiser's weight_decay",
-        ),
-        ("Adam(model.parameters(), lr=1.6 / width)", "weight: optimiser's kind is adam"),
+        ("SGD", "lr=0.1", "weight: optimiser's rate is 0.1 at 64, the plan's is 0.025"),
+        ("SGD", "lr=1.6 / width, weight_decay=0.1", "weight: optimiser's weight_decay"),
+        ("Adam", "lr=1.6 / width", "weight: optimiser's kind is adam"),
     ],
 )
-def test_an_optimizer_that_is_not_the_plans_is_refused(optimizer, message, tmp_path):
+def test_an_optimizer_that_is_not_the_plans_is_refused(kind, options, message, tmp_path):
     """Its rates would stand in the table under the plan's name."""
-    text = TASK.replace("loss=loss)", f"loss=loss, optimizer=torch.optim.{optimizer})")
+    optimizer = f"torch.optim.{kind}(model.parameters(), {options})"
+    text = TASK.replace("loss=loss)", f"loss=loss, optimizer={optimizer})")
     with pytest.raises(CheckError, match=message):
         curve(tmp_path, text.format(alignment="full"), 64)
 
@@ -329,13 +318,11 @@ def test_of_two_tensors_the_one_with_another_rate_is_named(wrong, factor):
     groups[wrong]["lr"] *= factor
     optimizer, named = torch.optim.AdamW(groups), (f"{wrong}.weight", "optimiser's rate")
     held = {4: read(model, [optimizer], now=True)}
-    for judged in (
-        judge_optimizers({4: made}, held, factor=1.0),
-        judge_optimizers({4: made}, held),
-    ):
+    for judged in (judge_optimizers({4: made}, held, **f) for f in ({"factor": 1.0}, {})):
         assert [(one.name, one.quantity) for one in judged] == [named]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "message"),
     [
