@@ -32,7 +32,7 @@ ADDS |= {"index_reduce", "scatter_add", "scatter_reduce"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
 LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
-RANDOM = {"normal", "log_normal", "exponential", "cauchy", "geometric", "poisson", "random"}
+FILLS = {"normal", "log_normal", "exponential", "cauchy", "geometric", "random", "zero", "fill"}
 LIKE = {"type_as", "expand_as", "view_as", "reshape_as", "to"}  # what the second tensor is
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
@@ -63,7 +63,7 @@ class Call(NamedTuple):
     def forgets(self) -> bool:
         """Whether no entry of a tensor among its arguments is in the result."""
         new = self.name.endswith("_like") or self.name.startswith("new_")
-        return new or (self.in_place and self.bare in RANDOM)
+        return new or (self.in_place and self.bare in FILLS)
 
     @property
     def takes_input(self) -> bool:
