@@ -27,7 +27,6 @@ from param_groups import (
     Tensor,
     Tied,
     Tuned,
-    guard,
     plan,
     timescale,
 )
@@ -312,14 +311,6 @@ def test_muons_pair_takes_the_plans_numbers_and_refuses_others():
         made.optimizers(model, momentum=0.5)
     with pytest.raises(PlanError, match=r"betas=\(0.9, 0.99\) beside the plan's \(0.9, 0.95\)"):
         made.optimizers(model, betas=(0.9, 0.99))
-
-
-def test_a_keyword_beside_the_groups_betas_is_refused_by_the_guard():
-    made = planned(around(b=2), model := model_of())
-    made.initialise(model, seed=0)
-    guard(torch.optim.AdamW(made.groups(model)), made)
-    with pytest.raises(PlanError, match=r"betas=\(0.8, 0.9\) of AdamW acts on no group"):
-        guard(torch.optim.AdamW(made.groups(model), betas=(0.8, 0.9)), made)
 
 
 # Saved plans

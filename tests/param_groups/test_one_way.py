@@ -1,6 +1,7 @@
 """How the package's centre reads: a short plan(), and no question about which class a value is."""
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -8,8 +9,6 @@ import param_groups
 from param_groups.plan import plan
 
 ROOT = Path(param_groups.__file__).parent
-FILES = [path for path in sorted(ROOT.rglob("*.py")) if "stock" not in path.parts]
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 # Where a user hands something in, it is looked at once: file:class. Layers are the user's.
 DOORS = """
 check/command:Check check/command:Ruled check/measuring:Check check/reading:MuonAdamW
@@ -21,6 +20,12 @@ schedules:Plan
 # Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
 FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update", "function", "out"}
 FOREIGN |= {"sys", "matrix", "matrices[0]", "ahead"}  # tensors that may be sharded
+
+
+@functools.cache
+def trees():
+    paths = [path for path in sorted(ROOT.rglob("*.py")) if "stock" not in path.parts]
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def calls(tree, *names):
@@ -50,7 +55,7 @@ def test_plan_reads_at_a_glance():
 def test_no_code_asks_which_of_the_packages_classes_a_value_is():
     asked = {
         f"{path.relative_to(ROOT).with_suffix('')}:{name.id}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for names in [own(tree)]
         for call in calls(tree, "isinstance", "issubclass")
         for name in ast.walk(call.args[1])
@@ -61,7 +66,7 @@ def test_no_code_asks_which_of_the_packages_classes_a_value_is():
 
 def test_no_code_looks_for_an_attribute_that_a_value_of_the_package_may_lack():
     """With a constant name; columns of rows are read by the names of their fields."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for call in calls(tree, "getattr", "hasattr"):
             value = ast.unparse(call.args[0])
             columns = not isinstance(call.args[1], ast.Constant) and len(call.args) == 2

@@ -222,15 +222,6 @@ def test_a_schedule_is_made_before_a_state_is_loaded(family):
     assert optimizer.param_groups[0]["lr"] == state["param_groups"][0]["lr"] > 0
 
 
-def test_moments_stay_with_their_tensors():
-    """torch loads them by their order, whatever the groups are called."""
-    _, optimizer, state, _ = resumed(0.1)
-    schedule(optimizer, total_steps=STEPS)
-    state["param_groups"].reverse()
-    with pytest.raises(PlanError, match="torch would give them each other's moments"):
-        optimizer.load_state_dict(state)
-
-
 @pytest.mark.parametrize("keywords", [{"betas": (0.9, 0.95)}, {"lr": 0.1}, {"amsgrad": True}])
 def test_a_keyword_that_acts_or_says_what_the_plan_says_passes(keywords):
     numbers, optimizer = prepared(functools.partial(torch.optim.AdamW, **keywords))

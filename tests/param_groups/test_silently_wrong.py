@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -261,18 +261,3 @@ def test_a_prescription_of_ones_own_may_name_adamw_and_need_not_be_a_dataclass()
         numbers.initialise(model, seed=0)
         with pytest.raises(PlanError, match="is of the family 'sgd'"):
             guard(torch.optim.SGD(numbers.groups(model)), numbers)
-
-
-def test_an_embedding_is_no_readout_where_their_epsilons_differ():
-    class Apart(Everett):
-        """Equal rates, and an epsilon of its own for the readout."""
-
-        def __call__(self, tensor):
-            numbers = super().__call__(tensor)
-            return replace(numbers, eps=2.0) if tensor.role is Role.READOUT else numbers
-
-    model = nn.Module()
-    model.tokens, model.readout = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
-    model.readout.weight = model.tokens.weight
-    with pytest.raises(PlanError, match="is tied to readout.*eps 1, .*eps 2, .*Tied"):
-        plan(model, (Rule("tokens.weight", Role.TOKEN_EMBEDDING),), Apart("standard", 8, 8), lr=0.1)

@@ -187,6 +187,7 @@ def test_the_config_files_are_understood_whole():
         assert file.mixed_precision == "no"
         if path.stem != "one_gpu":  # whose one process is told nothing
             launch_environment(path.stem)  # accelerate refuses a key that it does not know
+        if path.stem.endswith("sdp"):  # only what `sharding` reads
             read = {"version", "reshard_after_forward", "activation_checkpointing"}
             assert file.fsdp_config.keys() == {f"fsdp_{key}" for key in read}
             assert file.distributed_type == "FSDP"
