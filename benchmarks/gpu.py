@@ -40,15 +40,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @contextlib.contextmanager
 def compiled_everywhere() -> Iterator[None]:
     """The loss and the rules are compiled on a CPU, too; runs there take them as written."""
-    with contextlib.ExitStack() as stack:
-        for place, name, value in (
-            (linear_cross_entropy, "_EAGER", ()),
-            (linear_cross_entropy, "_ANY_SIZE", ()),
-            (optimizers, "TORCHS_KERNEL", ()),
-        ):
-            stack.enter_context(mock.patch.object(place, name, value))
-        kinds = {n: replace(k, fused_on=("cpu", "cuda")) for n, k in optimizers.OPTIMIZERS.items()}
-        stack.enter_context(mock.patch.dict(optimizers.OPTIMIZERS, kinds))
+    kinds = {n: replace(k, fused_on=("cpu", "cuda")) for n, k in optimizers.OPTIMIZERS.items()}
+    with (
+        mock.patch.multiple(linear_cross_entropy, _EAGER=(), _ANY_SIZE=()),
+        mock.patch.object(optimizers, "TORCHS_KERNEL", ()),
+        mock.patch.dict(optimizers.OPTIMIZERS, kinds),
+    ):
         yield
 
 

@@ -22,9 +22,8 @@ Case = dict[str, Any]
 
 def parser(text: str) -> argparse.ArgumentParser:
     """A benchmark's command line: its docstring as help, and --json."""
-    made = argparse.ArgumentParser(
-        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(description=text, formatter_class=raw)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     return made
 
@@ -39,12 +38,8 @@ def show(
 
     described = environment.describe(torch.device(device))
     arguments = {key: value for key, value in vars(options).items() if key not in ("json", "case")}
-    document = {
-        "environment": {**described, "threads": torch.get_num_threads()},
-        "arguments": arguments,
-        **more,
-        "rows": list(rows),
-    }
+    described["threads"] = torch.get_num_threads()
+    document = {"environment": described, "arguments": arguments, **more, "rows": list(rows)}
     text = json.dumps(document, indent=1, default=str)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

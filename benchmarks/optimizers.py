@@ -59,15 +59,8 @@ def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
     if optimizer == "muon":
         prescription: Prescription = Muon(Everett("mup", width, base_width=64))
     else:
-        prescription = Everett(
-            parameterization="standard",
-            alignment="full",
-            width=width,
-            base_width=64,
-            optimizer=optimizer,
-            gamma_embedding=4.0,
-            gamma_hidden=2.0,
-        )
+        gammas = {"gamma_embedding": 4.0, "gamma_hidden": 2.0}
+        prescription = Everett("standard", width, 64, optimizer, **gammas)
         if optimizer in ("adam", "adam_param_scaling", "adafactor"):
             prescription = EpsFollows(prescription)
     decay = {"weight_decay": WEIGHT_DECAY, "decay_mode": "independent"}
@@ -102,15 +95,8 @@ def build(groups: list[dict[str, Any]], name: str) -> dict[str, torch.optim.Opti
 
 def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One rule at one width."""
-    model = Decoder(
-        vocab_size=32_101,
-        context=512,
-        layers=8,
-        heads=width // 64,
-        head_dim=64,
-        mlp_ratio=4,
-        attention_scale=64**-0.5,
-    )
+    sizes = {"vocab_size": 32_101, "context": 512, "layers": 8, "head_dim": 64, "mlp_ratio": 4}
+    model = Decoder(**sizes, heads=width // 64, attention_scale=64**-0.5)
     plan_ms: dict[str, float] = {}
 
     def paid(part: str, action: Callable[[], Any]) -> Any:
@@ -131,6 +117,7 @@ def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
         for kind, optimizer in build(groups, name).items()
     }
     times = harness.take_turns(actions, args.repeats, args.warmup)
+    known = {ratio: pair for ratio, pair in RATIOS.items() if times.keys() >= {*pair}}
     return {
         "width": width,
         "optimizer": name,
@@ -139,11 +126,7 @@ def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
         "plan_groups": len(groups),
         "plan_ms": plan_ms,
         "step_ms": {kind: harness.spread(values) for kind, values in times.items()},
-        **{
-            ratio: harness.ratios(times, *pair)
-            for ratio, pair in RATIOS.items()
-            if times.keys() >= set(pair)
-        },
+        **{ratio: harness.ratios(times, *pair) for ratio, pair in known.items()},
     }
 
 

@@ -273,9 +273,8 @@ def measure_matmul(case: harness.Case) -> dict[str, Any]:
 
 def cases(args: argparse.Namespace) -> list[harness.Case]:
     """Every case of one repetition: the ceiling, and all that train."""
-    keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
-    keys += ("optimizer", "free")
-    shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
+    own = ("widths", "modes", "repeats", "case", "json")  # of the launching process
+    shared = {key: value for key, value in vars(args).items() if key not in own}
     grid = itertools.product(args.widths, args.modes, IMPLEMENTATIONS)
     return [shared, *({**shared, **dict(zip(KEYS, values, strict=True))} for values in grid)]
 

@@ -222,14 +222,10 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
             (own / error) ** 4 / (one.freedom or 1)
             for own, (_, one) in zip(errors, parts, strict=True)
         )
-    return Estimate(
-        float(sum(weight * one.value for weight, one in parts)),
-        error,
-        least.groups if known else None,
-        least.fitted if known else 1,
-        freedom,
-        blocked=next((one.blocked for _, one in parts if one.blocked), ""),
-    )
+    total = float(sum(weight * one.value for weight, one in parts))
+    counts = (least.groups, least.fitted) if known else (None, 1)
+    blocked = next((one.blocked for _, one in parts if one.blocked), "")
+    return Estimate(total, error, *counts, freedom, blocked=blocked)
 
 
 def exact_text(value: float) -> str:

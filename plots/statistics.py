@@ -89,17 +89,11 @@ def power(
     longest = max(known.values(), key=reach, default=(math.nan, None))
     error, of_error = known.get("seeds", longest)
     slopes = zip(sizes[1:], (np.diff(y) / step).tolist(), apart.tolist(), strict=True)
-    return Power(
-        value,
-        error,
-        groups=len(sizes),
-        fitted=2,
-        freedom=of_error,
-        by_size={size: Estimate(one, own_error) for size, one, own_error in slopes},
-        intercept=intercept,
-        errors={name: one[0] for name, one in known.items()},
-        chance=_chance(float(residuals @ residuals), free, explained, freedom),
-    )
+    by_size = {size: Estimate(one, own_error) for size, one, own_error in slopes}
+    chance = _chance(float(residuals @ residuals), free, explained, freedom)
+    by_name = {name: one[0] for name, one in known.items()}
+    law = {"intercept": intercept, "errors": by_name, "chance": chance}
+    return Power(value, error, len(sizes), 2, of_error, by_size, **law)
 
 
 def _chance(squares: float, free: int, explained: float, freedom: float | None) -> float:

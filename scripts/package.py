@@ -62,9 +62,8 @@ def notes(version: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("url", nargs="?", default="", help="of the repository, https://...")
     parser.add_argument("--notes", metavar="VERSION", help="print these and stop")
     parser.add_argument("--ref", default="main", help="the tag that links lead to")

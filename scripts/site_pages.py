@@ -31,10 +31,8 @@ CSS = ".md-typeset td code { word-break: normal; overflow-wrap: normal; }\n"
 
 
 def tracked(*patterns: str) -> list[str]:
-    command = ["git", "ls-files", *patterns]
-    return subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split()
+    command, how = ["git", "ls-files", *patterns], {"capture_output": True, "text": True}
+    return subprocess.run(command, cwd=ROOT, check=True, **how).stdout.split()
 
 
 def api() -> str:
@@ -102,9 +100,8 @@ def prepare(folder: Path, url: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--url", default="", help="of the repository")
     parser.add_argument("--out", type=Path, default=Path("site"))
     args = parser.parse_args()

@@ -172,8 +172,7 @@ def _as_on_a_gpu() -> Iterator[None]:
         patch(compiled.Compiled, "__call__", lambda self, *args: None),  # in place: no memory
         patch(functional, "dropout", dropout),
         patch(functional, "scaled_dot_product_attention", attention_without_dropout),
-        patch(linear_cross_entropy, "_CHUNK", {}),
-        patch(linear_cross_entropy, "_EAGER", ()),
+        mock.patch.multiple(linear_cross_entropy, _CHUNK={}, _EAGER=()),
     ):
         yield
 

@@ -118,13 +118,9 @@ def audit(readings: Readings, *, depth: bool, rule: str = "") -> Audit:
             power = nearest.one_power(powers, 0.15 if key == "init" else nearest.EXACT)
             cells.append(_text(power and round(power, 1 if key == "init" else 2) + 0.0))
         table.append((pooled(n), kinds[n], first[n].optimizer or "none", *cells))
-    return Audit(
-        table=align([*dict.fromkeys(table)]),
-        nearest=name,
-        deviations=_together(lines, numbers.names) + _together(odd, [*whole]),
-        unread=not_read(readings, numbers.family),
-        remarks=remarks + falls,
-    )
+    deviations = _together(lines, numbers.names) + _together(odd, [*whole])
+    unread = not_read(readings, numbers.family)
+    return Audit(align([*dict.fromkeys(table)]), name, deviations, unread, remarks + falls)
 
 
 def _deviation(miss: nearest.Miss, readings: Readings) -> str:

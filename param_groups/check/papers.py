@@ -141,14 +141,9 @@ def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
             decay = {"hidden": -promise.step["hidden"]}
     else:
         decay = dict.fromkeys(("hidden", "readout"), fraction(rule.get("decay_exponent", 0)))
-    tied = bool(rule.get("tied"))
-    return replace(
-        promise,
-        eps_follows=bool(rule.get("eps_per_layer")),
-        decay=decay,
-        tied=tied,
-        logit=ONE if tied and promise.size == "width" else ZERO,
-    )
+    tied, follows = bool(rule.get("tied")), bool(rule.get("eps_per_layer"))
+    logit = ONE if tied and promise.size == "width" else ZERO
+    return replace(promise, eps_follows=follows, decay=decay, tied=tied, logit=logit)
 
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:

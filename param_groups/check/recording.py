@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,12 @@ def recording(
     """Collects the outputs, or inputs, of the named modules while it is open, one per call."""
     outputs: dict[str, list[Tensor]] = {}
 
-    def hook(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: Any, output: Any) -> None:
-            tensor = _first_tensor(args if inputs else output, of_reals)
-            if tensor is not None:
-                outputs.setdefault(name, []).append(keep(tensor))
+    def record(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        tensor = _first_tensor(args if inputs else output, of_reals)
+        if tensor is not None:
+            outputs.setdefault(name, []).append(keep(tensor))
 
-        return record
-
-    handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in names]
+    handles = [model.get_submodule(n).register_forward_hook(partial(record, n)) for n in names]
     try:
         yield outputs
     finally:
