@@ -50,8 +50,8 @@ def main(name: str, words: Sequence[str]) -> None:
             files = " ".join(word for word in words if word.endswith(".py")) or name
             code = 2
             lines = [f"{files}: the process ended with code {process.wait()} and no verdict"]
-    for line in lines[:1]:  # a later one is of what the first has left
-        say(line)
+    if lines:  # any further error follows from the first
+        say(lines[0])
     raise Verdict(code)
 
 

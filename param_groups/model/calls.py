@@ -24,6 +24,7 @@ LOOKUPS = {"embedding", "index_select", "embedding_bag", "__getitem__"}
 SPLITS = {"chunk", "split", "tensor_split", "split_with_sizes", "unbind"}
 TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
 TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), -1)
+KEEPS = {*TIMES, "neg", "to", "float", "double", "clone"}  # by a number the same entries
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "std": 1, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 ADDS = SUMS | {"addcmul", "addcdiv", "index_add", "index_put", "put"}  # one tensor to another
@@ -31,7 +32,7 @@ ADDS |= {"index_reduce", "scatter_add", "scatter_reduce"}
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
 LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
-RANDOM = {"normal", "log_normal", "exponential", "cauchy", "geometric", "poisson", "random"}
+FILLS = {"normal", "log_normal", "exponential", "cauchy", "geometric", "random", "zero", "fill"}
 LIKE = {"type_as", "expand_as", "view_as", "reshape_as", "to"}  # what the second tensor is
 CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
@@ -59,6 +60,12 @@ class Call(NamedTuple):
         return self.name == "__setitem__" or (self.name[-1] == "_" != self.name[0])
 
     @property
+    def forgets(self) -> bool:
+        """Whether no entry of a tensor among its arguments is in the result."""
+        new = self.name.endswith("_like") or self.name.startswith("new_")
+        return new or (self.in_place and self.bare in FILLS)
+
+    @property
     def takes_input(self) -> bool:
         """Whether the first tensor is an activation by its place, whatever made it."""
         return self.name == "linear" or self.name in CONVOLUTIONS
@@ -66,22 +73,6 @@ class Call(NamedTuple):
     def bound(self, names: str) -> dict[str, Any]:
         """Arguments by name, however they were passed."""
         return {**dict(zip(names.split(), self.args, strict=False)), **self.kwargs}
-
-
-def seen(
-    function: Callable[..., Any],
-    name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    out: Any,
-) -> Call:
-    """A call with its tensors."""
-    ins = [t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor)]
-    outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-    name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
-    return Call(
-        function, name, args, kwargs, ins, outs or (ins[:1] if name == "__setitem__" else [])
-    )
 
 
 class Operand(NamedTuple):
@@ -164,8 +155,7 @@ def terms(call: Call) -> float | None:
     if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
     view = out is not first and out.data_ptr() == first.data_ptr() and not call.in_place
-    unread = view or name in RANDOM or name.endswith("_like") or name.startswith("new_")  # no entry
-    if unread or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not _is_number(out):
+    if view or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not is_number(out):
         return None
     if name in LOGS:
         return float(math.prod(first.shape[axis] for axis in summed_axes(call) if first.ndim))
@@ -174,7 +164,7 @@ def terms(call: Call) -> float | None:
     level = itertools.chain([first_one], itertools.repeat(1.0))
 
     def flat(value: Any) -> Any:
-        number = isinstance(value, Tensor) and _is_number(value)
+        number = isinstance(value, Tensor) and is_number(value)
         return torch.full_like(value, next(level)) if number else value
 
     try:
@@ -191,7 +181,8 @@ def terms(call: Call) -> float | None:
     return most if most > 1.001 and not alike else None
 
 
-def _is_number(tensor: Tensor) -> bool:
+def is_number(tensor: Tensor) -> bool:
+    """Whether its entries are numbers, and no indices or truths."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 

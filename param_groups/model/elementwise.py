@@ -27,8 +27,7 @@ def flow(
         came = beside(notes, t, _taken(call, t), came, marks)
         if calls.TIMES.get(bare) == 1:
             notes.scaled[id(out)] = out, t
-    keeps = bare in {*calls.TIMES, "neg", "to", "float", "double"} and not views  # by a number
-    if keeps and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
+    if bare in calls.KEEPS and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
         notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
     summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
     if summed and (product := _inner_product(notes, call)):
@@ -38,6 +37,10 @@ def flow(
     if out.is_floating_point():  # an index that was made like an activation adds nothing
         entries = [t for t in call.ins if t.is_floating_point()]
         flows = [notes.flows[id(t)] for t in entries if id(t) in notes.flows]
+    others = (t for t in call.ins if id(t) not in notes.flows and not notes.names(t))
+    turns = bare not in calls.SUMS | calls.JOINS
+    if turns and any(calls.is_number(t) and t.numel() > 1 for t in others):
+        came = marked("turned")
     several = len(flows) > 1 and bare in calls.ADDS
     if terms := calls.terms(call):
         if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
@@ -149,7 +152,8 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
 def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
     """A branch that joins the stream it came from, or two activations; None for scores."""
     for stream, other in (flows, flows[::-1]):
-        if not stream.scores and notes.join_stream(stream, other):
+        scored = stream.scores or (other.scores and "stream" not in stream.marks)
+        if not scored and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
             terms = added([*map(folded, flows)])
             came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
@@ -170,9 +174,8 @@ def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
     made = [one for one in flows if one.made]
     apart = {one.factor for one in made}
-    place = "term" if len({one.made for one in made}) > 1 else "part"
     for one in made if len(apart) > 1 else ():
-        notes.note_factor(place, one)
+        notes.note_factor("term", one)
     opened = {one.factor for one in made if not notes.closed(one.names)}
     gain = None if len(opened) > 1 else came.gain
     return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0, gain=gain)
@@ -203,10 +206,8 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
         return replace(came, factor=times(came.factor, numbers[0], power))
-    if notes.names(*call.ins) or not any(t.is_floating_point() for t in others):
-        return came
-    turned = replace(came, marks=came.marks | {"turned"})
-    return replace(came, factor=None) if came.scores else turned
+    many = came.scores and not notes.names(*call.ins)
+    return replace(came, factor=None) if many else came
 
 
 # Scores of attentions
@@ -219,22 +220,22 @@ def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
         soft = {mark} if call.bare == "softmax" else NOTHING
         came = replace(came, terms=frozenset()) if soft else came
         return replace(came, marks=came.marks | soft)
-    for one in (notes.attentions[i] for i in came.scores):
-        one.soft, several = True, len(came.scores) > 1
-        one.factor = came.factor if several else _measured(one, call.ins[0], came.factor)
+    rebased(notes, came, call.ins[0], call.outs[0])
+    for i in came.scores:
+        notes.attentions[i].soft = True
     return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 
 def rebased(notes: Notes, came: Flow, before: Tensor, out: Tensor) -> float | None:
     """The factor on scores after a step that does more than multiply them (a bias, a mask, a soft
     cap, a mix of heads); from here on ratios are to its results."""
-    if len(came.scores) != 1:
-        return came.factor
-    (one,) = (notes.attentions[i] for i in came.scores)
-    written = before is out  # in place: what was before is gone
-    one.factor = came.factor if written else _measured(one, before, came.factor)
-    one.raw = out.detach().clone()
-    return one.factor
+    factor = came.factor
+    for one in (notes.attentions[i] for i in came.scores):
+        if before is not out and len(came.scores) == 1:  # not in place: what was before is there
+            factor = _measured(one, before, came.factor)
+        one.factor = factor
+        one.raw = out.detach().clone() if len(came.scores) == 1 else one.raw
+    return factor
 
 
 def _measured(one: Attention, scores: Tensor, followed: float | None) -> float | None:

@@ -17,6 +17,7 @@ from param_groups.roles import Measured, Role
 
 _NAMES = {"embedding": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
 _NAMES["readout"] = "logit_multiplier"  # a number on what it takes
+_BESIDE = {"input", "readout", "term"}  # which count where they change with the width
 Factors = dict[str, list[Measured]]  # of a tensor: what `plan` compares with the prescription's
 
 
@@ -45,9 +46,7 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
         pairs = matched(*(notes.factors[place, name] for notes in (small, large)))
         for first, factor in dict.fromkeys(pairs) if place != "sum" else ():
             steady = math.isclose(first, factor, rel_tol=0.02)
-            if steady and (
-                place in ("input", "readout", "part") or math.isclose(factor, 1.0, rel_tol=1e-6)
-            ):
+            if steady and (place in _BESIDE or math.isclose(factor, 1.0, rel_tol=1e-6)):
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
             said[f"{place} {name}"] = f"{factor:.4g}{beside}"

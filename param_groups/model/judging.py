@@ -71,12 +71,12 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
         both = " in both models" if small.uses[name] or large.uses[name] else ""
         reading.problem = f"is taken by nothing{both}"
         return reading
-    pair = min(pairs, key=lambda pair: 2 - 2 * bool(pair[1].summed) - _is_table(pair[1]))
+    pair = min(pairs, key=lambda pair: 2 - 2 * bool(pair[1].summed) - (pair[1].op == "embedding"))
     use = pair[1]
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
-    known = use.op != "a product of parameters" and (_is_table(use) or use.op in _VECTORS)
+    known = use.op in _VECTORS or use.op == "embedding"
     if not (known or use.summed):
         reading.problem = f"goes into {use.op}, after which nothing is known of it"
     elif use.summed:
@@ -107,7 +107,7 @@ def _pairs(small: Sequence[Use], large: Sequence[Use]) -> list[Pair]:
 def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     """What is wrong with sums and numbers around a tensor that grow with the width; "" if nothing
     is."""
-    for place in ("sum", "input", "term", "part"):
+    for place in ("sum", "input", "term", "stream"):
         for first, then in matched(*(notes.factors[place, name] for notes in (small, large))):
             sizes = f"{then:.4g} are added up, {first:.4g} at the smaller width"
             if place == "sum" and then > 1.2 * first:
@@ -139,10 +139,6 @@ def matched(small: Sequence[Number], large: Sequence[Number]) -> list[tuple[floa
         ways = [(first, then), *((first * a, then * b) for a, b in zip(fewer, more, strict=False))]
         found.append(next((two for two in ways if math.isclose(*two, rel_tol=0.02)), ways[0]))
     return found
-
-
-def _is_table(use: Use) -> bool:
-    return use.op == "embedding"
 
 
 # Matrices
@@ -193,7 +189,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
     elif not readable:
         axes = f"sums over axes {use.summed} and makes {use.made}"
         reading.problem = f"{axes}, for which there is no layout"
-    if any(_is_table(other) for _, other in pairs):
+    if any(other.op == "embedding" for _, other in pairs):
         reading.role, reading.layout = Role.TOKEN_EMBEDDING, Layout.TABLE
         reading.why = "looked up, and the readout too"
         if name not in large.tied:  # else `plan` sees it
@@ -229,7 +225,7 @@ def _layout(reading: Reading, pair: Pair) -> Layout | None:
 
 def _vector_or_table(reading: Reading, use: Use, notes: Notes) -> None:
     """A table that is looked up, added or joined; a vector that scales or is added."""
-    op, looked_up, added = use.op, _is_table(use), use.op == "added"
+    op, looked_up, added = use.op, use.op == "embedding", use.op == "added"
     scored = any(reading.name in one.added for one in notes.attentions if one.soft)
     tokens = "input" in use.marks and "counted" not in use.marks
     rows = added and use.axes > 1 and "stacked" not in use.marks

@@ -28,17 +28,17 @@ class Flow:
     """What an activation carries through a forward pass.
 
     Args:
-        made: the parameters whose products it is, each with the index of its result.
-        past: the parameters that it went through, as bits; a residual sum has the stream's.
-        above: the activations that it was made from, as bits, and its own, `serial`.
-        factor: the product of the numbers that have multiplied it since; None if not known.
-        gain: the product of the gains that have, as they start; None if its parts have several.
-        scores, weights: attentions whose query-key products, whose softmaxes are in it.
-        vectors: the parameters that act on its entries one by one, since its last product.
-        terms: parameters whose results are added up in one entry, each with how many a call adds
-            up, and how many are added one by one.
+        made: the parameters of its last products, each with the index of the product's result.
+        past: all parameters that it went through, as bits. A residual sum has its stream's.
+        above: all activations that it was made from, as bits, with its own, `serial`, which it has
+            in common with what a number makes of it.
+        factor: the product of the numbers that have multiplied it since `made`; None if unknown.
+        gain: the product of the gains since then, as they start; None if its parts have several.
+        scores, weights: the attentions of whose query-key products, or softmaxes, it is made.
+        vectors: the parameters that have acted on its entries one by one since `made`.
+        terms: (parameter, entries that a call adds up into one, entries added one by one).
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
-            turned (by a tensor of numbers), weighs (a softmax of what a parameter made).
+            turned (multiplied by a tensor of numbers), weighs (a softmax of one product).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()
@@ -199,12 +199,12 @@ class Notes:
         """What an activation carries; nothing for all else."""
         return self.flows.get(id(tensor), Flow())
 
-    def put(self, tensor: Tensor, flow: Flow) -> None:
-        """Notes what a new activation carries."""
+    def put(self, tensor: Tensor, flow: Flow, past: int = 0, above: int = 0, same: int = 0) -> None:
+        """Notes what a new activation carries, and what it was made from or is `same` as."""
         self.alive.append(tensor)
-        serial = 1 << len(self.alive)
+        serial = 1 << len(self.alive) | same
         self.joined |= serial if "stream" in flow.marks else 0
-        self.flows[id(tensor)] = replace(flow, above=flow.above | serial, serial=serial)
+        self.flows[id(tensor)] = replace(flow, past=past, above=above | serial, serial=serial)
 
     def closed(self, names: Collection[str]) -> bool:
         """Whether all of some parameters start at zero."""
@@ -309,8 +309,7 @@ class Notes:
         below = {name for name in inside if self.fed[name] & stream.serial}
         self.branches.append((below, inside - below, other.made - stream.made))
         self.note_factor("embedding" if stream.made <= self.rows else "stream", stream)
-        if len(other.names) == 1:
-            self.note_factor("branch", other)
+        self.note_factor("branch", other)
         return True
 
 

@@ -73,12 +73,19 @@ class Recorder(TorchFunctionMode):
             with self, mock.patch.object(F, "has_torch_function", return_value=False):
                 return function(*args, **kwargs)
         out = function(*args, **kwargs)
-        call, notes = calls.seen(function, name, args, kwargs, out), self.notes
+        ins, outs = (
+            [t for t in tree_leaves(of) if isinstance(t, Tensor)] for of in ((args, kwargs), out)
+        )
+        name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
+        outs = outs or (ins[:1] if name == "__setitem__" else [])
+        call, notes = Call(function, name, args, kwargs, ins, outs), self.notes
         known = [id(t) in notes.views or id(t) in notes.flows for t in call.ins]
         new = [*zip(call.ins, known, strict=True)][int(call.in_place) :]
         if call.outs and any(t.requires_grad and not seen for t, seen in new):
             notes.doubts.append(f"{name} takes the result of a function that was not seen")
-        if call.outs and any(known):
+        if call.forgets:
+            notes.flows.pop(id(out), None)
+        elif call.outs and any(known):
             if isinstance(function, _OWN_OPS) and not str(function).startswith("aten"):
                 notes.doubts.append(f"what {function} does is not known")
             self._see(call)
@@ -115,7 +122,8 @@ class Recorder(TorchFunctionMode):
             past |= notes.bits[name]
             notes.fed[name] |= came.above
         for t in call.outs:
-            notes.put(t, replace(flow, past=past, above=came.above | flow.above))
+            same = flows[0].serial if call.bare in calls.KEEPS and len(flows) == 1 else 0
+            notes.put(t, flow, past, came.above | flow.above, same)
         if call.name in calls.SPLITS and len(flow.made) == 1:
             ((made, at),), sizes = flow.made, tuple(t.shape[-1] for t in call.outs)
             if notes.results[at][0].shape[-1] == sum(sizes):

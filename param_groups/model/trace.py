@@ -150,7 +150,7 @@ def traced(
         raise PlanError(
             f"traced: no tensor of build({widths[1]}) is larger than in build({widths[0]})"
         )
-    doubts, blind = [*dict.fromkeys(large.doubts)], ""
+    doubts, blind = [*dict.fromkeys([*large.doubts, *small.doubts])], ""
     if doubts:
         blind = f"traced: {doubts[0]}; trace the model's own code in its place, or write rules"
     readings = judged(small, large, deeper)
@@ -255,9 +255,8 @@ def _cells(r: Reading, widths: Sequence[int]) -> tuple[str, ...]:
 
 def _size(size: int, before: int, widths: Sequence[int]) -> str:
     """An axis in terms of the width n, as 3n; a star marks one that grows otherwise."""
-    times, parts = Fraction(size, widths[1]).as_integer_ratio()
+    times = Fraction(size, widths[1])
     if size == before:
         return str(size)
-    if before * parts == times * widths[0]:
-        return f"{times if times > 1 else ''}n" + (f"/{parts}" if parts > 1 else "")
-    return f"{size}*"
+    same, (n, parts) = times == Fraction(before, widths[0]), times.as_integer_ratio()
+    return f"{n if n > 1 else ''}n{f'/{parts}' if parts > 1 else ''}" if same else f"{size}*"

@@ -99,6 +99,7 @@ class Scored(Apart):
 
 
 parts = lambda x: x.unflatten(1, (-1, 8))
+TURN = torch.polar(torch.full((12, 4), 1.2), torch.linspace(0, 9, 48).reshape(12, 4))
 BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).tril() == 0
 
 
@@ -154,6 +155,10 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
         (lambda x: rotated(rotated(x)) * 0.25, 10 / 16),  # as many terms as the number divides by
         (lambda x: sum(rotated(one) for one in (x, x, -x, x)) / 8, 10 / 16),
         (lambda x: rotated(x, by=1.2), 14.4),
+        (lambda x: torch.view_as_real(TURN * torch.view_as_complex(x.unflatten(-1, (4, 2)))), 14.4),
+        (lambda x: x @ (0.5 * torch.eye(8).roll(1, 0)), 2.5),
+        (lambda x: torch.lerp(torch.zeros_like(x), x, 0.5), 2.5),
+        (lambda x: torch.addcmul(torch.zeros(8), x, torch.linspace(0.5, 0.5, 8)), 2.5),
         (lambda x: torch.cat([x[..., :4] * 0.5, x[..., 4:]], -1), None),
     ],
 )
@@ -161,8 +166,8 @@ def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(
     class Ready(Apart):
         def forward(self, x):
             q, k, v = self.three(x)
-            y = F.scaled_dot_product_attention(ready(q), ready(k), v, scale=10.0)
-            return self.d(merged(y))
+            q, k = (ready(one.contiguous()).reshape(v.shape) for one in (q, k))
+            return self.d(merged(F.scaled_dot_product_attention(q, k, v, scale=10.0)))
 
     (value,) = {m.value for rule in read(stack(Ready)).rules for m in rule.measured}
     assert value == pytest.approx(factor)

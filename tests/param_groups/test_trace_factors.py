@@ -57,6 +57,34 @@ def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, fact
         plan(build(WIDE), found.rules, prescription, lr=1.0, absorb_multipliers=True)
 
 
+class Parallel(nn.Module):
+    """Attention and MLP side by side, after the stream and before they join it numbers."""
+
+    def __init__(self, n, branch=1.0, stream=1.0):
+        super().__init__()
+        self.wte, self.head, self.norm = nn.Embedding(20, n), linear(n, 20), Rms(n)
+        self.attn, self.mlp, self.by = Apart(n), Mlp(n), (branch, stream)
+
+    def forward(self, ids):
+        x = self.wte(ids)
+        for _ in range(2):
+            y = self.norm(x)
+            x = x * self.by[1] + (self.attn(y) + self.mlp(y)) * self.by[0]
+        return self.head(self.norm(x))
+
+
+def test_a_number_on_a_branch_of_two_ends_is_on_both():
+    rules = {rule.pattern: rule for rule in read(lambda n: Parallel(n, branch=0.5)).rules}
+    for name in ("attn.d.weight", "mlp.down.weight"):
+        assert [m[:2] for m in rules[name].measured] == [("residual_multiplier", 0.5)]
+
+
+def test_a_number_on_the_stream_that_changes_with_the_width_is_refused():
+    assert read(lambda n: Parallel(n, stream=0.5)).rules
+    with pytest.raises(PlanError, match="a number multiplies by 0.5, by 1 at the smaller width"):
+        _ = read(lambda n: Parallel(n, stream=BASE / n)).rules
+
+
 def test_a_factor_that_the_rule_asks_for_is_no_error():
     build = lambda n: Scaled(n, branch=0.5)
     rule = CompleteP(WIDE, BASE, depth=2, base_depth=1, qk_exponent=-0.5)

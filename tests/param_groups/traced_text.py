@@ -125,19 +125,6 @@ class Grouped(nn.Module):
         return self.wo(merged(F.softmax(scores.float(), dim=-1).type_as(q) @ v))
 
 
-@attention(lambda d: 1.44 * d**-0.5)
-class Stretched(Apart):
-    """YaRN's, whose number stands in the rotation.
-
-    Apart
-    """
-
-    def forward(self, x):
-        q, k, v = self.three(x)
-        q, k = rotated(q, by=1.2), rotated(k, by=1.2)
-        return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
-
-
 @mlp
 class Swiglu(nn.Module):
     """mlp_in n -1: w1.weight w3.weight
