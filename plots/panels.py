@@ -124,7 +124,7 @@ def transfer(
     if sizes:
         style.octave_limits([last], sizes)
     last.set(title="best rate", xlabel=size, ylabel=f"best {rate}")
-    if any(line.published is not None for line in lines):
+    if len(sizes) > 1 and any(line.published is not None for line in lines):
         entries.append(("published or derived slope", {"color": "0.45", "ls": ":"}))
     entries += [*style.width_entries(colors, symbol), *style.rate_entries(lines)]
     style.legend(figure, entries, *axes.flat[count:][:1])

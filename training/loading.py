@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset
 
 from training import signals
-from training.data.sampling import BatchIds, EpochPlaces
 from training.errors import UserError
 from training.task import Batch, Samples, Task
 
@@ -43,20 +42,11 @@ def train_batches(
 ) -> tuple[Iterator[Batch], int]:
     """This process's micro-batches of every step after the first `first_step`; their number in a
     step."""
-    settings, data = task.config.training, task.train_data
-    micro_batches, micro_batch = settings.split(accelerator.num_processes)
-    order = EpochPlaces if task.by_epoch else BatchIds
-    ids = order(
-        size=len(data),
-        seed=task.config.order_seed,
-        global_batch=settings.batch_size,
-        micro_batch=micro_batch,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        first_step=first_step,
-        last_step=settings.steps,
-    )
-    return batches(loader(task, accelerator, data, task.collate, ids)), micro_batches
+    settings, world = task.config.training, accelerator.num_processes
+    micro_batches, micro_batch = settings.split(world)
+    steps = range(first_step, settings.steps)
+    ids = task.batch_ids(micro_batch, accelerator.process_index, world, steps)
+    return batches(loader(task, accelerator, task.train_data, task.collate, ids)), micro_batches
 
 
 def batches(loader: Iterable[Item]) -> Iterator[Item]:

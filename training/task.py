@@ -82,6 +82,13 @@ class Task(Generic[Batch]):
         """The samples that recorders see, from the first on."""
         return self.eval_data if self.observe_data is None else self.observe_data
 
+    def batch_ids(self, micro_batch: int, rank: int, world_size: int, steps: range) -> BatchIds:
+        """The training samples that a process sees in some steps; see `BatchIds`."""
+        size, batch = len(self.train_data), self.config.training.batch_size
+        order = EpochPlaces if self.by_epoch else BatchIds
+        place, ends = (micro_batch, rank, world_size), (steps.start, steps.stop)
+        return order(size, self.config.order_seed, batch, *place, *ends)
+
     def eval_batch(self, samples: list[Any]) -> Batch:
         """Fetched samples as one batch for evaluation, on the CPU."""
         return (self.eval_collate or self.collate or default_collate)(samples)
@@ -232,11 +239,9 @@ def initialise(task: Task) -> None:
 
 def first_batches(task: Task[Batch], steps: int) -> Iterator[Batch]:
     """The first batches of a run, whole, as one process would see them."""
-    size, data = task.config.training.batch_size, task.train_data
-    order = EpochPlaces if task.by_epoch else BatchIds
-    places = order(len(data), task.config.order_seed, size, size, 0, 1, 0, steps)
-    collate = task.collate or default_collate
-    return (collate([data[place] for place in batch]) for batch in places)
+    ids = task.batch_ids(task.config.training.batch_size, 0, 1, range(steps))
+    data, collate = task.train_data, task.collate or default_collate
+    return (collate([data[place] for place in batch]) for batch in ids)
 
 
 def build_optimizer(task: Task) -> torch.optim.Optimizer:

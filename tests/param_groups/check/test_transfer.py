@@ -15,7 +15,6 @@ from param_groups import Everett, Rule, plan
 from param_groups.__main__ import main
 from param_groups.check import transfer, transfer_command
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import CheckError
 from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, UNDECIDED, Grid, Run, answer, wanted
 from param_groups.check.transfer_command import train
@@ -257,9 +256,8 @@ def test_runs_of_a_helper_that_has_changed_are_of_another_file(file, capsys, mon
 
 def curve(folder, text, width):
     (folder / "mine.py").write_text(text)
-    args = argparse.Namespace(
-        file=folder / "mine.py", widths=[16, 64], steps=40, schedule="constant", warmup=0
-    )
+    words = {"widths": [16, 64], "steps": 40, "schedule": "constant", "warmup": 0}
+    args = argparse.Namespace(file=folder / "mine.py", **words)
     return train(args, Run(width, -9.0, 1), 1)
 
 
@@ -271,39 +269,6 @@ def test_other_ways_to_say_a_run_train_alike(how, tmp_path):
     for width in (16, 64):
         other = curve(tmp_path, TASK.replace(old, new).format(alignment=alignment), width)
         assert other == curve(tmp_path, TASK.format(alignment="full"), width)
-
-
-STILL = ALONE.replace("model))", "model), lr=0)")
-
-
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("    return Check(model, None, [(xs, noise)], loss)", "neither a plan nor an optimizer"),
-        (STILL.replace("numbers.groups", "list(model.parameters()) or "), "are 0"),
-        (TASK[TASK.index("    return Check") :] + "\n", "are 0"),
-    ],
-)
-def test_what_has_no_rate_is_refused(new, message, tmp_path):
-    with pytest.raises(CheckError, match=message):
-        text = TASK.replace(SAID["an optimizer alone"][0], new).replace("lr=0.1", "lr=0.0")
-        curve(tmp_path, text.format(alignment="full"), 64)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("SGD", "lr=0.1", "weight: optimiser's rate is 0.1 at 64, the plan's is 0.025"),
-        ("SGD", "lr=1.6 / width, weight_decay=0.1", "weight: optimiser's weight_decay"),
-        ("Adam", "lr=1.6 / width", "weight: optimiser's kind is adam"),
-    ],
-)
-def test_an_optimizer_that_is_not_the_plans_is_refused(kind, options, message, tmp_path):
-    """Its rates would stand in the table under the plan's name."""
-    optimizer = f"torch.optim.{kind}(model.parameters(), {options})"
-    text = TASK.replace("loss=loss)", f"loss=loss, optimizer={optimizer})")
-    with pytest.raises(CheckError, match=message):
-        curve(tmp_path, text.format(alignment="full"), 64)
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
