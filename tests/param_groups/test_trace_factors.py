@@ -60,21 +60,24 @@ def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, fact
 class Parallel(nn.Module):
     """Attention and MLP side by side, after the stream and before they join it numbers."""
 
-    def __init__(self, n, branch=1.0, stream=1.0):
+    def __init__(self, n, branch=1.0, stream=1.0, joined=torch.add):
         super().__init__()
         self.wte, self.head, self.norm = nn.Embedding(20, n), linear(n, 20), Rms(n)
+        self.joined = joined
         self.attn, self.mlp, self.by = Apart(n), Mlp(n), (branch, stream)
 
     def forward(self, ids):
         x = self.wte(ids)
         for _ in range(2):
             y = self.norm(x)
-            x = x * self.by[1] + (self.attn(y) + self.mlp(y)) * self.by[0]
+            x = self.joined(x * self.by[1], (self.attn(y) + self.mlp(y)) * self.by[0])
         return self.head(self.norm(x))
 
 
-def test_a_number_on_a_branch_of_two_ends_is_on_both():
-    rules = {rule.pattern: rule for rule in read(lambda n: Parallel(n, branch=0.5)).rules}
+@pytest.mark.parametrize("joined", [torch.add, lambda *two: sum(two)])
+def test_a_number_on_a_branch_of_two_ends_is_on_both(joined):
+    build = lambda n: Parallel(n, branch=0.5, joined=joined)
+    rules = {rule.pattern: rule for rule in read(build).rules}
     for name in ("attn.d.weight", "mlp.down.weight"):
         assert [m[:2] for m in rules[name].measured] == [("residual_multiplier", 0.5)]
 
