@@ -1,5 +1,5 @@
-"""Factors that a trace reads beside the attention's: on embeddings, branches, logits and what
-matrices take; and gains of norms."""
+"""Factors that a trace reads: on query-key products, embeddings, branches, logits and what matrices
+take; and gains of norms."""
 
 import math
 
@@ -21,6 +21,136 @@ from tests.param_groups.traced_blocks import (
     read,
     stack,
 )
+from tests.param_groups.traced_text import rotated
+
+
+class Scored(Apart):
+    """Attention by hand; `after` is done to scores before the softmax."""
+
+    def __init__(self, n, after):
+        super().__init__(n)
+        self.after = after
+
+    def forward(self, x):
+        q, k, v = self.three(x)
+        return self.d(merged(F.softmax(self.after(q @ k.mT), dim=-1) @ v))
+
+
+TURN = torch.polar(torch.full((12, 4), 1.2), torch.linspace(0, 9, 48).reshape(12, 4))
+BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).tril() == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "factor"),
+    [
+        (lambda s: s / 4, 0.25),
+        (lambda s: torch.div(s, 4), 0.25),
+        (lambda s: s.mul_(0.25), 0.25),
+        (lambda s: (s * 0.25 + BIAS).masked_fill(MASK, -1e9), 0.25),
+        (lambda s: (s + BIAS) * 0.25, 0.25),
+        (lambda s: 30 * torch.tanh(s / 120), 0.25),
+        (lambda s: s * torch.tensor(0.25), 0.25),
+        (lambda s: s * torch.full((1, 1, 1), 0.25), 0.25),
+        (lambda s: s * torch.full((12, 12), 0.25), 0.25),  # measured: one ratio for all
+        (lambda s: torch.where(MASK, torch.tensor(-1e30), s * 0.25), 0.25),
+        (lambda s: (s * 0.25).sub((s * 0.25).amax(-1, keepdim=True)), 0.25),
+        (lambda s: s * torch.linspace(0.1, 0.5, 12), None),  # a tensor of numbers
+        (lambda s: s * torch.linspace(0.1, 0.5, 12) + BIAS, None),
+        (lambda s: torch.sign(s) * s.abs() ** torch.linspace(1, 2, 12), None),
+    ],
+)
+def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
+    build = stack(lambda n: Scored(n, after))
+    found = read(build)
+    rules = found.rules
+    (value,) = {m.value for rule in rules for m in rule.measured}
+    power = math.log(0.25) / math.log(8)
+    rule = lambda power: Everett("standard", WIDE, BASE, qk_exponent=power)
+    if factor is None:
+        assert value is None and any("was not read" in doubt for doubt in found.doubts)
+        with pytest.raises(PlanError, match="does not say what it multiplies.*applied="):
+            plan(build(WIDE), rules, rule(power), lr=1.0)
+        applied = {"attention_scale": 8**power}
+        assert plan(build(WIDE), rules, rule(power), lr=1.0, applied=applied, head_dim=8).rows
+        return
+    assert value == pytest.approx(factor, rel=1e-3)
+    assert plan(build(WIDE), rules, rule(power), lr=1.0).rows
+    for other in (-0.5, -1.0):
+        with pytest.raises(PlanError, match="multiplies by 0.25 on query-key products"):
+            plan(build(WIDE), rules, rule(other), lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("ready", "factor"),
+    [
+        (lambda x: F.normalize(x, dim=-1), 10 / 8),
+        (lambda x: x / x.norm(dim=-1, keepdim=True), 10 / 8),
+        (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True)), 10.0),
+        (lambda x: F.layer_norm(x, (8,)), 10.0),
+        (lambda x: x * 0.5, 2.5),
+        (lambda x: (x + x.flip(-1)) / 2, 2.5),  # as a rotation before the scale
+        (lambda x: rotated(rotated(x)) * 0.25, 10 / 16),  # as many terms as the number divides by
+        (lambda x: sum(rotated(one) for one in (x, x, -x, x)) / 8, 10 / 16),
+        (lambda x: rotated(x, by=1.2), 14.4),
+        (lambda x: torch.view_as_real(TURN * torch.view_as_complex(x.unflatten(-1, (4, 2)))), 14.4),
+        (lambda x: x @ (0.5 * torch.eye(8).roll(1, 0)), 2.5),
+        (lambda x: torch.lerp(torch.zeros_like(x), x, 0.5), 2.5),
+        (lambda x: torch.addcmul(torch.zeros(8), x, torch.linspace(0.5, 0.5, 8)), 2.5),
+        (lambda x: torch.cat([x[..., :4] * 0.5, x[..., 4:]], -1), None),
+    ],
+)
+def test_norms_of_queries_and_keys_are_in_the_factor_relative_to_entries_of_one(ready, factor):
+    class Ready(Apart):
+        def forward(self, x):
+            q, k, v = self.three(x)
+            q, k = (ready(one.contiguous()).reshape(v.shape) for one in (q, k))
+            return self.d(merged(F.scaled_dot_product_attention(q, k, v, scale=10.0)))
+
+    (value,) = {m.value for rule in read(stack(Ready)).rules for m in rule.measured}
+    assert value == pytest.approx(factor)
+
+
+def by_hand(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("ready", "factor"),
+    [
+        (lambda q, one, gain: q * one, 2.0),  # a learned temperature
+        (lambda q, one, gain: q / one, 0.5),
+        (lambda q, one, gain: q * one.exp(), math.exp(2)),
+        (lambda q, one, gain: F.rms_norm(q, (8,), gain), 3.0),
+        (lambda q, one, gain: F.normalize(q, dim=-1) * (1 + gain), 4 * 8**-0.5),
+        # What a norm takes away again, and what comes after one.
+        (lambda q, one, gain: F.normalize(q * gain, dim=-1), 8**-0.5),
+        (lambda q, one, gain: F.layer_norm(q * one, (8,)), 1.0),
+        (lambda q, one, gain: F.rms_norm(q * one, (8,), gain), 3.0),
+        (lambda q, one, gain: q * gain / (q * gain).norm(dim=-1, keepdim=True), 8**-0.5),
+        (lambda q, one, gain: by_hand(q * one), 1.0),
+        (lambda q, one, gain: by_hand(q / one) * gain, 3.0),
+        (lambda q, one, gain: torch.cat([q[..., :4] * one, q[..., 4:]], -1), None),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
+    class Gained(Apart):
+        def __init__(self, n):
+            super().__init__(n)
+            self.one, self.gain = (
+                nn.Parameter(torch.tensor(2.0)),
+                nn.Parameter(torch.full((8,), 3.0)),
+            )
+
+        def forward(self, x):
+            q, k, v = self.three(x)
+            q = ready(q, self.one, self.gain)
+            weights = F.softmax(q @ k.mT, dim=-1)
+            y = F.scaled_dot_product_attention(q, k, v, scale=1.0) if fused else weights @ v
+            return self.d(merged(y)) * self.one * self.gain.mean()
+
+    (value,) = {m.value for rule in read(stack(Gained)).rules for m in rule.measured}
+    assert value == pytest.approx(factor)
 
 
 class Scaled(Stack):
