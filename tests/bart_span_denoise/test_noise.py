@@ -135,7 +135,7 @@ for index in (4, 0, 9):
     case = {"mask": MASK, "starts": WORD_STARTS.tolist(), "tokens": tokens.tolist()}
     case = json.dumps({**case, "ends": ends.tolist()})
     command, root = [sys.executable, "-c", script, "77"], Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, input=case, capture_output=True, text=True, cwd=root)
+    done = subprocess.run(command, input=case, capture_output=True, text=True, cwd=root, check=True)
     there = [json.loads(line) for line in done.stdout.splitlines()]
     assert there == [corrupt(noise(), (tokens, ends), 1, 2, index).tolist() for index in (4, 0, 9)]
 

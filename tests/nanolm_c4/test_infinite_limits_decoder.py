@@ -302,5 +302,4 @@ def test_a_run_learns(texts, tmp_path, optimizer):
     summary = train.EXPERIMENT.run(config, tmp_path / "run")
     assert summary["first_train_loss"] == pytest.approx(math.log(80), abs=1e-4)
     assert summary["final_eval_loss"] < math.log(80) - 0.2
-    assert summary["final_eval_loss"] < math.log(90) - 0.2
     assert summary["parameters"] == train.EXPERIMENT.parameters(config)["total"]
