@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from plots import style, tables
@@ -123,6 +123,7 @@ def figure_card(name: str, source: Inputs) -> Card:
     rows = [provenance(path) for path in source.paths]
     html = template.render(
         words,
+        problem="",
         whole_title=whole,
         pictures=pictures,
         claims=[one for one in claims() if one.entry["figure"] == name.removesuffix(preset)],
@@ -170,6 +171,7 @@ def _formulas(words: str) -> Markup:
 PAGES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=True,
+    undefined=StrictUndefined,  # a name that nothing has is an error, and no empty place
     trim_blocks=True,
     lstrip_blocks=True,
 )
