@@ -14,6 +14,7 @@ from tests.param_groups import traced_mixers, traced_odd, traced_text, traced_vi
 from tests.param_groups.traced_blocks import (
     BASE,
     CASES,
+    HEAD,
     WIDE,
     Apart,
     Mlp,
@@ -216,6 +217,20 @@ def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
     assert value == pytest.approx(factor)
 
 
+@pytest.mark.parametrize("scale", [lambda n: n**-0.5, lambda n: n / WIDE / HEAD])
+def test_a_factor_that_the_width_changes_is_no_power_of_the_head_dimension(scale):
+    class Wide(Apart):
+        def forward(self, x):
+            q, k, v = self.three(x)
+            y = F.scaled_dot_product_attention(q, k, v, scale=scale(x.shape[-1]))
+            return self.d(merged(y))
+
+    assert scale(WIDE) == 1 / HEAD  # what muP asks for
+    rule = Everett("mup", WIDE, BASE, qk_exponent=-1)
+    with pytest.raises(PlanError, match="'blocks.0.attn.a.weight' .* on query-key products"):
+        plan(stack(Wide)(WIDE), read(stack(Wide)).rules, rule, lr=1.0)
+
+
 def test_dropout_is_no_factor_and_the_random_state_is_left_alone():
     class Dropped(Mlp):
         def forward(self, x):
@@ -295,6 +310,11 @@ def blocks(x):
     return torch.diag_embed(parts(x))
 
 
+def scores(q, k):
+    """Of heads of eight channels."""
+    return parts(q).transpose(0, 1) @ parts(k).permute(1, 2, 0)
+
+
 def noise(x, size):
     return torch.empty_like(x[:, :1]).log_normal_(0, size / 8).clamp(max=1)
 
@@ -348,6 +368,14 @@ def seldom(x, seen=[]):  # noqa: B006
             lambda x, w: (parts(x).transpose(0, 1) @ w).sum(0),
             "of which 8",
         ),
+        (  # in a branch, before a norm
+            lambda n: (n // 8, 8, n),
+            lambda x, w: F.layer_norm(x + (parts(x).transpose(0, 1) @ w).sum(0), x.shape[1:]),
+            "of which 8",
+        ),
+        # Scores of all heads, before a softmax.
+        (MATRIX, lambda x, w: sum(scores(x @ w, x)).softmax(-1) @ x, "added up"),
+        (MATRIX, lambda x, w: scores(x @ w, x).mean(0).softmax(-1) @ x, ""),
         (MATRIX, lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
         (MATRIX, lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
         (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),
