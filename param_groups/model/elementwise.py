@@ -223,6 +223,8 @@ def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     rebased(notes, came, call.ins[0], call.outs[0])
     for i in came.scores:
         notes.attentions[i].soft = True
+    size = max(max(notes.attentions[i].head_dim for i in came.scores), 1)  # what is summed but it
+    notes.spend(replace(came, terms=frozenset((name, n / size, k) for name, n, k in came.terms)))
     return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 

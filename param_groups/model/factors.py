@@ -28,14 +28,15 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
         doubts.append(f"there are {len(before)} attentions at one width, {len(after)} at the other")
     found, texts = Factors(), Counter[str]()
     for one, other in zip(before, after, strict=False):
+        alike = math.isclose(one.factor or 0.0, other.factor or 0.0, rel_tol=0.02)
         if one.factor is None or other.factor is None or other.head_dim < 1:
             doubts.append("what an attention multiplies query-key products by was not read")
         else:
             texts[f"{other.factor:.4g}, head dimension {other.head_dim}{_power(one, other)}"] += 1
-        grows = one.head_dim != other.head_dim
+        grows = one.head_dim != other.head_dim  # else a factor that does fits no power of it
         makers = next((other.parts[place] for place in _places(other)), {})
         for name in makers:
-            for size in (one, other) if grows else (other,):
+            for size in (one, other) if grows or not alike else (other,):
                 entry = Measured("attention_scale", size.factor, size.head_dim, grows)
                 if entry not in found.setdefault(name, []):
                     found[name].append(entry)

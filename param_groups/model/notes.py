@@ -310,6 +310,7 @@ class Notes:
         self.branches.append((below, inside - below, other.made - stream.made))
         self.note_factor("embedding" if stream.made <= self.rows else "stream", stream)
         self.note_factor("branch", other)
+        self.spend(other)  # a norm after it takes no sum away, which stands beside the stream
         return True
 
 

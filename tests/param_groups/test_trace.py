@@ -167,6 +167,11 @@ def blocks(x):
     return torch.diag_embed(parts(x))
 
 
+def scores(q, k):
+    """Of heads of eight channels."""
+    return parts(q).transpose(0, 1) @ parts(k).permute(1, 2, 0)
+
+
 def noise(x, size):
     return torch.empty_like(x[:, :1]).log_normal_(0, size / 8).clamp(max=1)
 
@@ -220,6 +225,14 @@ def seldom(x, seen=[]):  # noqa: B006
             lambda x, w: (parts(x).transpose(0, 1) @ w).sum(0),
             "of which 8",
         ),
+        (  # in a branch, before a norm
+            lambda n: (n // 8, 8, n),
+            lambda x, w: F.layer_norm(x + (parts(x).transpose(0, 1) @ w).sum(0), x.shape[1:]),
+            "of which 8",
+        ),
+        # Scores of all heads, before a softmax.
+        (MATRIX, lambda x, w: sum(scores(x @ w, x)).softmax(-1) @ x, "added up"),
+        (MATRIX, lambda x, w: scores(x @ w, x).mean(0).softmax(-1) @ x, ""),
         (MATRIX, lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
         (MATRIX, lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
         (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),

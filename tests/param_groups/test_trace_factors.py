@@ -11,6 +11,7 @@ from torch import nn
 from param_groups import CompleteP, Everett, PlanError, Tied, plan
 from tests.param_groups.traced_blocks import (
     BASE,
+    HEAD,
     WIDE,
     Apart,
     Mlp,
@@ -348,3 +349,17 @@ def test_a_number_per_head_is_the_factor_that_a_trace_measures(learned):
     assert (one.value, one.head_dim) == (pytest.approx(0.25), 8)
     with pytest.raises(PlanError, match="as traced. multiplies by 0.25 on query-key products"):
         planned(-0.5)
+
+
+@pytest.mark.parametrize("scale", [lambda n: n**-0.5, lambda n: n / WIDE / HEAD])
+def test_a_factor_that_the_width_changes_is_no_power_of_the_head_dimension(scale):
+    class Wide(Apart):
+        def forward(self, x):
+            q, k, v = self.three(x)
+            y = F.scaled_dot_product_attention(q, k, v, scale=scale(x.shape[-1]))
+            return self.d(merged(y))
+
+    assert scale(WIDE) == 1 / HEAD  # what muP asks for
+    rule = Everett("mup", WIDE, BASE, qk_exponent=-1)
+    with pytest.raises(PlanError, match="'blocks.0.attn.a.weight' .* on query-key products"):
+        plan(stack(Wide)(WIDE), read(stack(Wide)).rules, rule, lr=1.0)
