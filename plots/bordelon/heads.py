@@ -142,5 +142,6 @@ def draw(both: tuple[pd.DataFrame, pd.DataFrame]) -> style.Drawn:
     scans.size_axis(right, distances[HEADS], "heads $H$")
     right.set_ylabel("logits: mean square distance to limit")
     right.set_title("(b) convergence to many heads; hollow: of the ensemble", fontsize=9)
-    right.legend(fontsize=7)
+    right.set_ylim(right.get_ylim()[0] / 6)  # room for the legend, below all lines
+    right.legend(fontsize=7, ncols=2, loc="lower left")
     yield "figure_4_many_heads", figure
