@@ -160,7 +160,8 @@ def written(folder):
 def complaints(room, page, tmp_path, monkeypatch):
     """What is wrong with a page: cases that say something else, and raises that none reaches."""
     cases, unreached = read(page)
-    problems, lines, paths = [], set(), [*sys.path]
+    problems, lines = [], set()
+    paths = [one for one in sys.path if not one.startswith(str(tmp_path.parent))]
     for case in cases:
         folder = tmp_path / str(case.line)
         folder.mkdir()
@@ -168,7 +169,8 @@ def complaints(room, page, tmp_path, monkeypatch):
             (folder / path.parent.name).symlink_to(path.parent)
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
-        made = {Path(name).parts[0].partition(".")[0] for name in case.files}
+        files = [name for part in (*case.setup, case) for name in part.files]
+        made = {Path(name).parts[0].partition(".")[0] for name in files}
         for name in [one for one in sys.modules if one.partition(".")[0] in made]:
             monkeypatch.delitem(sys.modules, name)  # a module of another test's folder
         known = dict(sys.modules)
