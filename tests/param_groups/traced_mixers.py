@@ -96,19 +96,13 @@ class Dispatched(nn.Module):
 
 
 @mlp
-class GroupedRows(nn.Module):
+class GroupedRows(Dispatched):
     """Rows in the order of their experts, one grouped product for all.
 
     router n -1: gate.weight
     mlp_in/experts_transposed n -1: up
     mlp_out/experts_transposed 2*n -1: down
     """
-
-    def __init__(self, n):
-        super().__init__()
-        self.gate = linear(n, 4)
-        self.up = nn.Parameter(torch.randn(4, n, 2 * n) * n**-0.5)
-        self.down = nn.Parameter(torch.randn(4, 2 * n, n) * (2 * n) ** -0.5)
 
     def forward(self, x):
         flat = x.flatten(0, 1)
