@@ -389,8 +389,8 @@ class LoadedFile:
 def open_file(
     kind: type[FileConfig],
     path: Path,
-    results: Path = runs.RESULTS,
-    preset: str | None = None,
+    results: Path,
+    preset: str | None,
     *,
     draft: bool = False,
     overrides: Sequence[str] = (),

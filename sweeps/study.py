@@ -180,14 +180,21 @@ class Search(LoadedFile):
         return best * rate.factor, f"{rate.factor:g} x best of {rate.around.sweep}"
 
 
-def load_search(path: Path, *place: Any, curves: Sequence[str] = (), **options: Any) -> Search:
+def load_search(
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    *,
+    curves: Sequence[str] = (),
+    **options: Any,
+) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run.
 
-    `place` (results folder, preset) and other options are those of `open_file`.
+    Other options are those of `open_file`.
     """
     if curves:
         raise UserError(f"--curves: {path} is a search, which has no curves")
-    search = Search(**open_file(SearchConfig, path, *place, **options))
+    search = Search(**open_file(SearchConfig, path, results, preset, **options))
     search.refuse_overrides(search.config.grid, "its grid")
     search.refuse_overrides(search.config.search, "what it searches")
     for condition in search.where:

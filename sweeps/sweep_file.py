@@ -394,13 +394,19 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
     return all(values.get(key) in wanted for key, wanted in rule.where.items())
 
 
-def load_sweep(path: Path, *place: Any, curves: Sequence[str] = (), **options: Any) -> Sweep:
+def load_sweep(
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    *,
+    curves: Sequence[str] = (),
+    **options: Any,
+) -> Sweep:
     """A sweep file, its experiment and its grid; UserError for anything that cannot run.
 
-    `curves` chooses some of its curves; `place` (results folder, preset) and other options are
-    those of `open_file`.
+    `curves` chooses some of its curves; other options are those of `open_file`.
     """
-    sweep = Sweep(**open_file(SweepConfig, path, *place, **options))
+    sweep = Sweep(**open_file(SweepConfig, path, results, preset, **options))
     config = sweep.config
     for name in curves:
         if name not in config.curves:

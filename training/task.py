@@ -84,10 +84,17 @@ class Task(Generic[Batch]):
 
     def batch_ids(self, micro_batch: int, rank: int, world_size: int, steps: range) -> BatchIds:
         """The training samples that a process sees in some steps; see `BatchIds`."""
-        size, batch = len(self.train_data), self.config.training.batch_size
         order = EpochPlaces if self.by_epoch else BatchIds
-        place, ends = (micro_batch, rank, world_size), (steps.start, steps.stop)
-        return order(size, self.config.order_seed, batch, *place, *ends)
+        return order(
+            size=len(self.train_data),
+            seed=self.config.order_seed,
+            global_batch=self.config.training.batch_size,
+            micro_batch=micro_batch,
+            rank=rank,
+            world_size=world_size,
+            first_step=steps.start,
+            last_step=steps.stop,
+        )
 
     def eval_batch(self, samples: list[Any]) -> Batch:
         """Fetched samples as one batch for evaluation, on the CPU."""
