@@ -186,6 +186,11 @@ def is_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def level(tensor: Tensor) -> float:
+    """The root mean square of the entries."""
+    return float(tensor.detach().abs().float().square().mean().sqrt())
+
+
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
     """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
     given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))

@@ -71,13 +71,13 @@ def flow(
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
         after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
         kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
-        after = replace(after, terms=kept, gain=times(1.0, came.gain, power))
+        after = replace(after, terms=kept, numbers=frozenset(), gain=times(1.0, came.gain, power))
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
         return replace(after, factor=times(top, came.factor, power))
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         factor = out.shape[axis] ** -0.5
-        return replace(marked("normed"), terms=frozenset(), factor=factor, gain=1.0)
+        return replace(_unsized(marked("normed")), factor=factor)
     if "norm" in bare:
         return marked("root")
     if bare in calls.TIMES:
@@ -136,6 +136,11 @@ def _taken(call: Call, tensor: Tensor) -> str:
     return "elementwise" if alike == call.outs[0].shape else f"function {call.bare}"
 
 
+def _unsized(came: Flow) -> Flow:
+    """Entries whose size is none of what came: after a norm, or beside a stream."""
+    return replace(came, factor=1.0, gain=1.0, terms=frozenset(), numbers=frozenset())
+
+
 def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     vectors = [*call.args[calls.NORMS[call.bare] :][:2]]
     vectors += [call.kwargs.get("weight"), call.kwargs.get("bias")]
@@ -143,7 +148,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
     marks = came.marks - {"turned"} | {"normed"}
-    came = replace(came, factor=1.0, gain=1.0, terms=frozenset(), marks=marks)
+    came = replace(_unsized(came), marks=marks)
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         came = beside(notes, t, what, came) if notes.names(t) else came
     return came
@@ -156,8 +161,8 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
         if not scored and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
             terms = added([*map(folded, flows)])
-            came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
-            return replace(came, terms=terms, marks=marks)
+            came = replace(_unsized(came), past=stream.past, serial=stream.serial)
+            return replace(came, terms=terms, marks=marks, scores=frozenset())
     if came.scores:
         return None
     terms = added([*map(folded, flows)] if came.factor is None else flows)
@@ -174,11 +179,16 @@ def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
     made = [one for one in flows if one.made]
     apart = {one.factor for one in made}
-    for one in made if len(apart) > 1 else ():
-        notes.note_factor("term", one)
     opened = {one.factor for one in made if not notes.closed(one.names)}
     gain = None if len(opened) > 1 else came.gain
-    return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0, gain=gain)
+    if len(apart) < 2:
+        return replace(came, factor=apart.pop() if apart else 1.0, gain=gain)
+    for one in made:
+        notes.note_factor("term", one)
+    by = {
+        (name, n * (one.factor or 1.0)) for one in made for name in one.names for n in one.on(name)
+    }
+    return replace(came, factor=1.0, gain=gain, numbers=frozenset(by))
 
 
 def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -201,7 +211,8 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
         gain = times(flows[0].gain, flows[1].gain, power)
-        return replace(came, factor=factor, gain=gain, made=made)
+        numbers = frozenset() if "normed" in came.marks else came.numbers
+        return replace(came, factor=factor, gain=gain, made=made, numbers=numbers)
     others = [t for t in call.ins if id(t) not in notes.flows]
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
@@ -220,11 +231,12 @@ def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
         soft = {mark} if call.bare == "softmax" else NOTHING
         came = replace(came, terms=frozenset()) if soft else came
         return replace(came, marks=came.marks | soft)
+    notes.spend(came)
+    several = max((n for _, n, _ in came.terms), default=1.0) / notes.head_dim(came)
+    came = replace(came, factor=times(came.factor, max(several, 1.0)))  # of heads, added up
     rebased(notes, came, call.ins[0], call.outs[0])
     for i in came.scores:
         notes.attentions[i].soft = True
-    size = max(max(notes.attentions[i].head_dim for i in came.scores), 1)  # what is summed but it
-    notes.spend(replace(came, terms=frozenset((name, n / size, k) for name, n, k in came.terms)))
     return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from param_groups.model import calls
-from param_groups.model.notes import Notes, Number, Ranges, Use
+from param_groups.model.notes import UNREAD, UNSIZED, Notes, Number, Ranges, Use
 from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
@@ -117,7 +117,8 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
             if place != "sum" and not math.isclose(first, then, rel_tol=0.02):
                 return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:
-        if not math.isclose(one.factor, other.factor, rel_tol=0.02):
+        rough = {UNSIZED, UNREAD} & (one.marks | other.marks)  # what is drawn says its size
+        if not math.isclose(one.factor, other.factor, rel_tol=0.2 if rough else 0.02):
             times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
             return (
                 f"counts {times} smaller width: a number multiplies it, or entries are added up; "
@@ -182,7 +183,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
     else:
         readable = reading.layout is not None
     ways = {other.fans[0] for _, other in pairs if other.summed}
-    if "normalize" in use.path:
+    if UNSIZED in use.marks and not makes:
         reading.problem = "is normalised before use, so that its size has no effect"
     elif len(ways) > 1:
         reading.problem = f"is summed over in two ways, {sorted(ways)} terms"
@@ -211,12 +212,15 @@ def _layout(reading: Reading, pair: Pair) -> Layout | None:
     use, shapes = pair[1], ((reading.shape, pair[1]), (reading.before, pair[0]))
     ins, outs = ([axis for axis in axes if axis is not None] for axes in (use.summed, use.made))
     turned = bool(ins and outs) and ins[0] < outs[0]
-    for layout in (*_TURNED, *_PLAIN) if turned else (*_PLAIN, *_TURNED):
-        try:
-            if all(fans(reading.name, shape, layout) == one.fans for shape, one in shapes):
-                return layout
-        except PlanError:
-            continue
+    every = {shape[0] for shape, _ in shapes} if outs[1:] and not outs[0] else set[int]()
+    for experts in (1, *(every if len(every) == 1 else ())):  # then all of them at once
+        for layout in (*_TURNED, *_PLAIN) if turned else (*_PLAIN, *_TURNED):
+            sizes = [(one.fans[0], one.fans[1] / experts) for _, one in shapes]
+            try:
+                if [fans(reading.name, shape, layout) for shape, _ in shapes] == sizes:
+                    return layout
+            except PlanError:
+                continue
     return None
 
 

@@ -20,6 +20,8 @@ Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 # Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
 Ranges = tuple[tuple[int, int], ...] | None
 Terms = frozenset[tuple[str, float, float]]
+Result = tuple[Tensor, int, int, float]
+UNSIZED, UNREAD = "unsized", "unread"  # marks of a number on a parameter
 Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
@@ -37,6 +39,7 @@ class Flow:
         scores, weights: the attentions of whose query-key products, or softmaxes, it is made.
         vectors: the parameters that have acted on its entries one by one since `made`.
         terms: (parameter, entries that a call adds up into one, entries added one by one).
+        numbers: (parameter, number on it alone) in a sum of which each term has another.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
             turned (multiplied by a tensor of numbers), weighs (a softmax of one product).
     """
@@ -51,6 +54,7 @@ class Flow:
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
     terms: Terms = frozenset()
+    numbers: frozenset[tuple[str, float]] = frozenset()
     marks: frozenset[str] = NOTHING
 
     @property
@@ -63,6 +67,10 @@ class Flow:
         """What a sum over some of its entries carries."""
         more = frozenset((name, n * terms, times) for name, n, times in self.every)
         return replace(self, terms=more, marks=self.marks | {"summed"})
+
+    def on(self, name: str) -> set[float]:
+        """The numbers on one of its parameters alone."""
+        return {by for one, by in self.numbers if one == name} or {1.0}
 
     @property
     def names(self) -> set[str]:
@@ -99,7 +107,7 @@ def joined(flows: Sequence[Flow]) -> Flow:
     apart = [flow for flow in flows if flow.made or flow.scores] or [Flow()]
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in "made past above scores weights vectors terms marks".split()
+        for key in "made past above scores weights vectors terms numbers marks".split()
     }
     for key in ("factor", "gain"):
         values = {getattr(flow, key) for flow in apart}
@@ -172,8 +180,9 @@ class Notes:
         self.views = {id(p): (frozenset({n}), "", 1.0) for n, p in self.parameters.items()}
         self.flows: dict[int, Flow] = {}
         self.alive: list[Tensor] = []  # so that no id is given twice
-        # Results of products, with the axis that a parameter made and the first of its outputs.
-        self.results: list[tuple[Tensor, int, int]] = []
+        # Results of products, with the axis that a parameter made, the first of its outputs, and
+        # the number on it.
+        self.results: list[Result] = []
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
         self.joined = 0  # activations after a residual sum, as bits
@@ -202,27 +211,36 @@ class Notes:
     def put(self, tensor: Tensor, flow: Flow, past: int = 0, above: int = 0, same: int = 0) -> None:
         """Notes what a new activation carries, and what it was made from or is `same` as."""
         self.alive.append(tensor)
-        serial = 1 << len(self.alive) | same
-        self.joined |= serial if "stream" in flow.marks else 0
-        self.flows[id(tensor)] = replace(flow, past=past, above=above | serial, serial=serial)
+        new = 1 << len(self.alive)
+        self.joined |= new if "stream" in flow.marks else 0
+        self.flows[id(tensor)] = replace(flow, past=past, above=above | new, serial=new | same)
 
     def closed(self, names: Collection[str]) -> bool:
         """Whether all of some parameters start at zero."""
         return all(name in self.constant and not self.starts[name].any() for name in names)
 
     def spend(self, *flows: Flow) -> None:
-        """Notes the sums in what a product takes, or what is the output."""
+        """Notes the sums in what a product or a softmax takes, or what is the output; of scores
+        those over more than the head dimension."""
         for flow in flows:
+            size, by = self.head_dim(flow), abs(flow.factor or 1.0)
             for name, n, times in sorted(flow.terms):
-                self.factors["sum", name].append((n * times * abs(flow.factor or 1.0), ()))
+                self.factors["sum", name].append((n * times * by / size, ()))
+
+    def head_dim(self, scores: Flow) -> int:
+        """The largest of those of the attentions whose scores these are; 1 for all else."""
+        return max([1, *(self.attentions[i].head_dim for i in scores.scores)])
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it, and
         how many terms were added up in it. A mean by hand has none."""
-        factor, counts = flow.factor or 1.0, tuple(sorted({n * k for _, n, k in flow.terms}))
-        mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
-        for name in (names or flow.names) if factor != 1.0 and not mean else ():
-            self.factors[place, name].append((factor, counts))
+        counts = tuple(sorted({n * k for _, n, k in flow.terms}))
+        for name in names or flow.names:
+            for by in sorted(flow.on(name)):
+                factor = by * (flow.factor or 1.0)
+                mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
+                if factor != 1.0 and not mean:
+                    self.factors[place, name].append((factor, counts))
 
     def use(
         self,
@@ -235,6 +253,7 @@ class Notes:
     ) -> Flow:
         """Notes a use of all parameters in a view; what its result carries."""
         (names, path, factor), at, first = self.views[id(tensor)], len(self.results), 0
+        numbers = set[float | None]()
         for name in names:
             whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
             own = self._axes(tensor, name)
@@ -244,21 +263,37 @@ class Notes:
                 for i, o in zip(axes[1], made, strict=True)
             ]
             fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
-            if made and made[0] is not None:  # rows of a fused matrix
-                before = tensor.storage_offset() - whole.storage_offset()
-                first = int(before // whole.stride(made[0]) % whole.shape[made[0]])
+            slopes = self._slopes(tensor, name) if result is not None else None
+            if slopes and made and made[0] is not None:  # rows of a fused matrix
+                rows = slopes[1].movedim(made[0], 0).reshape(whole.shape[made[0]], -1)
+                first = int(rows.any(1).int().argmax())
+            number, mark = _number(tensor.detach(), whole.detach(), slopes, factor, fans[0])
+            numbers.add(None if mark == UNREAD else number)
+            self.factors["weight", name] += [(number, ())] if number != 1.0 else []
             acts = float(tensor.detach().mean()) if name in self.constant else None
-            rest = fans, frozenset(marks), factor
+            rest = fans, frozenset(marks) | {mark}, number
             self.uses[name].append(Use(op, path, long, summed, made, *rest, acts, at))
         if result is None:
             return Flow()
-        self.results.append((result, axis, first))
-        return Flow(frozenset((name, at) for name in names))
+        on_all = numbers.pop() if len(numbers) == 1 else None
+        self.results.append((result, axis, first, on_all or 1.0))
+        return Flow(frozenset((name, at) for name in names), factor=on_all)
+
+    def _slopes(self, tensor: Tensor, name: str) -> Sequence[Tensor]:
+        """Gradients of what is made of a parameter, times itself and times 1, if there are any."""
+        by, whole = (tensor.detach(), torch.ones_like(tensor)), self.parameters[name]
+        try:
+            return [torch.autograd.grad(tensor, whole, one, retain_graph=True)[0] for one in by]
+        except RuntimeError:
+            return ()
 
     def _axes(self, tensor: Tensor, name: str) -> list[int | None]:
         """Of which of its parameter's axes a view's are; None for one that it split or merged."""
-        steps = _strides(self.parameters[name])
-        return [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
+        steps, own = (
+            [step if size > 1 else 0 for step, size in zip(t.stride(), t.shape, strict=True)]
+            for t in (self.parameters[name], tensor)
+        )
+        return [steps.index(step) if step and step in steps else None for step in own]
 
     def grows(self, tensor: Tensor, axis: int) -> bool:
         """Whether an axis of a view has another size at the other width."""
@@ -314,20 +349,36 @@ class Notes:
         return True
 
 
-def _strides(tensor: Tensor) -> list[int | None]:
-    sizes = zip(tensor.stride(), tensor.shape, strict=True)
-    return [stride if size > 1 else None for stride, size in sizes]
+def _alike(entries: Tensor) -> bool:
+    return len(entries) > 0 and bool(((entries / entries.median() - 1).abs() < 0.1).all())
 
 
-def ranges(
-    place: Tensor, flow: Flow, results: Sequence[tuple[Tensor, int, int]]
-) -> dict[str, Ranges]:
+def _number(
+    now: Tensor, whole: Tensor, slopes: Sequence[Tensor] | None, followed: float, size: int
+) -> tuple[float, str]:
+    """The number on a parameter in a product that sums over `size` entries, as gradients say it,
+    else the calls before, and a mark: after a norm it is that on a fresh matrix's size^(-1/2), and
+    where entries have several, how much larger they are."""
+    if slopes is None or now.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+        return followed, ""
+    number, mark = calls.level(now) / (calls.level(whole) or 1.0), UNREAD
+    if not slopes:
+        mark = "" if math.isclose(number, followed, rel_tol=0.1) else UNREAD
+    elif _alike(ratio := (slopes[0] / slopes[1] / whole)[(slopes[1] != 0) & (whole != 0)]):
+        number, mark = float(ratio.median()), ""
+    elif abs(float((slopes[0] * whole).sum())) < 0.01 * float(now.square().sum()):
+        number, mark = calls.level(now) * size**0.5, UNSIZED
+    near = (one for one in (followed, 1.0) if math.isclose(number, one, rel_tol=0.02))
+    return number if mark == UNREAD else next(near, float(f"{number:.6g}")), mark
+
+
+def ranges(place: Tensor, flow: Flow, results: Sequence[Result]) -> dict[str, Ranges]:
     """Which outputs of the products behind a query, key or value reach it: those to which it has a
     gradient, whatever views, rotations and norms lie between. None where none can be taken."""
     found: dict[str, Ranges] = {}
     # Between the residual stream and the place there is no product.
     for name, at in () if "stream" in flow.marks else sorted(flow.made):
-        (result, axis, shift), noise = results[at], torch.randn_like(place)
+        (result, axis, shift, _), noise = results[at], torch.randn_like(place)
         try:
             (slope,) = torch.autograd.grad(
                 place, result, noise, retain_graph=True, allow_unused=True

@@ -233,6 +233,8 @@ def seldom(x, seen=[]):  # noqa: B006
         # Scores of all heads, before a softmax.
         (MATRIX, lambda x, w: sum(scores(x @ w, x)).softmax(-1) @ x, "added up"),
         (MATRIX, lambda x, w: scores(x @ w, x).mean(0).softmax(-1) @ x, ""),
+        (MATRIX, lambda x, w: (scores(x @ w, x).sum(0) / len(x.T) * 8).softmax(-1) @ x, ""),
+        (MATRIX, lambda x, w: (scores(x @ w, x).sum(0) / len(x.T) ** 0.5).softmax(-1) @ x, "added"),
         (MATRIX, lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
         (MATRIX, lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
         (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),

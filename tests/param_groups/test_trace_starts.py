@@ -180,6 +180,14 @@ def test_two_depths_say_what_a_block_holds():
     assert rules["attn"].trunk is False and rules["wte.weight"].trunk is None
 
 
+class SlicedBy(traced_odd.Sliced):
+    """Each of three slices of one matrix times a number."""
+
+    def three(self, x):
+        rows = zip((0.6, 0.5, 2.0), self.all.chunk(3), strict=True)
+        return [heads(F.linear(x, by * w)) for by, w in rows]
+
+
 def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
     fused = read(stack(traced_text.Fused, norm=nn.LayerNorm)).parts["blocks.0.attn.c_attn.weight"]
     n = WIDE
@@ -191,6 +199,8 @@ def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
     cuts = lambda build, name: read(build)[f"blocks.0.{name}"].parts
     assert cuts(stack(traced_text.Fused, norm=nn.LayerNorm), "attn.c_attn.weight") == (1, 1, 1)
     assert cuts(stack(traced_odd.Sliced), "attn.all") == (1, 1, 1)
+    assert cuts(stack(SlicedBy), "attn.all") == (1, 1, 1)
+    assert read(stack(SlicedBy)).factors["attention"].startswith(f"{0.3 * 8**-0.5:.4g}, head dim")
     assert cuts(GROUPS, "mlp.both.weight") == (1, 1)
     assert cuts(GROUPS, "attn.qkv.weight") == ()  # no cut separates them
     assert cuts(traced_odd.Palm, "1.all.weight") == ()  # other ratios elsewhere
