@@ -191,6 +191,12 @@ def level(tensor: Tensor) -> float:
     return float(tensor.detach().abs().float().square().mean().sqrt())
 
 
+def common(entries: Tensor, within: float, share: float) -> float | None:
+    """The number that nearly all entries have; None if they have several."""
+    middle = float(entries.median()) if entries.numel() else math.nan
+    return middle if float(((entries / middle - 1).abs() < within).float().mean()) > share else None
+
+
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
     """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
     given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))
@@ -213,8 +219,6 @@ def step(call: Call, i: int) -> str:
     if call.name == "__getitem__":
         index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
         return "[" + ", ".join(map(_said, index)) + "]"
-    if call.name == "unbind":
-        return f"[{i}]"
     return f"part {i}" if call.name in SPLITS else call.bare if call.bare in {*ACTS, "neg"} else ""
 
 

@@ -69,15 +69,14 @@ def flow(
     if power := power or calls.POWERS.get(bare):
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
-        after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
-        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
-        after = replace(after, terms=kept, numbers=frozenset(), gain=times(1.0, came.gain, power))
+        marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
+        terms = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
-        return replace(after, factor=times(top, came.factor, power))
+        factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
+        return replace(_unsized(came), marks=marks, terms=terms, factor=factor, gain=gain)
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
-        factor = out.shape[axis] ** -0.5
-        return replace(_unsized(marked("normed")), factor=factor)
+        return replace(_unsized(marked("normed")), factor=out.shape[axis] ** -0.5)
     if "norm" in bare:
         return marked("root")
     if bare in calls.TIMES:
@@ -179,16 +178,13 @@ def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
     made = [one for one in flows if one.made]
     apart = {one.factor for one in made}
-    opened = {one.factor for one in made if not notes.closed(one.names)}
-    gain = None if len(opened) > 1 else came.gain
     if len(apart) < 2:
-        return replace(came, factor=apart.pop() if apart else 1.0, gain=gain)
+        return replace(came, factor=apart.pop() if apart else 1.0)
     for one in made:
         notes.note_factor("term", one)
-    by = {
-        (name, n * (one.factor or 1.0)) for one in made for name in one.names for n in one.on(name)
-    }
-    return replace(came, factor=1.0, gain=gain, numbers=frozenset(by))
+    pairs = ((one, name) for one in made for name in one.names)
+    by = frozenset((name, n * (one.factor or 1.0)) for one, name in pairs for n in one.on(name))
+    return replace(came, factor=1.0, numbers=by)
 
 
 def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -258,9 +254,8 @@ def _measured(one: Attention, scores: Tensor, followed: float | None) -> float |
     if one.raw is None or one.raw.numel() != scores.numel():
         return followed
     now, then = scores.detach().flatten(), one.raw.flatten()
-    ratio = (now / then)[(now > -1e4) & (then != 0)]
-    middle = float(ratio.median()) if len(ratio) else math.nan
-    if not float(((ratio / middle - 1).abs() < 1e-2).float().mean()) > 0.9:
+    ratio = calls.common((now / then)[(now > -1e4) & (then != 0)], 1e-2, 0.9)
+    if ratio is None:
         return None
-    found = times(middle, one.factor)
+    found = times(ratio, one.factor)
     return followed if followed and found and math.isclose(found, followed, rel_tol=1e-2) else found

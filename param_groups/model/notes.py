@@ -263,11 +263,12 @@ class Notes:
                 for i, o in zip(axes[1], made, strict=True)
             ]
             fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
-            slopes = self._slopes(tensor, name) if result is not None else None
-            if slopes and made and made[0] is not None:  # rows of a fused matrix
-                rows = slopes[1].movedim(made[0], 0).reshape(whole.shape[made[0]], -1)
+            number, mark, reached = factor, "", None
+            if result is not None and tensor is not whole:
+                number, mark, reached = _number(tensor, whole, factor, fans[0])
+            if reached is not None and made and made[0] is not None:  # rows of a fused matrix
+                rows = reached.movedim(made[0], 0).reshape(whole.shape[made[0]], -1)
                 first = int(rows.any(1).int().argmax())
-            number, mark = _number(tensor.detach(), whole.detach(), slopes, factor, fans[0])
             numbers.add(None if mark == UNREAD else number)
             self.factors["weight", name] += [(number, ())] if number != 1.0 else []
             acts = float(tensor.detach().mean()) if name in self.constant else None
@@ -278,14 +279,6 @@ class Notes:
         on_all = numbers.pop() if len(numbers) == 1 else None
         self.results.append((result, axis, first, on_all or 1.0))
         return Flow(frozenset((name, at) for name in names), factor=on_all)
-
-    def _slopes(self, tensor: Tensor, name: str) -> Sequence[Tensor]:
-        """Gradients of what is made of a parameter, times itself and times 1, if there are any."""
-        by, whole = (tensor.detach(), torch.ones_like(tensor)), self.parameters[name]
-        try:
-            return [torch.autograd.grad(tensor, whole, one, retain_graph=True)[0] for one in by]
-        except RuntimeError:
-            return ()
 
     def _axes(self, tensor: Tensor, name: str) -> list[int | None]:
         """Of which of its parameter's axes a view's are; None for one that it split or merged."""
@@ -349,27 +342,32 @@ class Notes:
         return True
 
 
-def _alike(entries: Tensor) -> bool:
-    return len(entries) > 0 and bool(((entries / entries.median() - 1).abs() < 0.1).all())
-
-
 def _number(
-    now: Tensor, whole: Tensor, slopes: Sequence[Tensor] | None, followed: float, size: int
-) -> tuple[float, str]:
-    """The number on a parameter in a product that sums over `size` entries, as gradients say it,
-    else the calls before, and a mark: after a norm it is that on a fresh matrix's size^(-1/2), and
-    where entries have several, how much larger they are."""
-    if slopes is None or now.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
-        return followed, ""
-    number, mark = calls.level(now) / (calls.level(whole) or 1.0), UNREAD
-    if not slopes:
-        mark = "" if math.isclose(number, followed, rel_tol=0.1) else UNREAD
-    elif _alike(ratio := (slopes[0] / slopes[1] / whole)[(slopes[1] != 0) & (whole != 0)]):
-        number, mark = float(ratio.median()), ""
-    elif abs(float((slopes[0] * whole).sum())) < 0.01 * float(now.square().sum()):
+    tensor: Tensor, whole: Tensor, followed: float, size: int
+) -> tuple[float, str, Tensor | None]:
+    """The number on a parameter in a product that sums over `size` entries, as gradients say it, a
+    mark, and which entries count. `followed` is what calls say. After a norm it is the number on a
+    fresh matrix's size^(-1/2); where entries have several it is how much larger they are."""
+    now, then = tensor.detach(), whole.detach()
+    part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
+    try:
+        first, slope = (
+            torch.autograd.grad(tensor, whole, by, retain_graph=True)[0]
+            for by in (torch.ones_like(now), now)
+        )
+    except RuntimeError:  # no gradients here
+        first = slope = None
+    if part or slope is None or now.is_complex():
+        return followed, "" if part else UNREAD, first
+    number = calls.common((slope / first / then)[(first != 0) & (then != 0)], 0.1, 0.999)
+    if number is not None:
+        mark = ""
+    elif abs(float((slope * then).sum())) < 0.01 * float(now.square().sum()):
         number, mark = calls.level(now) * size**0.5, UNSIZED
+    else:
+        number, mark = calls.level(now) / calls.level(then), UNREAD
     near = (one for one in (followed, 1.0) if math.isclose(number, one, rel_tol=0.02))
-    return number if mark == UNREAD else next(near, float(f"{number:.6g}")), mark
+    return next(near, float(f"{number:.6g}")), mark, first
 
 
 def ranges(place: Tensor, flow: Flow, results: Sequence[Result]) -> dict[str, Ranges]:
