@@ -126,7 +126,7 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     source = "Everett et al., Table 1"
     if rule.get("optimizer") == "muon":
         source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
-        aligned = exponents.TENSOR_PROGRAMS
+        aligned, step["hidden"] = exponents.TENSOR_PROGRAMS, ONE  # whatever the rule's alignment
     multiplier = {layer: table[layer].a for layer in LAYERS}
     promise = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
     return _varied(promise, rule)

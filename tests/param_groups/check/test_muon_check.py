@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Depth, Everett, Prescription, Role, Tuned, plan
+from param_groups import Depth, Everett, Muon, Prescription, Role, Tuned, plan
 from param_groups.check import judge, slopes, theory
 from param_groups.check.measuring import Check, measure
 from tests.param_groups.test_muon import RULES, Block, spectral
@@ -48,6 +48,18 @@ def checked(rule, tokens):
 def test_a_convention_that_transfers_passes(convention, tokens):
     numbers, bad = checked(lambda n: spectral(n, 64, convention=convention), tokens)
     assert set(numbers.values()) == {theory.OK} and not bad
+
+
+@pytest.mark.parametrize(("power", "word"), [(0, "ok"), (0.5, "grows"), (-0.5, "vanishes")])
+def test_muons_rate_has_one_power_whatever_alignment_the_rule_around_it_assumes(power, word):
+    def made(n):
+        inside = Everett("standard", n, 64, alignment="none")
+        rule = Muon(inside, rate_exponent=power)
+        return plan(Block(n), RULES, rule, lr=0.02, absorb_multipliers=True)
+
+    verdicts = {one.name: one.verdict for one in judge({n: made(n) for n in WIDTHS})}
+    assert {verdicts.pop("up.weight"), verdicts.pop("down.weight")} == {word}
+    assert {*verdicts.values()} == {theory.OK}
 
 
 @pytest.mark.parametrize("tokens", [16, 640])
