@@ -36,9 +36,9 @@ from param_groups.check.recording import (
 )
 from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
-from param_groups.roles import PlanError, Role
+from param_groups.roles import OUT, PlanError, Role
+from param_groups.rows import Row
 
-TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG, INPUT, OWN = " along the loss gradient", " input", " of the position's token"
 
@@ -225,6 +225,12 @@ def scanned(plans: Mapping[int, Plan]) -> str:
     return "head_dim" if differ in (["head_dim"], ["head_dim", "width"]) else "width"
 
 
+def embeds(row: Row) -> bool:
+    """Whether a tensor embeds what a model is given: tokens, positions, patches."""
+    facts = Role(row.role).facts
+    return (facts.kind, facts.axis) == ("embedding", OUT)
+
+
 def pooled(name: str) -> str:
     """A name without the number of its block, the first one: blocks.0.mlp.2 -> blocks.*.mlp.2."""
     return _BLOCK.sub("*", name, count=1)
@@ -389,7 +395,7 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
             if module and parts.get(module) not in ("logits", "embedding", "router"):
                 tied = row.role == Role.TOKEN_EMBEDDING and name != row.name
                 logits = tied or row.role in (Role.READOUT, Role.READOUT_BIAS)
-                part = "embedding" if row.role in TABLES else "hidden"
+                part = "embedding" if embeds(row) else "hidden"
                 part = "router" if row.role == Role.ROUTER else part
                 parts[module] = "logits" if logits else part
     for name, module in model.named_modules():
@@ -434,7 +440,7 @@ def _first_outputs(
     }
     for row in check.planned.rows:  # an embedding whose tensor is added, and no module called
         module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
-        if row.role in TABLES and module not in outputs and tensor.grad is not None:
+        if embeds(row) and module not in outputs and tensor.grad is not None:
             gradient[row.name] = rows([tensor.grad])
     check.model.zero_grad()
     sizes = {name: float(torch.stack(calls).mean().sqrt()) for name, calls in squares.items()}

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from param_groups.check.measuring import pooled, scanned
-from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
+from param_groups.check.measuring import embeds, pooled, scanned
+from param_groups.check.papers import ONE, PAPERS, Promise, by_muon, over_depth
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
-from param_groups.roles import OUT, Layout, Role
+from param_groups.roles import IN, Layout, Role
 from param_groups.rows import Row
 from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
@@ -49,7 +49,10 @@ def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
     paper, family = PAPERS.get(str(rule.get("name"))), family_of(plan)
     if family is None:
         return None
-    return (paper and paper(rule, size, family)) or _demand(plans, size, family)
+    promise = paper and paper(rule, size, family)
+    if promise and size != "depth" and rule.get("optimizer") == "muon":
+        return by_muon(promise)
+    return promise or _demand(plans, size, family)
 
 
 def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None:
@@ -131,17 +134,16 @@ def kind_of(small: Row, large: Row, size: str) -> str:
     go with embeddings (Yang et al. 2022, Table 8), what is added to logits goes with nothing, and
     LoRA's A sums over the width.
     """
-    role = Role(small.role)
-    if role in (Role.READOUT_BIAS, Role.RELATIVE_POSITION):
+    role, facts = Role(small.role), Role(small.role).facts
+    if facts.kind == "logits":
         return "constant"
     if size == "depth":
-        facts = role.facts
         inside = facts.block or (facts.branch and pooled(small.name) != small.name)
         return "hidden" if inside else "readout" if role is Role.READOUT else "embedding"
-    if role.facts.layout is Layout.VECTOR or role is Role.LORA_B:
+    if facts.layout is Layout.VECTOR or role is Role.LORA_B:
         return "embedding"
     axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
-    if axes > 1 or role in (Role.LORA_A, Role.NARROWING):
+    if axes > 1 or (facts.kind, facts.grows) == ("hidden", (IN,)):
         return "hidden"
     if axes == 0:
         return "constant"
@@ -176,8 +178,8 @@ class PlanExponents:
         if step is not None and self.by_muon(name):
             step += 1  # entries of a matrix of one spectral norm, that all point one way
         epsilon = None if eps is None else eps / epsilon_power(small.optimizer) + a
-        kind, facts = kind_of(small, large, self.size), Role(small.role).facts
-        own = "table" if (facts.kind, facts.axis) == ("embedding", OUT) else kind
+        kind = kind_of(small, large, self.size)
+        own = "table" if embeds(small) else kind
         own = "query" if self.attends(name) else own
         return Powers(kind, own, start, step, -a, epsilon, decay)
 
