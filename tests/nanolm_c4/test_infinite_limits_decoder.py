@@ -58,9 +58,6 @@ def tokens(rows=3, seed=2, words=V, length=T):
     return torch.randint(0, words, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# The forward pass
-
-
 def listing(weights, ids, *, N, H, L, alphas, beta0, gamma0, adam):
     """App. B's language model in numpy, with the multipliers of section 2.1 and Table 2.
 
@@ -157,9 +154,6 @@ def test_the_loss_never_holds_all_logits(monkeypatch):
     assert chunked < 0.5 * all_logits < all_logits < fused
 
 
-# The plan and one step
-
-
 @pytest.mark.parametrize("optimizer", ["adam", "adam_atan2", "sgd"])
 @pytest.mark.parametrize("alphas", ALPHAS)
 @pytest.mark.parametrize(("N", "H", "L"), [(8, 4, 2), (4, 3, 5)])
@@ -253,9 +247,6 @@ def test_the_coordinate_checks_command_scans_the_heads(texts, tmp_path, no_pictu
     assert {s["verdict"] for s in found["slopes"]} <= {"ok", "-"}
 
 
-# The config
-
-
 @pytest.mark.parametrize("path", [LAPTOP, PAPER])
 def test_a_saved_config_has_the_rules_own_keys_and_reads_back(path):
     config = load(Config, path)
@@ -290,9 +281,6 @@ def test_the_coordinate_checks_default_says_which_size_to_scan(capsys):
     error = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2 and len(error) == 1
     assert error[0].startswith(f"error: {LAPTOP}: ") and "--scan model.heads" in error[0]
-
-
-# A run
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -144,9 +144,6 @@ def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
                 make()
 
 
-# Decay
-
-
 def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
     """AdamW with one weight_decay removes lr times it: matrices' rates fall as 1/n."""
     ends = []

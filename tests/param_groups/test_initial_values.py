@@ -26,8 +26,6 @@ from tests.param_groups.test_plan import (
     mup,
 )
 
-# Initial values
-
 
 class Matrices(nn.Module):
     def __init__(self, *names, width=192):
@@ -263,9 +261,6 @@ def test_a_forgotten_initialisation_shows_in_the_first_output():
     assert model(ids).isnan().all()
     decoder_plan(model=model).initialise(model, seed=0)
     assert model(ids).isfinite().all()
-
-
-# Multipliers
 
 
 def test_initialising_sets_the_multiplier_of_every_layer():

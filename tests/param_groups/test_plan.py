@@ -92,8 +92,6 @@ def names_of(model):
     return [name for name, _ in model.named_parameters()]
 
 
-# Rows
-
 # muP with Adam and full alignment at n = 8, base 4: lr 0.1 * 2^(-1/2, -1, -1/2) and epsilon
 # 1e-8 * 2^(-1/2, -1, -1/2) for embedding, hidden and readout, multipliers sqrt(8), 1, 1/sqrt(8).
 ROOT, THIN = math.sqrt(2), 8**-0.5
@@ -150,9 +148,6 @@ def test_a_row_is_found_by_any_name_of_its_tensor():
 
 def test_a_learning_rate_of_zero_is_allowed():
     assert {row.lr for row in decoder_plan(lr=0.0).rows} == {0.0}
-
-
-# Groups
 
 
 def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
@@ -218,8 +213,6 @@ def test_a_tied_tensor_is_trained_once():
     assert group["param_names"] == names_of(model)
     assert len(group["params"]) == len({id(p) for p in group["params"]})
 
-
-# Decay
 
 LR, WD = 0.3, 0.01
 
@@ -294,8 +287,6 @@ def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
             parameter.detach(), start[name] * (1 - removed) ** 10, rtol=1e-12, atol=0.0
         )
 
-
-# Saving, comparing, printing
 
 PLANS = {
     "decoder": lambda: decoder_plan(weight_decay=0.1, decay_mode="global"),

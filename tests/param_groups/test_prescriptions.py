@@ -13,8 +13,6 @@ from param_groups.rules.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 from tests.param_groups.wrapped import everett, numbers
 
-# Everett et al.
-
 NAMES = ("standard", "ntk", "mup", "mean_field")
 TABLE = {
     tuple(line.split()[:2]): [float(Fraction(cell)) for cell in line.split()[2:]]

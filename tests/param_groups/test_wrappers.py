@@ -283,8 +283,6 @@ def test_a_wrong_power_in_a_prescription_is_caught(
         test(*case)
 
 
-# Orders
-
 AROUND = {
     "depth": lambda rule: Depth(rule, depth=12, base_depth=4, alpha=0.75, decays=True),
     "eps": EpsFollows,
@@ -340,9 +338,6 @@ def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
                 call()
         else:
             assert call()["weight"].lr > 0
-
-
-# A new role is one row
 
 
 def test_a_role_is_added_by_one_row(tmp_path):

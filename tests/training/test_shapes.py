@@ -20,9 +20,6 @@ def many():
     return data.collate(list(zip(images, labels, strict=True)))[0].numpy(), labels
 
 
-# The same in whole numbers of any size, one value at a time
-
-
 def python_words(number, seed):
     def mixed(word):
         word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % WORD

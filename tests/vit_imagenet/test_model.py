@@ -44,9 +44,6 @@ def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# Tensors
-
-
 def test_every_tensor_has_the_role_it_plays():
     roles = {found.name: found.role for found in assign(on_meta(layers=2), ROLES)}
     block = {
@@ -62,9 +59,6 @@ def test_every_tensor_has_the_role_it_plays():
         "head.weight": Role.READOUT,
         "head.bias": Role.READOUT_BIAS,
     }
-
-
-# Function
 
 
 def reference_logits(model, x):
@@ -142,9 +136,6 @@ class Steeper(Dinan):
 def test_only_the_attention_scale_that_timm_has_is_accepted():
     with pytest.raises(PlanError, match="multiplies by 0.353553 on query-key products, but"):
         plan(small(), ROLES, Steeper(24), lr=1.0)
-
-
-# How it runs
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -51,9 +51,6 @@ def rates(n, prescription, **settings):
     return {name: row.lr for name, row in rows(n, prescription, **settings).items()}
 
 
-# Initial values
-
-
 def variances(n):
     """Tensor -> (distribution, variance): the spec's table, at any strategy."""
     return {
@@ -89,9 +86,6 @@ def test_strategies_differ_in_the_head_alone_when_they_start():
         same = [torch.equal(first, other[name]) for other in models[1:]]
         # neural_tangent starts as the standard runs do
         assert same == [True, *3 * [name != "head.weight"]]
-
-
-# Rates
 
 
 def table(n, s):
@@ -133,9 +127,6 @@ def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
             assert [each[name] / found[0][name] for each in found] == pytest.approx([1] * 3)
         head = [each["head"] / found[0]["head"] for each in found]
         assert head == pytest.approx([1, 768**-0.25, 768**-0.5])
-
-
-# Decay
 
 
 class ByHand:
@@ -180,9 +171,6 @@ def test_ten_steps_are_those_of_equation_1_94(strategy, s, mode):
     for name, tensor in tensors.items():
         alike = torch.allclose(tensor, byhand[name].theta, rtol=1e-12, atol=1e-14)
         assert alike is (mode == "global" or name == "head.bias"), name
-
-
-# The paper's model
 
 
 def test_a_first_step_of_the_papers_model_changes_every_tensor_by_its_rate():
