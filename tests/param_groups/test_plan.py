@@ -169,18 +169,6 @@ def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
                 assert group[key] == getattr(row, key)
 
 
-@pytest.mark.parametrize("name", ["ntk", "mup"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
-@pytest.mark.parametrize("mode", DECAY_MODES)
-def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
-    prescription = EpsFollows(Everett(name, WIDTH, WIDTH, optimizer=optimizer))
-    model = Decoder()
-    settings = {"lr": 0.3, "eps": 1e-9, "weight_decay": 0.1, "decay_mode": mode}
-    (group,) = decoder_plan(prescription, model, **settings).groups(model, check=False)
-    assert (group["lr"], group["eps"]) == (0.3, 1e-9)
-    assert sorted(group["param_names"]) == sorted(names_of(model))
-
-
 def test_frozen_tensors_are_planned_but_not_trained():
     model = Decoder()
     result = decoder_plan(model=model)
@@ -267,25 +255,6 @@ def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_t
     with pytest.raises(PlanError, match="decay 2 removes 1 times 'positions.weight'.* global lr"):
         made(weight_decay=2.0)
     assert made(weight_decay=2.0, no_decay="*").rows
-
-
-@pytest.mark.parametrize("mode", DECAY_MODES)
-def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
-    """Ten steps without a gradient in float64; the head bias stays where it is."""
-    torch.manual_seed(0)
-    model = Head().double()
-    result = head_plan(mode, model)
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(result.groups(model, check=False))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for _ in range(10):
-        optimizer.step()
-    for name, parameter in model.named_parameters():
-        removed = 0.0 if name == "head.bias" else expected_decay(mode, result[name].lr)
-        torch.testing.assert_close(
-            parameter.detach(), start[name] * (1 - removed) ** 10, rtol=1e-12, atol=0.0
-        )
 
 
 PLANS = {
