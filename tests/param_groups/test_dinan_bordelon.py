@@ -149,7 +149,7 @@ def test_dinan_attention_is_divided_by_the_root_of_the_head_dimension(head_dim):
 
 # Bordelon, Chaudhry & Pehlevan
 
-SIZES = [(8, 4, 3), (16, 16, 4), (5, 7, 12)]  # head dimension, heads, depth
+SIZES = [(8, 4, 1), (16, 16, 4), (5, 7, 12)]  # head dimension, heads, depth
 LANGUAGE = (*EMBEDDINGS, *BLOCK, *HEAD)
 
 
