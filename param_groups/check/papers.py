@@ -123,12 +123,10 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
     if extra := fraction(rule.get("embedding_exponent") or 0):
         step["table"] = step["embedding"] - extra
-    source = "Everett et al., Table 1"
-    if rule.get("optimizer") == "muon":
-        source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
-        aligned = exponents.TENSOR_PROGRAMS
     multiplier = {layer: table[layer].a for layer in LAYERS}
-    promise = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
+    promise = Promise(
+        "Everett et al., Table 1", size, family, start, step, aligned, multiplier=multiplier
+    )
     return _varied(promise, rule)
 
 
@@ -182,6 +180,13 @@ def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None
     source = "Bordelon et al., Tables 1 and 2"
     found = Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
     return replace(found, multiplier=multiplier)
+
+
+def by_muon(promise: Promise) -> Promise:
+    """The same with hidden matrices of one spectral norm, whatever the rate of the rule inside."""
+    source = f"{promise.source}, and one spectral norm for Muon (Bernstein et al. 2024)"
+    step = {**promise.step, **dict.fromkeys(promise.step.keys() & {"hidden", "query"}, ONE)}
+    return replace(promise, source=source, step=step, alignment=exponents.TENSOR_PROGRAMS)
 
 
 def over_depth(alpha: Fraction, family: str) -> Promise:
