@@ -324,9 +324,6 @@ def test_where_nothing_is_known_there_is_no_verdict_on_numbers():
     assert expected_update("query.weight", PlanExponents(unknown), None) == (None, None)
 
 
-# Planted mistakes
-
-
 def mlp(n):
     """The shipped example's plan."""
     return example.task(n, 0).plan
