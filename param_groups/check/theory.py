@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from param_groups.check.measuring import embeds, pooled, scanned
-from param_groups.check.papers import ONE, PAPERS, Promise, by_muon, over_depth
+from param_groups.check.papers import ONE, Promise, over_depth, promised
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
 from param_groups.roles import IN, Layout, Role
@@ -45,14 +45,10 @@ def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
     """What a check of these plans expects: the exponents of the rule's paper, or else stability's;
     None for an optimiser of no known family."""
     plan, size = plans[min(plans)], scanned(plans)
-    rule = plan.prescription
-    paper, family = PAPERS.get(str(rule.get("name"))), family_of(plan)
+    family = family_of(plan)
     if family is None:
         return None
-    promise = paper and paper(rule, size, family)
-    if promise and size != "depth" and rule.get("optimizer") == "muon":
-        return by_muon(promise)
-    return promise or _demand(plans, size, family)
+    return promised(plan.prescription, size, family) or _demand(plans, size, family)
 
 
 def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Depth, Dinan, Everett, Muon, Prescription, Role, Rule, Tuned, plan
+from param_groups import Depth, Everett, Prescription, Role, Tuned, plan
 from param_groups.check import judge, slopes, theory
 from param_groups.check.measuring import Check, measure
 from tests.param_groups.test_muon import RULES, Block, spectral
@@ -48,28 +48,6 @@ def checked(rule, tokens):
 def test_a_convention_that_transfers_passes(convention, tokens):
     numbers, bad = checked(lambda n: spectral(n, 64, convention=convention), tokens)
     assert set(numbers.values()) == {theory.OK} and not bad
-
-
-@pytest.mark.parametrize(("power", "word"), [(0, "ok"), (0.5, "grows"), (-0.5, "vanishes")])
-@pytest.mark.parametrize(
-    "inside",
-    [
-        *(lambda n, one=one: Everett(one, n, 64, alignment="none") for one in ("standard", "mup")),
-        *(lambda n, one=one: Dinan(n, one) for one in ("neural_tangent", "maximal_update")),
-    ],
-)
-def test_muons_rate_has_one_power_whatever_the_rule_inside_gives_its_matrices(inside, power, word):
-    rules = [Rule(f"{role}.weight", role) for role in ("mlp_in", "mlp_out", "readout")]
-
-    def made(n):
-        sizes = {"mlp_in": (n, 4 * n), "mlp_out": (4 * n, n), "readout": (n, 10)}
-        model = nn.ModuleDict({role: nn.Linear(*of, bias=False) for role, of in sizes.items()})
-        rule = Muon(inside(n), base_width=64, rate_exponent=power)
-        return plan(model, rules, rule, lr=0.02, absorb_multipliers=True)
-
-    verdicts = {(one.name, one.quantity): one for one in judge({n: made(n) for n in WIDTHS})}
-    assert {verdicts.pop((f"mlp_{one}.weight", "rate")).verdict for one in ("in", "out")} == {word}
-    assert {one.verdict for one in verdicts.values()} == {theory.OK}
 
 
 @pytest.mark.parametrize("tokens", [16, 640])
