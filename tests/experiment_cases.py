@@ -241,8 +241,6 @@ data.train_images=90 data.seed=7 data.validation_images=7
 )
 CASES = {case.name: case for case in (NANOLM, BART, IMAGENET, CIFAR5M)}
 
-# Files that the cases read
-
 
 def write_texts(root: Path) -> None:
     """Two folders of little documents, and a file with two columns of text."""

@@ -79,8 +79,6 @@ def dropout_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
 
 
-# Numbers
-
 LARGE, R2C2 = (50_265 + 2 * 514) * 1024, (50_265 + 2 * 514) * 2048
 POSITIONS = "model.positions=fairseq"  # 514 rows, of which tokens take 512
 
@@ -160,9 +158,6 @@ def test_flops_are_those_torch_counts(case, shape):
         stem = next(p for name, p in model.named_parameters() if name.startswith("patch_embed"))
         convention = 2 * stem.numel() * cost.tokens_per_step(config)
     assert experiment_of(case).flops(config) == 7 * (counter.get_total_flops() + convention)
-
-
-# Memory
 
 
 def peak_bytes(case, config):

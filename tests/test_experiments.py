@@ -84,9 +84,6 @@ def small(request, smalls):
     return smalls(request.param)
 
 
-# Plans and costs
-
-
 def test_help_needs_neither_torch_nor_data():
     heavy = {"torch", "accelerate"}.union(*(case.imports for case in CASES.values()))
     code = (

@@ -188,9 +188,6 @@ def test_index_round_trip_in_parts(tmp_path, monkeypatch):
         assert theirs._index.dtype == fairseqs.best_fitting_int_dtype(vocab_size)
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize("damage", damages.of("binarised"), ids=str)
 def test_broken_binarised_corpora_are_named(tmp_path, binarised, damage):
     folder = shutil.copytree(binarised["sentences"], tmp_path / "corpus")

@@ -101,9 +101,6 @@ def changed(tmp_path, folder, name, change):
     return paths(tmp_path)
 
 
-# Ids
-
-
 @pytest.mark.parametrize("text", VARIED, ids=range(len(VARIED)))
 def test_ids_are_fairseqs_and_text_comes_back(ours, theirs, text):
     ids = ours.encode(text)
@@ -158,9 +155,6 @@ def test_a_file_as_large_as_gpt2s(tmp_path):
     assert loaded.word_starts[50_261:].tolist() == [True, True, True, False]
 
 
-# Words and sentences
-
-
 def test_word_starts_are_fairseqs(tmp_path, folder):
     """Also of made-up symbols and of ones that are no number, as corpora's own dictionaries have.
 
@@ -186,9 +180,6 @@ def test_sentence_stops(ours):
     assert not ours.sentence_stops[inside].any()
 
 
-# Training
-
-
 def test_training_gives_the_same_files_in_any_process(folder, tmp_path):
     script = "import json, sys; from pathlib import Path; from bart_span_denoise import bpe; "
     script += "bpe.train(json.load(sys.stdin), int(sys.argv[1]), Path(sys.argv[2]))"
@@ -207,9 +198,6 @@ def test_too_little_text_says_how_much_it_supports(tmp_path):
     most = int(line.split("at most ")[1].split(";")[0])
     bpe.train(TEXTS[:1], most, tmp_path)
     assert Bpe(*paths(tmp_path)).vocab_size == most
-
-
-# Files that do not work
 
 
 @pytest.mark.parametrize("damage", damages.of("bpe"), ids=str)

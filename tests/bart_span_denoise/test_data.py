@@ -38,9 +38,6 @@ def corpus(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("text"))
 
 
-# Batches
-
-
 def test_collate_to_a_multiple(corpus):
     samples = [corpus.validation[i] for i in range(5)]
     plain, padded = data.collate(samples), data.collate(samples, multiple=8)
@@ -68,9 +65,6 @@ def test_decoder_ids_are_fairseqs(corpus):
     assert torch.equal(theirs["net_input"]["prev_output_tokens"], decoder[order])
     assert torch.equal(theirs["target"], targets[order].masked_fill(targets[order] < 0, PAD))
     assert theirs["ntokens"] == data.count((encoder, decoder, targets))
-
-
-# Documents to tokens
 
 
 def test_samples_hold_the_text_in_order(corpus):
@@ -123,9 +117,6 @@ def test_reading_stops_after_the_asked_tokens(tmp_path, corpus):
         breaks = np.flatnonzero((tokens[1:] == EOS) & (tokens[:-1] == EOS)) + 1
         content = [int((tokens[: end + 1] != EOS).sum()) for end in breaks]
         assert content[-2] < limit <= content[-1] == short.cache.meta[split]["tokens"]
-
-
-# Packing
 
 
 def packed_slowly(sizes, limit):
@@ -197,9 +188,6 @@ def test_sources_that_noise_makes_too_long_lose_masks_only(tmp_path):
     assert cut > 10
 
 
-# Samples by place
-
-
 def test_train_samples_are_a_function_of_seed_and_place(tmp_path, corpus):
     other = prepare(tmp_path, path=str(as_jsonl(tmp_path / "text.jsonl")))
     places = [Place(1, position, index) for position, index in enumerate([5, 0, 3, 9])]
@@ -250,9 +238,6 @@ def test_worker_processes_give_the_same_batches_and_are_sent_little(corpus):
     sent = pickle.dumps(corpus.train)
     assert same([corpus.train[Place(0, 0, 1)]], [pickle.loads(sent)[Place(0, 0, 1)]])
     assert len(sent) < 20_000
-
-
-# Cache
 
 
 def test_other_settings_and_other_text_are_another_cache(tmp_path, corpus):

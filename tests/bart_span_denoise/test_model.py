@@ -1,4 +1,4 @@
-"""The encoder-decoder: sizes, norms, masks, the row of [pad], dropout, compilation, precision."""
+"""The encoder-decoder: padding, dropout, compilation, bf16; its function is fairseq's (interop)."""
 
 import pytest
 import torch
@@ -41,85 +41,6 @@ def batch(seed=1):
     return encoder, decoder, targets.masked_fill(targets == PADDING, IGNORE)
 
 
-def captured(model, *names):
-    """The outputs of modules in the next forward pass, with room for their gradients."""
-    found = {}
-
-    def keep(name):
-        def hook(module, args, output):
-            output.retain_grad()
-            found[name] = output
-
-        return hook
-
-    for name in names:
-        model.get_submodule(name).register_forward_hook(keep(name))
-    return found
-
-
-def test_norms_stand_where_specified_and_have_no_parameters():
-    norms = {n: m for n, m in small().named_modules() if isinstance(m, nn.LayerNorm)}
-    sides = {"encoder": ("attention", "mlp"), "decoder": ("attention", "cross_attention", "mlp")}
-    wanted = {f"{side}_{place}_norm" for side in sides for place in ("stem", "final")}
-    for side, parts in sides.items():
-        wanted |= {f"{side}_blocks.{i}.{part}_norm" for i in range(LAYERS) for part in parts}
-    assert set(norms) == wanted
-    assert all((m.eps, m.weight, m.bias) == (1e-5, None, None) for m in norms.values())
-
-
-def is_normalised(x):
-    mean, variance = x.mean(-1), x.var(-1, unbiased=False)
-    return bool((mean.abs() < 1e-9).all() and ((variance - 1).abs() < 1e-3).all())
-
-
-def entering(model, ids):
-    """The signals that enter every module in a forward pass, by name."""
-    found = {}
-    for name, module in model.named_modules():
-        module.register_forward_pre_hook(lambda m, args, name=name: found.update({name: args}))
-    model(*ids)
-    return found
-
-
-def test_every_branch_and_both_streams_begin_normalised_and_then_grow():
-    model = small()
-    signals = entering(model, batch()[:2])
-    for name, _module in model.named_modules():
-        if name.endswith(("attention", "mlp")):
-            assert is_normalised(signals[name][0]), name
-    for side in ("encoder", "decoder"):
-        assert is_normalised(signals[f"{side}_blocks.0"][0])
-        assert not is_normalised(signals[f"{side}_blocks.1"][0])
-        assert not is_normalised(signals[f"{side}_final_norm"][0])
-    source, mask = model.encode(batch()[0])
-    assert is_normalised(source) and is_normalised(model.decode(batch()[1], source, mask))
-    for index in range(LAYERS):
-        assert torch.equal(signals[f"decoder_blocks.{index}.cross_attention"][1], source)
-
-
-def test_the_decoder_sees_nothing_later_and_everything_earlier():
-    model = small()
-    seen = captured(model, "decoder_stem_norm")
-    encoder, decoder = tokens(2, 11), tokens(2, 9)
-    for position in (0, 4, 8):
-        model.zero_grad()
-        model(encoder, decoder)[0, position].square().sum().backward()
-        touched = (seen["decoder_stem_norm"].grad[0] != 0).any(-1)
-        assert touched.tolist() == [index <= position for index in range(9)]
-
-
-def test_every_output_sees_every_token_of_its_own_source_and_no_padding():
-    model = small()
-    seen = captured(model, "encoder_stem_norm", "encoder_final_norm")
-    for position in (0, 8):
-        model.zero_grad()
-        model(tokens(2, 11, 4), tokens(2, 9))[0, position].square().sum().backward()
-        for signal in seen.values():
-            touched = (signal.grad != 0).any(-1)
-            assert touched[0].tolist() == [True] * 7 + [False] * 4
-            assert not touched[1].any()
-
-
 def test_what_a_pad_holds_changes_only_the_logit_of_pad():
     model, (encoder, decoder, _) = small(), batch()
     before = model(encoder, decoder)
@@ -158,54 +79,6 @@ def test_a_source_of_nothing_but_padding_gives_numbers():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     alone = model(encoder[[0, 2]], decoder[[0, 2]])
     torch.testing.assert_close(logits[[0, 2]], alone, rtol=1e-12, atol=1e-12)
-
-
-def test_logits_are_the_word_embedding_times_the_rescaled_signal():
-    encoder, decoder, _ = batch()
-    model = small(logit_multiplier=WIDTH**-0.5)
-    signal = model.decode(decoder, *model.encode(encoder))
-    expected = WIDTH**-0.5 * signal @ model.word_embedding.weight.T
-    torch.testing.assert_close(model(encoder, decoder), expected, rtol=1e-12, atol=1e-13)
-
-
-def test_the_loss_is_the_summed_cross_entropy_of_the_logits():
-    model, (encoder, decoder, targets) = small(), batch()
-    logits = model(encoder, decoder).flatten(0, 1)
-    expected = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
-    got = model(encoder, decoder, targets)
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
-    parameters = list(model.parameters())
-    wanted = torch.autograd.grad(expected, parameters)
-    for a, b in zip(torch.autograd.grad(got, parameters), wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
-
-
-def test_attention_logits_are_scaled_as_told():
-    model, double, ids = small(), small(attention_scale=0.8), batch()[:2]
-    assert not torch.allclose(double(*ids), model(*ids))
-    with torch.no_grad():
-        for name, parameter in double.named_parameters():
-            parameter.mul_(0.5 if "query" in name else 1.0)
-    torch.testing.assert_close(double(*ids), model(*ids), rtol=1e-12, atol=1e-12)
-
-
-def test_one_word_embedding_serves_encoder_decoder_and_output():
-    ids = torch.tensor([[5, 6]]), torch.tensor([[7, 8]])
-    model = small()
-    model(*ids)[0, 0, 9].backward()
-    touched = (model.word_embedding.weight.grad != 0).any(-1).nonzero().flatten()
-    assert touched.tolist() == [5, 6, 7, 9]
-
-
-@pytest.mark.parametrize(("positions", "first"), [("paper", 0), ("fairseq", 2)])
-def test_a_token_uses_the_row_of_its_position(positions, first):
-    model, (encoder, decoder, targets) = small(positions=positions), batch()
-    model(encoder, decoder, targets).backward()
-    used = [
-        (table.weight.grad != 0).any(-1).nonzero().flatten().tolist()
-        for table in (model.encoder_positions, model.decoder_positions)
-    ]
-    assert used == [list(range(first, first + 11)), list(range(first, first + 9))]
 
 
 @pytest.mark.parametrize("strategy", ["standard", "neural_tangent"])

@@ -166,9 +166,6 @@ def test_global_generators_and_input_are_left_alone():
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-# Sentence permutation
-
-
 def test_orders_of_three_sentences_are_equally_likely():
     tokens = np.array([START, 20, 22, 24, 26, 28, 30, END])
     shuffle = noise(fraction=0.0)
@@ -393,9 +390,6 @@ def test_exact_place_of_one_span_is_uniform():
     )
     assert sorted(counts) == list(range(1, 9))
     assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 24.3  # p = 0.001, 7 free
-
-
-# What holds everywhere
 
 
 @pytest.mark.parametrize(("unit", "mode"), ALL)

@@ -72,16 +72,6 @@ def test_rates_and_decay_at_the_papers_optima(shape, strategy, lr, wd, bulk, tab
     )
 
 
-@pytest.mark.parametrize("s", [0.25, 1.0])
-def test_the_family_moves_rates_and_rescale_with_s(s):
-    result = planned("bart_large", "meta_principled", 1.0, 0.0, s=s)
-    rescale = factors(result)["logit_multiplier"]
-    assert rescale == pytest.approx(1024 ** (-(1 + s) / 2), rel=1e-12)
-    assert result["word_embedding.weight"].lr == pytest.approx(1024 ** (-0.5 + s / 2), rel=1e-12)
-    bulk = result["decoder_blocks.0.mlp.down.weight"].lr
-    assert bulk == pytest.approx(1024 ** (-1.5 + s / 2), rel=1e-12)
-
-
 # What is exchanged -> the word embedding's initial deviation and the factor on logits, n = 64.
 ABLATIONS = [
     ("standard", ["c_we=0.25"], 0.5, 1.0),

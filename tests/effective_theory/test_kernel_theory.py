@@ -137,30 +137,6 @@ def test_errors_shrink_with_draws_and_reach_the_head():
         assert bool(((many.G[block] - few.G[block]).abs() < 6 * error + 1e-5).all())
 
 
-def test_attention_agrees_with_random_weight_matrices():
-    # Signals with exactly the kernel F, so that only O(H/n) and the sampling remain.
-    config, x, n, networks = _config(init={"query": 1.5, "value": 0.8}), _x(2, 2), 128, 250
-    result = forward(config, x)
-    generator = np.random.default_rng(0)
-    frame, _ = np.linalg.qr(generator.standard_normal((n, 4)))
-    s = math.sqrt(n) * np.linalg.cholesky(result.F["stem"].numpy()) @ frame.T
-    found = []
-    for _ in range(networks):
-        q, k, v, u = (
-            math.sqrt(c / n) * generator.standard_normal((n, n)) for c in (1.5, 1.0, 0.8, 1.0)
-        )
-        r = np.empty((4, n))
-        for a in (slice(0, 2), slice(2, 4)):
-            z = (s[a] @ q.T) @ (s[a] @ k.T).T / math.sqrt(n)
-            omega = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-            r[a] = omega @ s[a] @ v.T @ u.T
-        found.append(r @ r.T / n)
-    expected = (result.G["attention.0"] - result.G["stem"]).numpy()
-    error = np.std(found, axis=0) / math.sqrt(networks)
-    assert error.max() < 0.02
-    assert (np.abs(np.mean(found, axis=0) - expected) < 4 * error + 2 / n).all()
-
-
 def test_contact_terms_agree_with_a_tied_network():
     n, networks, ids = 400, 1500, torch.tensor([[3, 5], [4, 3]])
     init = {"stem": 0.5, "position": 1.0}

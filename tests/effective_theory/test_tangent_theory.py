@@ -1,7 +1,5 @@
 """Neural tangent kernels against hand calculations, random weights and the closed-form rates."""
 
-import math
-
 import pytest
 import torch
 
@@ -94,55 +92,6 @@ def test_mlp_by_hand():
         value = before["attention.0.value"]
         hat = _hat(kernels, "attention.0", value)
         _close(parts["attention.0.value"], value + 0.84 * slopes * hat)
-
-
-def _gradients(outputs, leaves, component):
-    """Derivatives of one output component of every input, per network: leaf -> (P, R, ...)."""
-    result = [[] for _ in leaves]
-    for p in range(outputs.shape[1]):
-        found = torch.autograd.grad(outputs[:, p, component].sum(), leaves, retain_graph=True)
-        for rows, gradient in zip(result, found, strict=True):
-            rows.append(gradient)
-    return [torch.stack(rows) for rows in result]
-
-
-def _compare(per_network, expected, slack):
-    """Mean over networks (R, P, P) within four standard errors and O(H/n)."""
-    error = per_network.std(0) / len(per_network) ** 0.5
-    apart = (per_network.mean(0) - expected).abs()
-    scale = float(expected.abs().max())
-    assert float(error.max()) < 0.06 * scale
-    assert bool((apart < 4 * error + slack * scale).all())
-
-
-def test_attention_agrees_with_gradients_of_random_weights():
-    # Signals with exactly the kernel F; what comes in carries Theta^(1) / scales as its kernel.
-    n, networks, generator = 64, 800, torch.Generator().manual_seed(5)
-    init = {"query": 1.5, "key": 0.7, "value": 0.8, "attention_output": 1.2}
-    kernels, derived = _derive(_config(init=init, width=n, heads=1, draws=8192), _x(2, 2))
-    frame, _ = torch.linalg.qr(torch.randn(n, 4, generator=generator, dtype=torch.float64))
-    s = math.sqrt(n) * torch.linalg.cholesky(kernels.F["stem"]) @ frame.T
-    s = s.float().expand(networks, 4, n).clone().requires_grad_()
-    q, k, v, u = (
-        (math.sqrt(c / n) * torch.randn(networks, n, n, generator=generator)).requires_grad_()
-        for c in init.values()
-    )
-    out = []
-    for a in (slice(0, 2), slice(2, 4)):
-        z = (s[:, a] @ q.mT) @ (s[:, a] @ k.mT).mT / math.sqrt(n)
-        out.append(z.softmax(-1) @ s[:, a] @ v.mT @ u.mT)
-    out = torch.cat(out, 1)
-    hat = _hat(kernels, "stem", derived.norms["stem"]["stem"]).float()
-    found = []
-    for component in (0, 1):
-        *weights, signal = _gradients(out, [q, k, v, u, s], component)
-        own = [torch.einsum("prij,qrij->rpq", gradient, gradient) for gradient in weights]
-        found.append(torch.stack([*own, torch.einsum("prak,qrbk,ab->rpq", signal, signal, hat)]))
-    norms, names = derived.norms["attention.0"], ("query", "key", "value", "attention_output")
-    expected = [norms[f"attention.0.{name}"] for name in names]
-    expected.append(norms["stem"] - derived.norms["stem"]["stem"])
-    for measured, predicted in zip((sum(found) / 2).double(), expected, strict=True):
-        _compare(measured, predicted, 3 / n)
 
 
 @pytest.mark.parametrize("stem", ["vision", "language"])

@@ -206,9 +206,6 @@ def test_no_copy_of_the_parameters_outlives_the_step():
     assert all(p.grad_fn is None for p in model.parameters())
 
 
-# Errors
-
-
 def test_a_wrapped_or_compiled_model_is_refused():
     model, numbers, optimizer = decoder()
     with pytest.raises(PlanError, match="torch.compile; plan the unwrapped, uncompiled"):

@@ -86,9 +86,6 @@ def moved(start, now, batch=None):
     return measure.attention_movement(first, second, now)
 
 
-# What is captured
-
-
 def test_rank_one_queries_and_keys_give_a_rank_one_attention():
     model = Toy(layers=1)
     u, v, a, b = (normal(12, seed=seed, dtype=torch.float32) for seed in range(4))
@@ -173,9 +170,6 @@ def test_a_capture_leaves_the_model_and_the_generators_as_they_were():
     assert not first.outputs.requires_grad
 
 
-# Kernels
-
-
 def test_kernels_are_inner_products_over_the_width():
     h = normal(3, 4, 8).float()
     found = measure.token_kernel(h)
@@ -203,9 +197,6 @@ def test_alignment_sees_neither_scale_nor_constant_and_errors_do():
     )
     assert measure.relative_square_error(3 * kernel, kernel) == pytest.approx(4)
     assert math.isnan(measure.relative_square_error(kernel, 0 * kernel))
-
-
-# Heads
 
 
 def test_identical_heads_have_no_variance():
@@ -243,9 +234,6 @@ def test_the_kurtosis_of_gaussian_heads_is_zero_at_every_number_of_heads():
     found = measure.excess_kurtosis(torch.tensor(x, dtype=torch.float64)[None, :, None])
     assert found == pytest.approx(expected)
     assert math.isnan(measure.excess_kurtosis(torch.randn(2, 3, 4)))
-
-
-# Movement
 
 
 def test_moved_embeddings_move_keys_and_attention_but_not_by_the_weights():
@@ -301,9 +289,6 @@ def test_the_movement_of_weights_is_rms_and_relative_norm():
     assert found["query_weight_relative"] == pytest.approx(3 / weight.norm().item(), rel=1e-5)
     assert found["key_weight_relative"] == pytest.approx(0.5, rel=1e-5)
     assert math.isnan(zero["key_weight_relative"]) and zero["query_weight_change"] == 0
-
-
-# Ensembles
 
 
 def test_leaving_one_out_gives_the_variance_of_an_ensemble():

@@ -82,9 +82,6 @@ def test_the_embedded_corpus_survives_the_round_trip(tmp_path):
     assert 3.0 < corpus.meta["bytes_per_token"]["train"] < 3.5
 
 
-# Splits
-
-
 def test_split_is_by_document_and_complete(corpus):
     for split in data.SPLITS:
         assert stored_documents(corpus, split) == of_split(DOCUMENTS, split)
@@ -122,9 +119,6 @@ def test_c4_stops_reading_files_too(tmp_path, t5, c4, monkeypatch):
     settings = {"source": "c4", "tokenizer": t5}
     prepare(tmp_path, **settings, max_train_tokens=50)
     assert "c4-train.00001" in error_line(lambda: prepare(tmp_path, **settings))
-
-
-# Tokeniser
 
 
 def test_training_is_repeatable_and_quiet(tmp_path, capfd):
@@ -195,9 +189,6 @@ def test_t5s_model_is_the_one_that_is_fetched():
     assert f"data/t5 {bytes_} \\\n    {digest}\n" in script
 
 
-# Cache
-
-
 def test_meta_counts_what_is_stored(corpus):
     names = {"train.bin", "validation.bin", "train_offsets.npy", "validation_offsets.npy"}
     assert set(corpus.meta["sizes"]) == names | {"tokenizer.model"}
@@ -219,9 +210,6 @@ def test_whatever_changes_the_content_changes_the_folder(tmp_path, t5):
     (path / "0000.txt").write_text("Another text.")
     folders.append(prepare(tmp_path, path=str(path)).folder)
     assert len(set(folders)) == len(settings) + 1
-
-
-# Rows
 
 
 @pytest.mark.parametrize("context", [8, 16, 61])

@@ -92,15 +92,6 @@ def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gra
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-def test_no_position_sees_a_later_one():
-    model, ids = small(), tokens(rows=1)
-    for position in (0, 5, 10):
-        model.zero_grad()
-        model(ids)[0, position].sum().backward()
-        touched = model.position_embedding.weight.grad.abs().sum(-1) > 0
-        assert touched.tolist() == [index <= position for index in range(12)]
-
-
 def test_multipliers_scale_embedding_hidden_and_readout():
     """Multiplying a layer's multiplier by m is multiplying its weight by m."""
     ids = tokens()

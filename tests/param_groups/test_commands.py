@@ -38,9 +38,6 @@ def test_help_names_every_command_and_the_version_is_the_packages(capsys):
         assert ended.value.code == 0 and expected <= {*re.split(r"[\s,]+", printed)}
 
 
-# exponents
-
-
 def test_exponents_are_the_table_as_json(capsys):
     """Which is the paper's, tests/param_groups/test_exponents.py; every number is a text."""
     assert parsed("exponents", capsys) == everett_table()
@@ -52,9 +49,6 @@ def test_solve_takes_every_optimiser_that_its_message_offers(member, capsys):
     family = "adafactor" if member == "adam_param_scaling" else "adam"
     command = lambda name: SOLVE.format("mup", name, "1", "1/2", "1")
     assert parsed(command(member), capsys) == parsed(command(family), capsys)
-
-
-# solve
 
 
 def test_solve_has_the_documented_shape(capsys):
@@ -95,9 +89,6 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
         assert symbol in " ".join(text.split())  # what the symbols mean
 
 
-# Tables
-
-
 LAYERS = "layer learning rate n^ residual"
 TABLES = {  # command: its rows, or some of them
     "exponents": "parameterization layer init variance multiplier gradient "
@@ -114,9 +105,6 @@ def test_tables_have_their_cells(command, capsys):
     text = [line.split() for line in output(command, capsys).splitlines()]
     for row in TABLES[command].splitlines():
         assert row.split() in text
-
-
-# Mistakes
 
 
 @pytest.mark.parametrize(

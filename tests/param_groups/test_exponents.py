@@ -73,9 +73,6 @@ def simulated_stable(*args, **kwargs):
     return activation <= 0 and logit <= 0
 
 
-# The published tables.
-
-
 def test_both_tables_are_the_typed_table():
     table = json.loads(json.dumps(everett_table()))
     header, *rows = everett_rows()
@@ -112,9 +109,6 @@ def test_exactly_four_columns_are_trivial():
         assert solution.residuals == (0, 0, 0 if solution.nontrivial else Fraction(1, 2))
     trivial = {case for case, solution in solutions.items() if not solution.nontrivial}
     assert trivial == set(itertools.product(("mup", "mean_field"), ("sgd", "adafactor"), ("none",)))
-
-
-# The solver for any alignment.
 
 
 def lowered(c, layer, generous=()):
@@ -205,9 +199,6 @@ def test_small_rates_are_stable_and_move_nothing():
     assert (small.stable, small.nontrivial, small.feature_learning) == (True, False, False)
 
 
-# Tensor Programs.
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["standard", "ntk"])
 def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimizer):
@@ -226,9 +217,6 @@ def test_mup_and_mean_field_learn_features_in_tensor_programs(name, optimizer):
     solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
     assert solution.stable and solution.nontrivial and solution.feature_learning
     assert solution.to_dict()["lr"] == typed_rates(name, optimizer, "full")
-
-
-# Equivalence.
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), COLUMNS)
@@ -257,9 +245,6 @@ def test_solutions_of_shifted_parameterizations_are_shifted(optimizer):
         shifted = ex.solve(ex.Parameterization(*layers), optimizer, alignment)
         assert shifted.c == c
         assert shifted.residuals == solution.residuals
-
-
-# Mistakes.
 
 
 def test_a_fraction_is_exact_and_a_float_counts_as_printed():

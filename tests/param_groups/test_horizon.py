@@ -247,9 +247,6 @@ def test_a_decay_has_its_powers_in_both_modes_that_are_per_step_and_is_refused_p
         assert ratios == pytest.approx([1.0 if "lr" in powers else 4.0] * 3)
 
 
-# Betas
-
-
 def test_betas_enter_groups_only_where_a_prescription_sets_them_and_train_as_keywords():
     finals = []
     for rule in (around(b=2, d=8), around(b=2, d=8, powers={"lr": (0.5, -0.5)}, betas=None)):
@@ -313,9 +310,6 @@ def test_muons_pair_takes_the_plans_numbers_and_refuses_others():
         made.optimizers(model, betas=(0.9, 0.99))
 
 
-# Saved plans
-
-
 def test_saved_plans_have_them_only_where_they_are_set_and_old_ones_are_read():
     plain, now = planned(Everett("mup", 64, 64)), planned(around(b=2, d=8))
     assert not {"betas", "momentum"} & plain.to_dict().keys()
@@ -337,9 +331,6 @@ def test_a_plan_says_what_it_is_made_of():
     assert "half-life of beta2 constant)" in str(planned(around(powers="marin")))
     own = str(planned(around(powers={"lr": (0.5, -0.32)}, betas=None)))
     assert "powers lr b^0.5 d^-0.32, form" in own and "betas" not in own
-
-
-# The README
 
 
 def test_the_example_of_the_readme_runs_and_says_what_it_says():

@@ -9,24 +9,20 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from param_groups import Bordelon, EpsFollows, Everett, PlanError, Role, Rule, plan, rules_for
+from param_groups import EpsFollows, Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Linear
 from param_groups.plan import DECAY_MODES
 from param_groups.quantities import NORMAL, UNIFORM, Numbers
 from tests.param_groups.test_plan import (
     CONTEXT,
-    HEAD_RULES,
     RULES,
     VOCABULARY,
     WIDTH,
     Decoder,
     Fixed,
-    Head,
     decoder_plan,
     mup,
 )
-
-# Initial values
 
 
 class Matrices(nn.Module):
@@ -265,9 +261,6 @@ def test_a_forgotten_initialisation_shows_in_the_first_output():
     assert model(ids).isfinite().all()
 
 
-# Multipliers
-
-
 def test_initialising_sets_the_multiplier_of_every_layer():
     model = Decoder()
     decoder_plan(model=model).initialise(model, seed=0)
@@ -347,14 +340,3 @@ def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
     other = trained(plain, absorbed, OPTIMIZERS[optimizer])
     assert other == pytest.approx(one, rel=1e-10)
     assert abs(one[-1] - one[0]) > 1e-3
-
-
-def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
-    model, applied = Head(), {"residual_multiplier": 1 / 3}
-    settings = {"lr": 1.0, "absorb_multipliers": True, "applied": applied}
-    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), **settings)
-    result.initialise(model, seed=0)
-    # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
-    assert result["positions.weight"].lr == pytest.approx(1.0)
-    assert result["positions.weight"].init_std == pytest.approx(1.0)
-    assert result["query.weight"].init_std == pytest.approx(8**-0.5)

@@ -169,9 +169,6 @@ def test_a_layer_scale_starts_where_the_model_starts_it(name, sizes, start):
         assert torch.equal(model.get_parameter(name), value)
 
 
-# Twins
-
-
 def test_a_model_whose_name_has_its_sizes_is_built_by_its_class():
     """timm's mixers refuse a width beside their name's."""
     model, numbers, _ = planned("timm:mixer_s16_224", "mup", 64)
@@ -213,9 +210,6 @@ def test_rules_of_two_small_blocks_hold_for_many(kind):
     rules = rules_for(model)
     assert len(assign(model, rules)) == len([*model.parameters()]) > 4 * len(rules)
     assert "#" in "".join(rule.pattern for rule in rules)
-
-
-# By name
 
 
 @pytest.mark.parametrize("name", stock.MODELS)

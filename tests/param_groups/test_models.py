@@ -91,9 +91,6 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
     assert planned(model("Llama", 4, 2), model("Llama", 2, 1), **settings)
 
 
-# LoRA
-
-
 class WithLora(nn.Linear):
     """A frozen matrix and its two factors, as peft has them."""
 

@@ -63,9 +63,6 @@ def matrix(rows, columns, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-# The update
-
-
 @pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16)])
 def test_an_update_has_the_directions_of_the_svd_and_singular_values_near_one(shape):
     g = matrix(*shape)
@@ -268,9 +265,6 @@ def test_a_group_out_of_range_is_not_added(numbers):
     with pytest.raises(refused, match=f"group's {next(iter(numbers))} is|not iterable"):
         optimizer.add_param_group({**group, "optimizer": "muon", **numbers})
     assert len(optimizer.param_groups) == count
-
-
-# The rates
 
 
 FACTORS = {  # by hand, of up (out 4n, in n) and down (n, 4n)

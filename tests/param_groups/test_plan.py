@@ -92,8 +92,6 @@ def names_of(model):
     return [name for name, _ in model.named_parameters()]
 
 
-# Rows
-
 # muP with Adam and full alignment at n = 8, base 4: lr 0.1 * 2^(-1/2, -1, -1/2) and epsilon
 # 1e-8 * 2^(-1/2, -1, -1/2) for embedding, hidden and readout, multipliers sqrt(8), 1, 1/sqrt(8).
 ROOT, THIN = math.sqrt(2), 8**-0.5
@@ -152,9 +150,6 @@ def test_a_learning_rate_of_zero_is_allowed():
     assert {row.lr for row in decoder_plan(lr=0.0).rows} == {0.0}
 
 
-# Groups
-
-
 def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
     model = Decoder()
     result = decoder_plan(EpsFollows(mup()), model, weight_decay=0.01, decay_mode="independent")
@@ -172,18 +167,6 @@ def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
             assert parameter is parameters[name]
             for key in ("lr", "eps", "weight_decay"):
                 assert group[key] == getattr(row, key)
-
-
-@pytest.mark.parametrize("name", ["ntk", "mup"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
-@pytest.mark.parametrize("mode", DECAY_MODES)
-def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
-    prescription = EpsFollows(Everett(name, WIDTH, WIDTH, optimizer=optimizer))
-    model = Decoder()
-    settings = {"lr": 0.3, "eps": 1e-9, "weight_decay": 0.1, "decay_mode": mode}
-    (group,) = decoder_plan(prescription, model, **settings).groups(model, check=False)
-    assert (group["lr"], group["eps"]) == (0.3, 1e-9)
-    assert sorted(group["param_names"]) == sorted(names_of(model))
 
 
 def test_frozen_tensors_are_planned_but_not_trained():
@@ -218,8 +201,6 @@ def test_a_tied_tensor_is_trained_once():
     assert group["param_names"] == names_of(model)
     assert len(group["params"]) == len({id(p) for p in group["params"]})
 
-
-# Decay
 
 LR, WD = 0.3, 0.01
 
@@ -275,27 +256,6 @@ def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_t
         made(weight_decay=2.0)
     assert made(weight_decay=2.0, no_decay="*").rows
 
-
-@pytest.mark.parametrize("mode", DECAY_MODES)
-def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
-    """Ten steps without a gradient in float64; the head bias stays where it is."""
-    torch.manual_seed(0)
-    model = Head().double()
-    result = head_plan(mode, model)
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(result.groups(model, check=False))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for _ in range(10):
-        optimizer.step()
-    for name, parameter in model.named_parameters():
-        removed = 0.0 if name == "head.bias" else expected_decay(mode, result[name].lr)
-        torch.testing.assert_close(
-            parameter.detach(), start[name] * (1 - removed) ** 10, rtol=1e-12, atol=0.0
-        )
-
-
-# Saving, comparing, printing
 
 PLANS = {
     "decoder": lambda: decoder_plan(weight_decay=0.1, decay_mode="global"),

@@ -2,18 +2,27 @@
 
 import functools
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 import torch
 
-from param_groups import Depth, Everett, Numbers, PlanError, Role, Rule, Tensor, plan
+from param_groups import (
+    Depth,
+    EpsFollows,
+    Everett,
+    Numbers,
+    PlanError,
+    Prescription,
+    Role,
+    Rule,
+    Tensor,
+    plan,
+)
 from param_groups.rules.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
-from tests.param_groups.wrapped import everett, numbers
-
-# Everett et al.
+from tests.param_groups.wrapped import numbers
 
 NAMES = ("standard", "ntk", "mup", "mean_field")
 TABLE = {
@@ -78,7 +87,7 @@ def test_everett_rates_are_the_papers_powers_of_the_width_ratio(name, optimizer)
 def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimizer):
     """Exactly, so that the whole model shares one optimiser group there."""
     for n, kind in itertools.product((8, 128), ("full", "none", "global", TENSOR_PROGRAMS)):
-        rule = everett(name, n, n, optimizer=optimizer, alignment=kind, eps_per_layer=True)
+        rule = EpsFollows(Everett(name, n, n, optimizer=optimizer, alignment=kind))
         assert {(row.lr, row.eps) for row in everything(rule).values()} == {(1.0, 1.0)}
 
 
@@ -86,7 +95,7 @@ def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimize
 @pytest.mark.parametrize("name", NAMES)
 def test_everett_epsilon_follows_the_gradient_if_asked(name, optimizer):
     for n, b in WIDTHS:
-        got = everything(everett(name, n, b, optimizer=optimizer, eps_per_layer=True))
+        got = everything(EpsFollows(Everett(name, n, b, optimizer=optimizer)))
         for role, layer in TYPES.items():
             # Adafactor adds epsilon to the gradient's square, the others to the gradient.
             expected = (n / b) ** (TABLE[name, layer][2] * (2 if optimizer == "adafactor" else 1))
@@ -111,7 +120,7 @@ def test_everett_multipliers_and_initial_scales(name, n, b):
 def test_everett_second_mlp_matrix_has_variance_one_over_its_fan_in(name, ratio):
     """The constant is in the std; multiplier, rate and epsilon are those of the width."""
     n = 192
-    prescription = everett(name, n, 128, eps_per_layer=True)
+    prescription = EpsFollows(Everett(name, n, 128))
     down = numbers(prescription, Role.MLP_OUT, ratio * n, n)
     query = numbers(prescription, Role.QUERY, n, n)
     assert down.multiplier * down.init_std == pytest.approx((ratio * n) ** -0.5, rel=1e-14)
@@ -204,47 +213,16 @@ def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates
         assert deep.describe()["hidden_layers"] == layers
 
 
-def test_everett_gives_a_fused_matrix_what_its_parts_get():
-    prescription = Everett("mup", 192, 128)
-    fused = numbers(prescription, Role.QKV, 192, 3 * 192)
-    assert fused == numbers(prescription, Role.QUERY, 192, 192)
+def test_a_rule_of_ones_own_says_its_optimiser_wherever_it_has_it():
+    @dataclass(frozen=True)
+    class Mine(Prescription):
+        width: int
+        optimizer = "sgd"  # of the class, and no field
 
+        def __call__(self, tensor):
+            return Numbers(1.0)
 
-TRUNK = (*EMBEDDINGS, Role.PATCH_EMBEDDING, Role.FINAL_NORM_SCALE, Role.READOUT, Role.READOUT_BIAS)
-
-
-@pytest.mark.parametrize("optimizer", FAMILY)
-@pytest.mark.parametrize("name", NAMES)
-def test_everett_over_depth(name, optimizer):
-    """Branches shrink; their rates keep the sum of all updates constant, Bordelon et al., C.1."""
-    roles = (*TRUNK, *BLOCK, Role.NORM_SCALE, Role.HIDDEN_BIAS, Role.RELATIVE_POSITION)
-    roles = roles[:-1] if optimizer == "sgd" else roles
-    for alpha, (depth, base) in itertools.product(ALPHAS, [(24, 8), (3, 8), (8, 8), (6, 1)]):
-        plain = Everett(name, 192, 128, optimizer=optimizer, depth=depth)
-        deep = Depth(plain, depth, base, alpha)
-        before, after = everything(plain, roles), everything(deep, roles)
-        power = {"sgd": 2 * alpha - 1}.get(optimizer, alpha - 1)
-        for role in roles:
-            expected = before[role].lr * (1 if role in TRUNK else (depth / base) ** power)
-            assert after[role].lr == pytest.approx(expected, rel=1e-14), (role, alpha, depth)
-            same = {"lr": before[role].lr, "gradient": before[role].gradient}
-            assert replace(after[role], **same) == before[role]
-        branches = deep.forward().residual_multiplier
-        assert branches == pytest.approx((depth / base) ** -alpha, rel=1e-14)
-        if depth == base:
-            assert after == before and branches == 1.0
-
-
-@pytest.mark.parametrize("optimizer", FAMILY)
-def test_everett_epsilon_follows_the_gradient_over_depth(optimizer):
-    plain, deep = (
-        everett("mup", 192, 128, optimizer=optimizer, eps_per_layer=True, depth=9, **own)
-        for own in ({}, {"alpha_depth": 0.5})
-    )
-    factor = 1 / 9 if optimizer == "adafactor" else 1 / 3
-    for role, scale in {Role.QUERY: factor, Role.NORM_SCALE: factor, Role.READOUT: 1.0}.items():
-        before, after = (numbers(rule, role, *fans(role, 192)).eps for rule in (plain, deep))
-        assert after == pytest.approx(scale * before, rel=1e-14)
+    assert Mine(8).describe() == {"name": "mine", "width": 8, "optimizer": "sgd"}
 
 
 def stem_and_block(**places):
@@ -297,27 +275,6 @@ def test_absorbing_a_multiplier_is_exact(optimizer, m):
     moved = Numbers(0.5 * m, "uniform", 0.25 * m, decay=0.5, **expected)
     for name in (optimizer, optimizer.title()):  # as torch's classes are called
         assert numbers.absorbed(name) == moved
-
-
-@pytest.mark.parametrize("alignment", ["full", "none"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2", "adam_param_scaling"])
-@pytest.mark.parametrize("pair", [("standard", "ntk"), ("mup", "mean_field")])
-def test_equivalent_parameterizations_are_one_after_absorbing(pair, optimizer, alignment):
-    """Up to the constants at the base width, which the two absorb differently."""
-
-    def growth(name):
-        settings = {"optimizer": optimizer, "alignment": alignment, "eps_per_layer": True}
-        small, large = (
-            {role: row.absorbed(optimizer) for role, row in everything(rule).items()}
-            for rule in (everett(name, n, 64, embedding_std=1.0, **settings) for n in (64, 192))
-        )
-        return {
-            (role, value): getattr(large[role], value) / (getattr(small[role], value) or 1.0)
-            for role in TYPES
-            for value in ("init_std", "init_mean", "lr", "eps")
-        }
-
-    assert growth(pair[0]) == pytest.approx(growth(pair[1]), rel=1e-12)
 
 
 def test_a_number_in_the_name_of_a_stem_makes_no_block_of_it():

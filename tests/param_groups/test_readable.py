@@ -88,9 +88,6 @@ def test_resuming_as_the_readme_says_trains_on_bit_for_bit():
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-# The README's core, and the examples of docstrings
-
-
 def test_the_core_in_the_readme_is_the_plan():
     code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
     assert len(code.splitlines()) <= 60 and len(README.split()) <= 3000

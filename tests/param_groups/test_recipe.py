@@ -88,14 +88,6 @@ def test_ratios_between_sizes_are_those_of_the_rule(rule):
                 assert ours[1] / ours[0] == ratio, (name, key)
 
 
-def test_mups_rates_of_adam():
-    """mup: matrices and readout fall with the width, embeddings, norms and biases stay."""
-    _, made = planned(128)
-    rates = {row.name.removesuffix(".weight"): row.lr / 3e-3 for row in made.rows}
-    falling = dict.fromkeys(("up", "down", "readout"), 0.25)
-    assert rates == pytest.approx({"embedding": 1.0, "norm": 1.0, **falling})
-
-
 def test_depth_and_forward_factors_are_relative_too():
     recipe = Tuned(AT["completep"](64), init={})
     assert recipe.forward().residual_multiplier == 0.5

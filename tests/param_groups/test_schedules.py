@@ -55,14 +55,6 @@ def test_a_schedule_multiplies_every_rate_by_one_factor(shape):
     torch.testing.assert_close(rates(optimizer, scheduler, 12), expected, rtol=1e-6, atol=0)
 
 
-def test_a_schedule_begins_at_the_plans_rates_and_ends_at_zero_by_default():
-    _, optimizer = prepared()
-    wanted = [(1 + math.cos(math.pi * k / STEPS)) / 2 for k in range(STEPS + 1)]
-    found = rates(optimizer, schedule(optimizer, total_steps=STEPS), STEPS + 1)
-    expected = torch.tensor(wanted).double()[:, None].expand(-1, 2)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
-
-
 @pytest.mark.parametrize("settings", [{"floor": 1.0}, {"floor": 0}, {"warmup_steps": STEPS}])
 def test_the_ends_of_what_is_allowed_are_allowed(settings):
     _, optimizer = prepared()

@@ -40,9 +40,6 @@ def linear(*layers, role=Role.MLP_IN, layout=None, **options):
     return model, plan(model, used, Everett("mup", 16, 16), lr=0.1, **options)
 
 
-# Layouts
-
-
 class NanoGPT(nn.Module):
     """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names."""
 
@@ -91,9 +88,6 @@ def test_layouts_that_do_not_matter_pass():
     linear(transformers.pytorch_utils.Conv1D(16, 16), layout=Layout.TRANSPOSED)
 
 
-# Attention
-
-
 def neo(**options):
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 8}
     kind = {"attention_types": [[["global"], 2]], "vocab_size": 40, "tie_word_embeddings": False}
@@ -137,17 +131,11 @@ def test_an_attention_of_a_library_that_does_not_say_its_scale(monkeypatch):
     assert planned(model, applied={"attention_scale": 0.25}).forward[0].head_dim == 16
 
 
-# Tensors
-
-
 def test_tensors_that_are_beside_a_weight_pass():
     layer = nn.Linear(16, 16, bias=False)
     layer.register_buffer("mask", torch.ones(16, 16))
     layer.weights_seen, layer.scale = torch.ones(16, 16), torch.ones(())
     linear(layer)
-
-
-# After initialise
 
 
 def empty(model):
@@ -205,9 +193,6 @@ def test_a_bias_that_starts_at_zero_may_be_trained_a_little():
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     assert numbers.groups(model)
-
-
-# Arguments of another kind
 
 
 RULES = [Rule("weight", Role.HIDDEN, trunk=False)]

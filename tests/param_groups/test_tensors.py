@@ -220,8 +220,6 @@ def test_the_precisions_that_are_trained_in_are_planned(dtype):
     assert model.first.weight.isfinite().all()
 
 
-# Sharded models
-
 SHARDED = """
 import sys
 import torch

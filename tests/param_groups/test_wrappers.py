@@ -14,7 +14,6 @@ import torch
 
 import param_groups
 from param_groups import (
-    CompleteP,
     Decay,
     Depth,
     Dinan,
@@ -35,12 +34,14 @@ from param_groups import (
 )
 from param_groups.rules.muon import MUON_CONVENTIONS
 from param_groups.rules.wrappers import Around
+from tests.param_groups import test_depth_and_decay as completep
 from tests.param_groups import test_dinan_bordelon as papers
 from tests.param_groups import test_horizon as horizon
 from tests.param_groups import test_prescriptions as prescriptions
-from tests.param_groups.test_prescriptions import BLOCK, fans
+from tests.param_groups.test_prescriptions import BLOCK, EMBEDDINGS, fans
 
 M, R = 4.0, 3.0  # width and depth over those of the base
+TRUNK = (*EMBEDDINGS, Role.PATCH_EMBEDDING, Role.FINAL_NORM_SCALE, Role.READOUT, Role.READOUT_BIAS)
 INIT = dict.fromkeys(Role, 0.02) | {"lora_b": 0.0}  # which rules start at zero
 
 
@@ -59,7 +60,8 @@ class Mine(Prescription):
 
 def rules(optimizer="adam"):
     """Every kind of rule, at four times its base width."""
-    own = {"dinan": Dinan(256, optimizer=optimizer), "mine": Mine(optimizer=optimizer)}
+    own = {"mine": Mine(optimizer=optimizer)}
+    own |= {} if optimizer == "adafactor" else {"dinan": Dinan(256, optimizer=optimizer)}
     return {name: Everett(name, 256, 64, optimizer) for name in ("mup", "ntk")} | own
 
 
@@ -90,9 +92,17 @@ def close(one, other):
 # Closed forms, of which a wrong power must be seen
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("name", ["mup", "ntk", "dinan", "mine"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        *itertools.product(("mup", "ntk", "dinan", "mine"), ("adam", "sgd")),
+        *(("mup", "adafactor"), ("mine", "adafactor")),
+    ],
+)
 def test_depth_is_bordelons_power_around_any_rule(name, optimizer):
+    """Branches shrink; their rates keep the sum of all updates constant, Bordelon et al., C.1."""
+    every = (*TRUNK, *BLOCK, Role.NORM_SCALE, Role.HIDDEN_BIAS, Role.RELATIVE_POSITION)
+    assert [role for role in every if not Tensor(role, 8, 8).in_branch] == [*TRUNK]
     for alpha, decays in itertools.product((0.5, 0.75, 1.0), (False, True)):
         rule = rules(optimizer)[name]
         deep = Depth(rule, depth=12, base_depth=4, alpha=alpha, decays=decays)
@@ -189,25 +199,6 @@ def test_a_tied_rule_has_another_factor_on_logits_and_no_other_number(name):
         assert Tied(rule)(tensor) == rule(tensor)
 
 
-@pytest.mark.parametrize(("m", "r"), [(4, 1), (1, 3), (4, 3)])
-def test_completep_has_the_powers_of_its_table(m, r):
-    """Dey et al. 2025, Table 1; of models, `test_completep_is_that_of_its_authors_code`."""
-    rule, base = (CompleteP(64 * m, 64, 4 * r, 4, alpha=0.75) for m, r in ((m, r), (1, 1)))
-    expected = {  # (rate, epsilon, decay per step)
-        "query": (r**-0.25 / m, r**-0.75 / m, r**-0.25),
-        "norm_scale": (r**-0.25, r**-0.75 / m, 0.0),
-        "token_embedding": (1.0, 1 / m, 1.0),
-        "readout": (1 / m, 1.0, 1.0),
-    }
-    for role, powers in expected.items():
-        here, there = (
-            one(Tensor(role, *fans(Role(role), one.width))).absorbed("adam") for one in (rule, base)
-        )
-        shares = (here.lr / there.lr, here.eps / there.eps, here.decay)
-        assert shares == pytest.approx(powers), role
-    assert rule.forward().residual_multiplier == pytest.approx(r**-0.75)
-
-
 # What catches a wrong power, a case of it, and what is planted: powers, in these numbers of a rule,
 # of a size over that at which the power is 1.
 ALIKE, HYBRID = ("mup", "adam"), {"strategy": "hybrid"}
@@ -244,10 +235,10 @@ PLANTED = [
      ("Muon", "lr", "width", 64)),
     (test_a_tied_rule_has_another_factor_on_logits_and_no_other_number, ("mup",),
      ("Tied", "lr eps decay init_std multiplier logit_multiplier", "width", 64)),
-    (test_completep_has_the_powers_of_its_table, (4, 3),
-     ("CompleteP", "lr eps decay", "width", 64)),
-    (test_completep_has_the_powers_of_its_table, (4, 3),
-     ("CompleteP", "lr eps decay residual_multiplier", "depth", 4)),
+    (completep.test_completep_is_that_of_its_authors_code, (96, 8, 0.75),
+     ("CompleteP", "lr eps decay", "width", 32)),
+    (completep.test_completep_is_that_of_its_authors_code, (96, 8, 0.75),
+     ("CompleteP", "lr eps decay residual_multiplier", "depth", 2)),
     (horizon.test_a_published_set_holds_what_its_source_says, ("sde",),
      ("Horizon", "lr eps decay", "batch", horizon.BATCH)),
     (horizon.test_a_published_set_holds_what_its_source_says, ("sde",),
@@ -282,8 +273,6 @@ def test_a_wrong_power_in_a_prescription_is_caught(
     with pytest.raises((AssertionError, PlanError)):
         test(*case)
 
-
-# Orders
 
 AROUND = {
     "depth": lambda rule: Depth(rule, depth=12, base_depth=4, alpha=0.75, decays=True),
@@ -322,6 +311,13 @@ def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_
     assert Muon(Tuned(rule, INIT))(up).lr == 2.0
 
 
+def test_a_readouts_bias_has_as_many_entries_at_the_base_size():
+    """Dinan et al.'s rate of it goes with their number, which no width changes."""
+    rule, bias = Dinan(256), Tensor("readout_bias", 1, 10)
+    assert Tuned(rule, INIT, base_width=64)(bias).lr == 1.0
+    assert EpsFollows(rule, base_width=64)(bias).eps == 1.0
+
+
 @pytest.mark.parametrize("name", AROUND)
 def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
     class Careful(Mine):
@@ -340,9 +336,6 @@ def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
                 call()
         else:
             assert call()["weight"].lr > 0
-
-
-# A new role is one row
 
 
 def test_a_role_is_added_by_one_row(tmp_path):

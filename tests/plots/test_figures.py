@@ -15,7 +15,6 @@ from plots import cards, style, tables
 from plots.__main__ import main, make
 from plots.catalogue import FINDINGS, load, names, of_shipped, preset_of, shipped
 from plots.findings import Finding
-from plots.naming import AnyOf
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = names()
@@ -224,13 +223,6 @@ def test_a_file_that_pandas_cannot_read_is_one_line(kind, change, tmp_path, refu
     if change:
         bad.write_bytes(change(tables.shipped("everett/figure_10_adafactor").read_bytes()))
     assert f"{bad}: cannot read the table" in refused("everett/adafactor", bad)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in FIGURES if not isinstance(load(name).TABLES, AnyOf)]
-)
-def test_too_many_tables_are_refused(name, refused):
-    assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
 
 def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys, laid_out):

@@ -70,9 +70,6 @@ def test_a_large_table_is_kept_compressed_and_read_as_any_other(tmp_path, monkey
     assert tables.shipped("dinan/figure") == data / "dinan/figure.csv" and not packed.exists()
 
 
-NAMES = ("figure", "vaswani/figure", "dinan/", "dinan/a/b")
-
-
 def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, capsys):
     table = sweep(tmp_path / "sweep", [{"commit": "abc"}])
     with pytest.raises(SystemExit, match="2"):

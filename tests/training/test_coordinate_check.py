@@ -11,14 +11,12 @@ import torch.nn.functional as F
 
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups.check import Check, judge, measure, measuring
+from param_groups.check import Check, measure, measuring
 from param_groups.check.measuring import ALONG
 from param_groups.check.slopes import (
     EXCEPTION,
-    GROWS,
     OK,
     UNKNOWN,
-    VANISHES,
     failed,
     fit,
     table,
@@ -131,63 +129,6 @@ def test_rates_without_alignment_grow_by_the_half_power_that_theory_predicts():
     assert down.slope == pytest.approx(0.5, abs=0.1)
     assert "alpha 1/2" in down.note
     assert not failed(slopes)
-
-
-def scaled(kind, power, part):
-    """Changes one number of the rows of some roles by a power of width/64."""
-
-    def alter(row, width):
-        if part not in row.name:
-            return row
-        return dataclasses.replace(row, **{kind: getattr(row, kind) * (width / 64) ** power})
-
-    return alter
-
-
-FASTER = {
-    ("change", "blocks.0.mlp.down", 1): GROWS,
-    ("change", "blocks.0.attention.key", 1): OK,
-    ("update", MLP, 1): GROWS,
-    ("update", KEY, 1): OK,
-}
-UP, DOWN = ("init", "blocks.0.mlp.up", 0), ("change", "blocks.0.mlp.down", 1)
-LOUD = {UP: GROWS, ("init", "blocks.0.attention.key", 0): OK}
-
-
-@pytest.mark.parametrize(
-    ("rule", "kind", "power", "part", "verdicts"),
-    [
-        ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
-        ("mup", "lr", 1, ".mlp.", FASTER),
-        ("mup", "lr", -1, "blocks", {DOWN: VANISHES}),
-        ("standard", "init_std", 0.5, "mlp.up", LOUD),
-        ("standard", "init_std", -0.5, "mlp.up", {UP: VANISHES}),
-        ("mup", "init_std", 0.5, "readout", {("init", "readout", 0): GROWS}),
-    ],
-)
-def test_a_wrong_number_is_caught_where_it_stands(rule, kind, power, part, verdicts):
-    slopes = check(
-        scaled(kind, power, part), widths=WIDTHS[:3], steps=1, prescription__parameterization=rule
-    )
-    assert {at: slope(slopes, *at).verdict for at in verdicts} == verdicts
-
-
-def test_a_rule_of_ones_own_has_no_exceptions():
-    """Standard under another name: no paper says that it assumes unaligned readouts."""
-
-    def foreign(width, seed):
-        task = decoder(prescription__parameterization="standard")(width, seed)
-        task.plan = dataclasses.replace(task.plan, prescription={"name": "mine"})
-        return task
-
-    measured = measure(foreign, WIDTHS, steps=STEPS, seeds=(0, 1))
-    slopes = fit(measured)
-    along = slope(slopes, "change", ALONG)
-    assert (along.aim, along.verdict) == (0, GROWS)
-    assert slope(slopes, "change", "blocks.0.mlp.down").verdict == OK
-    assert slope(slopes, "init", "readout", 0).verdict == OK
-    assert slope(slopes, "update", MLP).aim == -1
-    assert [one.name for one in judge(measured.plans) if one.verdict == GROWS] == ["logits"]
 
 
 # The command

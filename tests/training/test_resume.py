@@ -30,9 +30,6 @@ def below(pid):
     return found + [deeper for child in found for deeper in below(child)]
 
 
-# Killed and stopped runs
-
-
 RULES = ("sgd", "adam_param_scaling", "adafactor", "adam_atan2", "muon")
 STOPPED = [([], step) for step in range(1, 7)]
 STOPPED += [([f"optimizer.name={name}"], 3) for name in RULES]

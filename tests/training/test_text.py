@@ -61,9 +61,6 @@ def test_psalm_titles_stand_before_their_psalm():
     assert numbers == list(range(1, 151))
 
 
-# Splits
-
-
 def test_split_is_frozen():
     """A document must never change sides: results on the validation split are compared."""
     chosen = [i for i in range(40) if in_validation(f"document {i}", 0.2)]
@@ -84,9 +81,6 @@ def test_sentences_lose_nothing_but_spaces():
     assert sentences[:5] == ["One.", "Two!", '"Three?"', "he said.", "Four"]
     assert max(map(len, sentences)) <= 1000
     assert not any(sentence.startswith(" ") for sentence in sentences)
-
-
-# Local files
 
 
 def mixed_folder(path):
@@ -152,9 +146,6 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
     (folder / "0059.txt").write_text("another text")
     line = error_line(lambda: [*documents])
     assert line.startswith(f"data.path: {folder} has changed while it was read")
-
-
-# C4
 
 
 @pytest.fixture

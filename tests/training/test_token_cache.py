@@ -95,9 +95,6 @@ def refuse(*arguments):
     raise AssertionError("the cache was made or read a second time")
 
 
-# Whole
-
-
 def test_the_files_are_described(made):
     names = set(content(made.folder))
     assert set(made.meta["sizes"]) == set(made.meta["sha256"]) == names
@@ -217,9 +214,6 @@ def test_the_next_preparation_sweeps_what_a_killed_one_has_left_and_nothing_else
     assert os.listdir(tmp_path / "caches") == ["toy"]
 
 
-# Checked
-
-
 @pytest.mark.parametrize("damage", damages.of("cache"), ids=str)
 def test_a_damaged_cache_is_refused_reported_and_rebuilt(
     experiment, made, folder, text, capfd, damage
@@ -295,9 +289,6 @@ def test_pickles_carry_no_opened_file(made):
     pickled = pickle.dumps(made)
     assert len(pickled) < 10_000
     assert pickle.loads(pickled).tokens("train").tobytes() == whole
-
-
-# Command
 
 
 def command(experiment, *arguments):

@@ -16,7 +16,6 @@ from measure import observations
 from measure.representations import weight_movement
 from param_groups import Bordelon, plan
 from param_groups.check.measuring import Check, measure
-from param_groups.check.slopes import EXCEPTION, GROWS, NOT_FINITE, OK, VANISHES, fit
 from training.optim import optimizers
 from vit_cifar5m.config import ModelConfig
 from vit_cifar5m.model import ROLES, VisionTransformer
@@ -295,21 +294,6 @@ def builder(key, name, **fields):
     return build
 
 
-@pytest.mark.parametrize(("optimizer", "slope"), [("adam", -0.5), ("sgd", -1.0)])
-def test_the_check_knows_the_updates_of_queries_and_keys(optimizer, slope):
-    """The rate has N^(-1/2), the multiplier N^(-1) at alpha 1/2; all other aims and exponents are
-    in tests/measure."""
-    build = builder("head_dim", optimizer, alpha_attention=0.5)
-    result = measure(build, WIDTHS, steps=1, seeds=range(SEEDS))
-    found = {(slope.quantity, slope.name): slope for slope in fit(result)}
-    update = found["update", "blocks.0.attention.key.weight"]
-    assert (update.aim, update.predicted) == (pytest.approx(-0.5), pytest.approx(slope))
-    assert update.slope == pytest.approx(slope, abs=TOLERANCE)
-    assert update.verdict == (OK if slope == -0.5 else EXCEPTION)
-    assert bool(update.note) == (slope != -0.5)
-    assert not [s for s in found.values() if s.verdict in (GROWS, VANISHES, NOT_FINITE)]
-
-
 def test_points_of_blocks_are_those_at_the_same_relative_depths():
     """Two blocks end at 1/2 and 1 of every depth; inside of them a query reads the stream before,
     and a branch the stream in the middle: 1/4 of a block on the average."""
@@ -325,19 +309,3 @@ def test_points_of_blocks_are_those_at_the_same_relative_depths():
             stream = found[f"blocks.{block}", depth]
             assert stream == pytest.approx(rms([seen[end]["stream"]]), rel=1e-5)
         assert (f"blocks.{len(blocks)}", depth) not in found
-
-
-def test_a_depth_whose_rate_is_wrong_is_caught():
-    """Adam's rate for alpha_depth 1 in a network of alpha_depth 1/2: changes grow as L^(1/2)."""
-
-    def build(depth, seed):
-        check = builder("depth", "adam", alpha_depth=0.5)(depth, seed)
-        for group in check.optimizer.param_groups:
-            group["lr"] *= depth**0.5 / 2
-        return check
-
-    found = fit(measure(build, DEPTHS, steps=1, seeds=range(4)))
-    blocks = {f"blocks.{block}" for block in range(DEPTHS[0])}
-    assert {s.name for s in found if s.quantity == "change" and s.verdict == GROWS} >= blocks
-    updates = {s.name: (s.verdict, s.aim) for s in found if s.quantity == "update"}
-    assert {updates[f"{block}.mlp.up.weight"] for block in blocks} == {(GROWS, -0.5)}

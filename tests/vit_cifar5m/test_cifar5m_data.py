@@ -70,9 +70,6 @@ def assert_items(dataset, images, labels):
         np.testing.assert_array_equal(image, expected)
 
 
-# CIFAR-5M
-
-
 @pytest.mark.parametrize("name", ["cifar5m_part{}.npz", "part{}.npz"])
 @pytest.mark.parametrize("kind", SAVE)
 def test_five_parts_train_and_the_sixth_is_held_out(tmp_path, kind, name):
@@ -134,9 +131,6 @@ def test_a_cache_that_cannot_be_written_is_not_the_files_fault(tmp_path):
     assert refused("cifar5m", folder, tmp_path).startswith("data.cache_dir: ")
 
 
-# CIFAR-10
-
-
 @pytest.mark.parametrize("inner", ["", "cifar-10-batches-bin"])
 def test_binary_batches_are_read_in_order(tmp_path, inner):
     write_batches(tmp_path / inner)
@@ -147,9 +141,6 @@ def test_binary_batches_are_read_in_order(tmp_path, inner):
     assert_items(images.validation, records(0)[:3, 1:].reshape(-1, 3, 32, 32), records(0)[:3, 0])
     assert len(pickle.dumps(images.train)) < 3072
     assert len(load("cifar10", tmp_path, tmp_path, train_images=7).train) == 7
-
-
-# Embedded
 
 
 def whole(dataset):
@@ -225,9 +216,6 @@ def test_held_out_images_need_no_other_file(tmp_path, source, name):
     assert whole(found) == expected
     with pytest.raises(UserError, match="samples: 7 wanted, but .* has [46] images"):
         module.held_out(data, 7, "samples")
-
-
-# Batches and visits
 
 
 def test_batches_are_normalised_by_channel():

@@ -105,9 +105,6 @@ def test_logits_are_those_of_the_papers_listing(optimizer, alpha_attention, alph
     np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
-# Tensors
-
-
 def test_every_tensor_has_the_role_it_plays_and_its_papers_numbers():
     model, rule = network("sgd", alpha_attention=0.5, alpha_depth=0.5, beta0=2.0, gamma0=0.25)
     block = {f"attention.{name}": Role(name) for name in ("query", "key", "value")}
@@ -136,9 +133,6 @@ def test_a_zero_readout_starts_with_logits_of_zero():
     model, _ = network(zero_readout=True)
     assert not model(images()).any()
     assert network()[0](images()).any()
-
-
-# Function
 
 
 def test_it_compiles_without_graph_breaks():

@@ -127,9 +127,6 @@ def equal(found, expected):
     return found == expected
 
 
-# Embedded
-
-
 def test_digits_are_split_once_for_all_seeds_without_overlap():
     first, second = digits(seed=0), digits(seed=1)
     train, validation = (part.source for part in (first.train, first.validation))
@@ -181,9 +178,6 @@ def test_drawn_images_are_those_of_the_generator_split_by_class_for_all_seeds():
     ]
     assert len(again) >= 45 and all(again)
     assert first.train[Place(0, 0, 0)][0].shape == (3, SIZE, SIZE)
-
-
-# Folders and shards
 
 
 SOURCES = {
@@ -259,9 +253,6 @@ def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     for split in ("train", "val"):
         expected = [root / name for name in names[split]]
         assert open_shards(str(tmp_path), split) == (expected, "tar")
-
-
-# Unreadable images
 
 
 BROKEN = {

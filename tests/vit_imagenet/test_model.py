@@ -6,7 +6,6 @@ import pytest
 import torch
 from timm.data import Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from timm.models.vision_transformer import VisionTransformer
 
 from param_groups import Dinan, Forward, plan
 from param_groups.roles import PlanError, Role, assign
@@ -40,13 +39,6 @@ def on_meta(**changes):
         return build(ModelConfig(**{**PAPER, **changes}))
 
 
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-# Tensors
-
-
 def test_every_tensor_has_the_role_it_plays():
     roles = {found.name: found.role for found in assign(on_meta(layers=2), ROLES)}
     block = {
@@ -62,9 +54,6 @@ def test_every_tensor_has_the_role_it_plays():
         "head.weight": Role.READOUT,
         "head.bias": Role.READOUT_BIAS,
     }
-
-
-# Function
 
 
 def reference_logits(model, x):
@@ -106,32 +95,6 @@ def test_logits_and_gradients_agree_with_the_written_out_network():
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
-def stock(model, dtype):
-    """timm's usual model: biases everywhere, here zero; affine norms, here one and zero."""
-    sizes = {"img_size": 12, "patch_size": 4, "num_classes": 7, "embed_dim": 24, "depth": 2}
-    sizes |= {"num_heads": 3, "mlp_ratio": 3, "class_token": False, "global_pool": "avg"}
-    other = VisionTransformer(**sizes, fc_norm=False).to(dtype)
-    mine = dict(model.named_parameters())
-    for name, parameter in other.named_parameters():
-        value = mine[name].data if name in mine else float("norm" in name and "weight" in name)
-        parameter.data.copy_(torch.as_tensor(value))
-    return other
-
-
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_it_is_timms_model_with_biases_and_norms_that_do_nothing(dtype, error):
-    model = small(dtype)
-    other, x = stock(model, dtype), images(dtype)
-    assert count(other) > count(model)
-    torch.testing.assert_close(model(x), other(x), rtol=error, atol=error)
-    for network in (model, other):
-        network(x).square().mean().backward()
-    theirs = dict(other.named_parameters())
-    for name, parameter in model.named_parameters():
-        scale = theirs[name].grad.abs().max().item()
-        assert (parameter.grad - theirs[name].grad).abs().max().item() <= error * scale, name
-
-
 class Steeper(Dinan):
     """A prescription with another power of the head dimension."""
 
@@ -142,9 +105,6 @@ class Steeper(Dinan):
 def test_only_the_attention_scale_that_timm_has_is_accepted():
     with pytest.raises(PlanError, match="multiplies by 0.353553 on query-key products, but"):
         plan(small(), ROLES, Steeper(24), lr=1.0)
-
-
-# How it runs
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -80,9 +80,6 @@ def test_a_folder_and_its_shards_train_on_the_same_classes(photos, tmp_path):
         assert summary["status"] == "finished" and summary["targets"] == 48
 
 
-# Commands
-
-
 def test_the_paper_s_plan_is_printed_with_its_numbers(capsys):
     train.EXPERIMENT.main([str(ROOT / "vit_imagenet/configs/paper.yaml"), "--plan", "--json"])
     plan = json.loads(capsys.readouterr().out)

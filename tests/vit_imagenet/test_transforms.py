@@ -22,9 +22,6 @@ def places(count, epoch=0, first=0):
     return [Place(epoch, first + i, i) for i in range(count)]
 
 
-# Randomness
-
-
 def test_a_sample_is_a_function_of_seed_epoch_and_index():
     place = Place(3, 17, 5)
     image, label, back = digits().train[place]
@@ -140,9 +137,6 @@ def test_the_strongest_posterize_is_black_whatever_pillow_accepts():
     (operation,) = [op for op in ops if op.name == "PosterizeIncreasing"]
     image = Image.fromarray(images.train.source[0].content)
     assert np.array(image).any() and not np.array(operation(image)).any()
-
-
-# Batches
 
 
 def loader(images, collate, batch, micro, workers=0, rank=0, world=1, steps=2, seed=0):

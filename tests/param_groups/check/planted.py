@@ -83,9 +83,6 @@ def acts(made: Plan, kind: str, number: str) -> bool:
     return False
 
 
-# The model
-
-
 class Block(nn.Module):
     """Attention, then an MLP or experts that a router weighs; each a branch of the stream."""
 
@@ -155,9 +152,6 @@ def batch(model: Tiny, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
-
-
-# The rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,9 +261,6 @@ def subjects(seed: int) -> list[Subject]:
         add(f"mine {optimizer}", lambda n, o=optimizer: Mine(n, o))
     add("everett mup embedding -0.5", lambda n: Everett("mup", n, 32, embedding_exponent=-0.5))
     return found
-
-
-# The cases
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,6 +184,21 @@ def test_nanochats_rates_are_mups_with_multipliers_and_its_initial_values_are_no
 
 
 # The regressions that trainers shipped in 2025 and 2026, planted.
+HEAD, REST = (r"lm_head", lambda n: 64 / n), (r"", lambda n: 1)
+TABLES = {  # of the head by the root, a catch-all, one layer's lost factor, another at one width
+    "lm_head.weight: lr goes as size^-0.5, expected size^-1": [
+        *((MATRIX, lambda n: 64 / n), (r"lm_head", lambda n: (64 / n) ** 0.5), REST)
+    ],
+    "h.*.down.weight: lr goes as size^0, expected size^-1": [
+        *((r"h\.\d+\.(qkv|out|up)\.weight|lm_head", lambda n: 64 / n), REST)
+    ],
+    "h.1.qkv.weight: lr goes as size^0, expected size^-1": [
+        *((r"h\.1\.qkv\.weight", lambda n: 1.0), (MATRIX, lambda n: 64 / n), HEAD, REST)
+    ],
+    "h.*.up.weight: lr has no power of the size, expected": [
+        *((MATRIX, lambda n: 64 / n * (1.1 if n == 256 else 1.0)), HEAD, REST)
+    ],
+}
 
 
 def two_matrices_moved(n):
@@ -194,24 +209,6 @@ def two_matrices_moved(n):
     rest = [*moved, *vectors, *named(model, "wte.weight", "lm_head.weight")]
     muon = torch.optim.Muon(kept, lr=0.02, adjust_lr_fn="spectral_unclamped")
     return model, [muon, torch.optim.AdamW(rest, lr=0.002)]
-
-
-def the_head_by_the_root(n):
-    return torchtitan(n, [(MATRIX, 64 / n), (r"lm_head", (64 / n) ** 0.5), (r"", 1)])
-
-
-def a_catch_all(n):
-    return torchtitan(n, [(r"h\.\d+\.(qkv|out|up)\.weight|lm_head", 64 / n), (r"", 1)])
-
-
-def the_factor_of_one_layer_lost(n):
-    table = [(r"h\.1\.qkv\.weight", 1.0), (r"h\.\d+\..*(qkv|out|up|down)\.weight", 64 / n)]
-    return torchtitan(n, [*table, (r"lm_head", 64 / n), (r"", 1)])
-
-
-def another_factor_at_the_last_width(n):
-    factor = 64 / n * (1.1 if n == 256 else 1.0)
-    return torchtitan(n, [(MATRIX, factor), (r"lm_head", 64 / n), (r"", 1)])
 
 
 def a_block_more_at_the_last_width(n):
@@ -240,10 +237,10 @@ def another_meaning_of_spectral(n):
     ("build", "line"),
     [
         (two_matrices_moved, "h.*.out.weight: optimizer adam, where similar tensors have muon"),
-        (the_head_by_the_root, "lm_head.weight: lr goes as size^-0.5, expected size^-1"),
-        (a_catch_all, "h.*.down.weight: lr goes as size^0, expected size^-1"),
-        (the_factor_of_one_layer_lost, "h.1.qkv.weight: lr goes as size^0, expected size^-1"),
-        (another_factor_at_the_last_width, "h.*.up.weight: lr has no power of the size, expected"),
+        *(
+            (lambda n, t=t: torchtitan(n, [(k, of(n)) for k, of in t]), l)
+            for l, t in TABLES.items()
+        ),
         (a_block_more_at_the_last_width, "h.2.up.weight: not in the models of all sizes"),
         (held_twice, "wte.weight: two optimisers hold it (muon and adam)"),
         (held_by_none, "wte.weight: no optimiser holds it"),
@@ -287,6 +284,15 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
     assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
     code, text = run(capsys, lambda n, layers: build(n, layers, 0.0), "--depths", 2, 8)
     assert code == 0 and "nearest rule: no power of the depth" in text
+
+    def by_muon(n, layers):
+        model, adamw = build(n, layers)
+        blocks = adamw.param_groups[0]
+        blocks["params"] = [p for p in blocks["params"] if p.ndim < 2]
+        return model, [torch.optim.Muon(named(model, *MATRICES), lr=0.1 * layers**-0.5), adamw]
+
+    code, text = run(capsys, by_muon, "--depths", 2, 4, 8)
+    assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
 
 
 @pytest.mark.parametrize(

@@ -59,19 +59,14 @@ def test_match_rms_without_its_power_grows(tokens):
     assert {one.verdict for one in bad if one.name == "down"} == {theory.GROWS}
 
 
-@pytest.mark.parametrize(("power", "word"), [(0, "ok"), (0.5, "grows"), (-0.5, "vanishes")])
-def test_a_rule_of_no_paper_is_held_to_stability(power, word):
-    numbers, bad = checked(lambda n: Own(n, power), 16)
-    assert numbers["up.weight"] == word and bool(bad) is (word == "grows") | (word == "vanishes")
-
-
 @pytest.mark.parametrize("tokens", [16, 640])
-@pytest.mark.parametrize(("power", "word"), [(0.5, "grows"), (-0.5, "vanishes")])
-def test_the_update_of_a_wrong_rate_shows_with_few_tokens_and_with_many(power, word, tokens):
-    """Its spectral norm is the rate; the size of its entries also goes with the tokens."""
-    _, bad = checked(lambda n: Own(n, power), tokens)
+@pytest.mark.parametrize(("power", "word"), [(0, "ok"), (0.5, "grows"), (-0.5, "vanishes")])
+def test_a_rule_of_no_paper_is_held_to_stability_with_few_tokens_and_with_many(power, word, tokens):
+    """An update's spectral norm is the rate; the size of its entries also goes with the tokens."""
+    numbers, bad = checked(lambda n: Own(n, power), tokens)
+    assert numbers["up.weight"] == word and bool(bad) == bool(power)
     updates = {one.name: one.verdict for one in bad if one.quantity == "update"}
-    assert {updates["up.weight"], updates["down.weight"]} == {word}
+    assert not power or {updates["up.weight"], updates["down.weight"]} == {word}
 
 
 def test_depth_needs_branches_that_fall_with_it():

@@ -140,9 +140,6 @@ def test_curves_collapse_up_to_units():
     assert transfer.collapse(other)[0] > 0.05
 
 
-# The command
-
-
 TASK = """
 import torch
 from param_groups import Everett, Rule, plan

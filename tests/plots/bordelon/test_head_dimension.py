@@ -208,9 +208,6 @@ def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):
     assert printed[-1].count("-16-1") == 2
 
 
-# Figures 3, 4 and 5
-
-
 # Figures 3 and 4
 
 
@@ -282,9 +279,6 @@ def test_the_exact_density_has_its_moments(head_dim, alpha):
     assert moment(0) == pytest.approx(1, rel=1e-4)
     assert moment(2) == pytest.approx(variance, rel=1e-4)
     assert moment(4) == pytest.approx((3 + 6 / head_dim) * variance**2, rel=1e-4)
-
-
-# Figure 5
 
 
 def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):

@@ -49,9 +49,6 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
     assert "base H = 2, N = 2, L = 1" in text
 
 
-# Kernels and attention, from constructed tables
-
-
 def place(seed=0, alpha=1.0, step=0, **sizes):
     """The columns before what was measured, of base (H, N, L) = (2, 2, 2)."""
     own = {HEADS: 2, HEAD_DIM: 2, LAYERS: 2, **{f"model.{k}": v for k, v in sizes.items()}}
@@ -200,9 +197,6 @@ def test_the_spread_over_heads_and_the_change_are_measured_against_n():
 def test_spread_is_the_unbiased_variance_within_places():
     values = np.array([[1.0, 2.0, 6.0], [10.0, 10.0, 10.0]])
     assert kernels.spread(values) == pytest.approx(7 / 2)
-
-
-# The decoder
 
 
 def read(folder, *args, **options):

@@ -8,8 +8,6 @@ from plots.dinan.published import MODELS
 from plots.dinan.vit_search import NEIGHBOURS
 from tests.plots.made import lines, written
 
-# ViT
-
 OPTIMA = {
     "standard": (1e-3, 0.8),
     "neural_tangent": (20.0, 4e-5),
@@ -75,8 +73,6 @@ def search(strategy, *, seeds=3, without=(), accuracies=None, **options):
 def complete(**options):
     return frames([p for strategy in OPTIMA for p in search(strategy, **options)])
 
-
-# BART
 
 RATES = tuple(1e-3 * 2.0**octave for octave in (-3, -2, -1, 0, 1, 2))  # mapped
 STEPS = 100
@@ -158,9 +154,6 @@ def both(**options):
 def r2c2(**options):
     points = (("standard", 3.0), ("neural_tangent", 2.4))
     return [run(s, 7e-4, loss, width=2048, steps=50, **options) for s, loss in points]
-
-
-# Files
 
 
 def frames(points):

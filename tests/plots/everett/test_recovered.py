@@ -231,9 +231,6 @@ def test_an_optimiser_is_what_the_table_says_or_its_file(tmp_path):
             learning_rates.read(two)
 
 
-# Table 4
-
-
 def test_table_4_has_the_exponent_beside_an_irreducible_rate():
     """Where the optima level off it is another one, where they do not there is none."""
 
