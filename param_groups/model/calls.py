@@ -38,6 +38,8 @@ CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
+Tensors = Mapping[str, Tensor]
+
 
 class Call(NamedTuple):
     """One call of a torch function; `ins` and `outs` are the tensors in it."""

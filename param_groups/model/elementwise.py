@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -95,9 +95,7 @@ def flow(
     return came
 
 
-def beside(
-    notes: Notes, vector: Tensor, op: str, came: Flow, marks: frozenset[str] = NOTHING
-) -> Flow:
+def beside(notes: Notes, vector: Tensor, op: str, came: Flow, marks: Set[str] = NOTHING) -> Flow:
     """Activations after a parameter acted on their entries."""
     notes.use(vector, op, marks=came.marks | marks)
     gain, names = came.gain, notes.names(vector)
@@ -207,8 +205,8 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
         gain = times(flows[0].gain, flows[1].gain, power)
-        numbers = frozenset() if "normed" in came.marks else came.numbers
-        return replace(came, factor=factor, gain=gain, made=made, numbers=numbers)
+        apart = frozenset() if "normed" in came.marks else came.numbers
+        return replace(came, factor=factor, gain=gain, made=made, numbers=apart)
     others = [t for t in call.ins if id(t) not in notes.flows]
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
@@ -224,12 +222,13 @@ def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
         # Scores that a parameter made, as a router's or a pooling's, are of no attention.
         mark = "weighs" if len(came.names) == 1 and "summed" not in came.marks else "softmax"
-        soft = {mark} if call.bare == "softmax" else NOTHING
-        came = replace(came, terms=frozenset()) if soft else came
-        return replace(came, marks=came.marks | soft)
+        soft = replace(came, terms=frozenset(), marks=came.marks | {mark})
+        return soft if call.bare == "softmax" else came
+    size = max(max(notes.attentions[i].head_dim for i in came.scores), 1)  # what is summed but it
+    came = replace(came, terms=frozenset((name, n / size, k) for name, n, k in came.terms))
     notes.spend(came)
-    several = max((n for _, n, _ in came.terms), default=1.0) / notes.head_dim(came)
-    came = replace(came, factor=times(came.factor, max(several, 1.0)))  # of heads, added up
+    several = max((n for _, n, _ in came.terms), default=1.0)  # heads, added up
+    came = replace(came, factor=times(came.factor, max(several, 1.0)))
     rebased(notes, came, call.ins[0], call.outs[0])
     for i in came.scores:
         notes.attentions[i].soft = True

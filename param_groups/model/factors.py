@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from param_groups.model.judging import matched
-from param_groups.model.notes import UNREAD, Attention, Notes
+from param_groups.model.notes import Attention, Notes
 from param_groups.model.recording import Recorder
 from param_groups.roles import Measured, Role
 
@@ -41,7 +41,7 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
                 if entry not in found.setdefault(name, []):
                     found[name].append(entry)
     for name, uses in large.uses.items():
-        if any(UNREAD in use.marks for use in uses):
+        if any("unread" in use.marks for use in uses):
             doubts.append(f"what multiplies {name} before it is used was not read")
     keys = [f"attention {i}" if len(texts) > 1 else "attention" for i in range(1, len(texts) + 1)]
     times = (text if n == 1 else f"{text} ({n} times)" for text, n in texts.items())

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from param_groups.model import calls
-from param_groups.model.notes import UNREAD, UNSIZED, Notes, Number, Ranges, Use
+from param_groups.model.notes import Notes, Number, Ranges, Use
 from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
-_VECTORS = {"bias", "norm_scale", "norm_bias", "scale", "added", "joined", "elementwise"}
+_KNOWN = {"embedding", "bias", "norm_scale", "norm_bias", "scale", "added", "joined", "elementwise"}
 # Of a matrix that stores its outputs first, and of one that stores its inputs first.
 _PLAIN = (Layout.LINEAR, Layout.EXPERTS, Layout.OUTS_IN)
 _TURNED = (Layout.TRANSPOSED, Layout.EXPERTS_TRANSPOSED, Layout.IN_OUTS, Layout.INS_OUT)
@@ -76,8 +76,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
-    known = use.op in _VECTORS or use.op == "embedding"
-    if not (known or use.summed):
+    if not (use.op in _KNOWN or use.summed):
         reading.problem = f"goes into {use.op}, after which nothing is known of it"
     elif use.summed:
         _matrix(reading, pairs, pair, large)
@@ -117,7 +116,7 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
             if place != "sum" and not math.isclose(first, then, rel_tol=0.02):
                 return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:
-        rough = {UNSIZED, UNREAD} & (one.marks | other.marks)  # what is drawn says its size
+        rough = {"unsized", "unread"} & (one.marks | other.marks)  # what is drawn says its size
         if not math.isclose(one.factor, other.factor, rel_tol=0.2 if rough else 0.02):
             times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
             return (
@@ -183,7 +182,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
     else:
         readable = reading.layout is not None
     ways = {other.fans[0] for _, other in pairs if other.summed}
-    if UNSIZED in use.marks and not makes:
+    if "unsized" in use.marks and not makes:
         reading.problem = "is normalised before use, so that its size has no effect"
     elif len(ways) > 1:
         reading.problem = f"is summed over in two ways, {sorted(ways)} terms"

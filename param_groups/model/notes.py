@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +22,6 @@ Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 Ranges = tuple[tuple[int, int], ...] | None
 Terms = frozenset[tuple[str, float, float]]
 Result = tuple[Tensor, int, int, float]
-UNSIZED, UNREAD = "unsized", "unread"  # marks of a number on a parameter
 Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
@@ -145,7 +145,8 @@ class Use:
         summed, made: the parameter's axes that are summed over, and that the result has; None for
             one that the view split or merged.
         fans: inputs that are summed, and outputs; of rows of a fused matrix all of them.
-        marks: of the activations beside it; "of NAME" is the matrix whose bias it is.
+        marks: of the activations beside it; "of NAME" is the matrix whose bias it is; unsized after
+            a norm of itself, unread where entries have several numbers.
         factor: numbers that the parameter was multiplied by, and terms that were added up.
         acts_as: the number as which a constant tensor acts after functions of it.
         at: the index of the result, of a product or a lookup.
@@ -167,9 +168,7 @@ class Notes:
     """The notes of one pass; `starts` are the fresh values of the parameters, `other` parameters of
     the model at another width."""
 
-    def __init__(
-        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, starts: calls.Tensors, other: calls.Tensors) -> None:
         self.parameters, self.starts, self.other = dict(model.named_parameters()), starts, other
         same = {n: bool((t == t.flatten()[0]).all()) for n, t in starts.items() if t.numel()}
         self.constant = {name for name, constant in same.items() if constant}
@@ -220,16 +219,10 @@ class Notes:
         return all(name in self.constant and not self.starts[name].any() for name in names)
 
     def spend(self, *flows: Flow) -> None:
-        """Notes the sums in what a product or a softmax takes, or what is the output; of scores
-        those over more than the head dimension."""
+        """Notes the sums in what a product takes, or what is the output."""
         for flow in flows:
-            size, by = self.head_dim(flow), abs(flow.factor or 1.0)
             for name, n, times in sorted(flow.terms):
-                self.factors["sum", name].append((n * times * by / size, ()))
-
-    def head_dim(self, scores: Flow) -> int:
-        """The largest of those of the attentions whose scores these are; 1 for all else."""
-        return max([1, *(self.attentions[i].head_dim for i in scores.scores)])
+                self.factors["sum", name].append((n * times * abs(flow.factor or 1.0), ()))
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it, and
@@ -263,13 +256,12 @@ class Notes:
                 for i, o in zip(axes[1], made, strict=True)
             ]
             fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
-            number, mark, reached = factor, "", None
-            if result is not None and tensor is not whole:
-                number, mark, reached = _number(tensor, whole, factor, fans[0])
+            found = _number(tensor, whole, factor, fans[0]) if result is not None else None
+            number, mark, reached = found or (factor, "", None)
             if reached is not None and made and made[0] is not None:  # rows of a fused matrix
                 rows = reached.movedim(made[0], 0).reshape(whole.shape[made[0]], -1)
                 first = int(rows.any(1).int().argmax())
-            numbers.add(None if mark == UNREAD else number)
+            numbers.add(None if mark == "unread" else number)
             self.factors["weight", name] += [(number, ())] if number != 1.0 else []
             acts = float(tensor.detach().mean()) if name in self.constant else None
             rest = fans, frozenset(marks) | {mark}, number
@@ -350,22 +342,20 @@ def _number(
     fresh matrix's size^(-1/2); where entries have several it is how much larger they are."""
     now, then = tensor.detach(), whole.detach()
     part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
-    try:
-        first, slope = (
-            torch.autograd.grad(tensor, whole, by, retain_graph=True)[0]
-            for by in (torch.ones_like(now), now)
-        )
-    except RuntimeError:  # no gradients here
-        first = slope = None
-    if part or slope is None or now.is_complex():
-        return followed, "" if part else UNREAD, first
+    slopes: list[Tensor] = []
+    with contextlib.suppress(RuntimeError):  # where there are no gradients
+        for by in (torch.ones_like(now), now):
+            slopes += torch.autograd.grad(tensor, whole, by, retain_graph=True)
+    if part or not slopes or now.is_complex():
+        return followed, "" if part else "unread", next(iter(slopes), None)
+    first, slope = slopes
     number = calls.common((slope / first / then)[(first != 0) & (then != 0)], 0.1, 0.999)
     if number is not None:
         mark = ""
     elif abs(float((slope * then).sum())) < 0.01 * float(now.square().sum()):
-        number, mark = calls.level(now) * size**0.5, UNSIZED
+        number, mark = calls.level(now) * size**0.5, "unsized"
     else:
-        number, mark = calls.level(now) / calls.level(then), UNREAD
+        number, mark = calls.level(now) / calls.level(then), "unread"
     near = (one for one in (followed, 1.0) if math.isclose(number, one, rel_tol=0.02))
     return next(near, float(f"{number:.6g}")), mark, first
 

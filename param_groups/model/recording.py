@@ -30,9 +30,7 @@ _SDPA = "query key value attn_mask dropout_p is_causal scale"
 class Recorder(TorchFunctionMode):
     """Notes on a model's parameters, while its forward pass runs under it."""
 
-    def __init__(
-        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, starts: calls.Tensors, other: calls.Tensors) -> None:
         super().__init__()
         self.notes, self.called = Notes(model, starts, other), False
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -101,7 +99,8 @@ class Recorder(TorchFunctionMode):
             flows = flows[:1]  # whatever the index is
         came = joined(flows)
         flow: Flow | None = None
-        if call.name in calls.PRODUCTS | {"scaled_dot_product_attention"}:
+        spent = call.name in calls.PRODUCTS and not (views and self._mixes(call, came))
+        if spent or call.name == "scaled_dot_product_attention":
             notes.spend(*flows)
         if call.name == "scaled_dot_product_attention":
             flow = self._attention(call.bound(_SDPA))
@@ -161,13 +160,13 @@ class Recorder(TorchFunctionMode):
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
             used = notes.use(t, op, (summed, makes), out, axis, marks)
             made, number = made | used.made, times(number, used.factor)
-            table = came.made and came.made <= notes.rows
+            place = "embedding" if came.made and came.made <= notes.rows else "input"
             if not came.scores:
-                notes.note_factor(*(("embedding", came) if table else ("input", came, used.names)))
+                notes.note_factor(place, came, used.names if place == "input" else ())
         if bias is not None and notes.names(bias):
             notes.use(bias, "bias", marks={"of " + name for name, _ in made})
-        kept, raws = Flow(), [notes.attentions[i].raw for i in came.scores | came.weights]
-        if any(raw is not None and raw.shape[-2:] == out.shape[-2:] for raw in raws):  # mixed heads
+        kept = Flow()
+        if self._mixes(call, came):
             before = next(t for t, *_ in found if id(t) in notes.flows)
             kept = replace(came, factor=elementwise.rebased(notes, came, before, out))
         made |= came.made if grouped else frozenset()
@@ -177,6 +176,11 @@ class Recorder(TorchFunctionMode):
         here = max(_terms(one) for one in found if id(one.tensor) not in notes.views)
         more = here // max(map(_terms, ours))
         return flow.summed(more) if call.name == "einsum" and more > 1 else flow
+
+    def _mixes(self, call: Call, came: Flow) -> bool:
+        """Whether a product may mix the heads of scores or softmaxes."""
+        raws = (self.notes.attentions[i].raw for i in came.scores | came.weights)
+        return any(raw is not None and raw.shape[-2:] == call.outs[0].shape[-2:] for raw in raws)
 
     def _learned(self, tensor: Tensor) -> None:
         """A parameter that stands in an activation's place, as learned queries do."""
