@@ -44,9 +44,11 @@ def with_exit_code(
     except PlanError as error:
         ended = error
         say(str(error))
+    except Verdict as error:
+        ended, code = error, int(error.code or 0)
     except BaseException as error:
         ended = error
-        if isinstance(error, Verdict) or (isinstance(error, SystemExit) and _is_ours(error)):
+        if isinstance(error, SystemExit) and _is_ours(error):
             code = int(error.code or 0)
         elif isinstance(error, OSError) and error.errno in UNPRINTED and _is_ours(error):
             lost = error

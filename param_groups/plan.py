@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -28,23 +28,16 @@ from param_groups.quantities import (
     check_flag,
 )
 from param_groups.roles import Fans, PlanError, Role, Rule, check_model
-from param_groups.rows import (
-    Factor,
-    Row,
-    check_saved,
-    factor_differences,
-    listed,
-    named_by,
-    row_differences,
-    spared,
-    table,
-    unwrapped,
-)
+from param_groups.rows import Factor, Row, check_saved, listed, named_by, spared, table, unwrapped
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
     from param_groups.optim import MuonAdamW
+
+
+# What the tensors of a torch group have in common.
+_SHARED = ("lr", "eps", "weight_decay", "optimizer", "parts", "layout")
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,28 +166,24 @@ class Plan:
             )
         if check:
             values.check_given(model, self.rows, self.forward)
-        trained = [row for row in self.rows if parameters[row.name].requires_grad]
         groups: dict[tuple[Any, ...], list[Row]] = {}
-        for row in trained:
-            key = (row.lr, row.eps, row.weight_decay, row.optimizer, row.parts, row.layout)
-            groups.setdefault(key, []).append(row)
+        for row in self.rows:
+            if parameters[row.name].requires_grad:
+                groups.setdefault(tuple(vars(row)[key] for key in _SHARED), []).append(row)
         return [
             {
                 "name": "+".join(dict.fromkeys(row.role for row in rows)),
                 "params": [parameters[row.name] for row in rows],
                 "param_names": [row.name for row in rows],
-                "lr": lr,
-                "initial_lr": lr,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "optimizer": optimizer,
-                **({"parts": parts} if parts else {}),
-                **({"layout": layout} if layout else {}),
+                "initial_lr": rows[0].lr,
+                **{key: n for key, n in zip(_SHARED, numbers, strict=True) if n not in ((), "")},
                 **{
-                    key: self._set[key] for key in self._set.keys() & {*AVERAGES.get(optimizer, ())}
+                    key: average
+                    for key, average in self._set.items()
+                    if key in AVERAGES.get(rows[0].optimizer, ())
                 },
             }
-            for (lr, eps, weight_decay, optimizer, parts, layout), rows in groups.items()
+            for numbers, rows in groups.items()
         ]
 
     def optimizers(
@@ -319,15 +308,23 @@ class Plan:
         Rows, forward factors, betas and momentum are compared: plans with the same numbers are
         equal, whichever rule made them.
         """
-        mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
-        lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]
-        lines += [f"{name}: only in the second plan" for name in theirs if name not in mine]
-        for name in mine.keys() & theirs.keys():
-            lines += row_differences(mine[name], theirs[name])
-        for key in self._set.keys() | other._set.keys():
-            if self._set.get(key) != other._set.get(key):
-                lines.append(f"{key}: {self._set.get(key)} -> {other._set.get(key)}")
-        return sorted([*lines, *factor_differences(self.forward, other.forward)])
+        mine, theirs = ({row.name for row in plan.rows} for plan in (self, other))
+        lines = [f"{name}: only in the first plan" for name in mine - theirs]
+        lines += [f"{name}: only in the second plan" for name in theirs - mine]
+        here, there = (plan._numbers(mine & theirs) for plan in (self, other))
+        for what in here.keys() | there.keys():
+            if here.get(what) != there.get(what):
+                lines.append(f"{what} {here.get(what)} -> {there.get(what)}")
+        return sorted(lines)
+
+    def _numbers(self, names: Set[str]) -> dict[str, object]:
+        """By what they are: those of the tensors of these names, forward factors, averages."""
+        rows = [(row.name, vars(row)) for row in self.rows if row.name in names]
+        return {
+            **{f"{name}: {key}": value for name, of in rows for key, value in of.items()},
+            **{f"forward pass: {f.name}{f.of_heads}": f.value for f in self.forward},
+            **{f"{key}:": value for key, value in self._set.items()},
+        }
 
     def table(self) -> str:
         """The plan for people: rows that differ only in their block number are one line."""

@@ -312,11 +312,9 @@ class Prescription(ABC):
 
     def describe(self) -> dict[str, object]:
         """The prescription's fields by name, ready for JSON."""
-        if is_dataclass(self):
-            values = asdict(self)
-        else:
-            values = {"width": self.width, "optimizer": self.optimizer, **vars(self)}
-        return {"name": type(self).__name__.lower(), **plain(values)}
+        values = asdict(self) if is_dataclass(self) else vars(self)
+        both = {"width": self.width, "optimizer": self.optimizer}  # a class may have them as one
+        return {"name": type(self).__name__.lower(), **plain({**values, **both})}
 
     def settle(self, optimizers: Collection[str]) -> None:
         """Numbers as Python's, the optimiser by its name where it is an alias ("adamw").

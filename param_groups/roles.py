@@ -157,7 +157,7 @@ class Role(StrEnum):
     MLP_OUT = "mlp_out", _matrix(OUT)
     HIDDEN_BIAS = "hidden_bias", _vector("zero", shared=True)
     READOUT = "readout", Facts("readout", (IN,), axis=IN, branch=False)
-    READOUT_BIAS = "readout_bias", _vector("zero", kind="logits", branch=False)
+    READOUT_BIAS = "readout_bias", _vector("zero", kind="logits", branch=False, grows=())
     # Any other matrix between two axes of the model's width.
     HIDDEN = "hidden", Facts("hidden", (IN, OUT))
     # One small kernel per channel, as in ConvNeXt.

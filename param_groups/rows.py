@@ -76,8 +76,12 @@ class Factor:
     head_dim: int | None = None
 
     def __str__(self) -> str:
-        head = "" if self.head_dim is None else f" (head dimension {self.head_dim})"
-        return f"{self.name} {self.value:.6g}{head}"
+        return f"{self.name} {self.value:.6g}{self.of_heads}"
+
+    @property
+    def of_heads(self) -> str:
+        """Its head dimension, in words."""
+        return "" if self.head_dim is None else f" (head dimension {self.head_dim})"
 
 
 @dataclass(frozen=True)
@@ -211,27 +215,6 @@ def spared(rows: list[Row], no_decay: Iterable[str], asked: Asked) -> tuple[Row,
                 f"{asked.decay_mode!r} that fraction is {DECAY_MODES[asked.decay_mode]}"
             )
     return tuple(rows)
-
-
-def row_differences(mine: Row, theirs: Row) -> list[str]:
-    """What differs between two rows of one tensor, a line each."""
-    return [
-        f"{mine.name}: {item.name} {getattr(mine, item.name)} -> {getattr(theirs, item.name)}"
-        for item in fields(Row)
-        if getattr(mine, item.name) != getattr(theirs, item.name)
-    ]
-
-
-def factor_differences(mine: tuple[Factor, ...], theirs: tuple[Factor, ...]) -> list[str]:
-    """What differs between the forward factors of two plans, a line each."""
-    one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
-    lines = []
-    for key in dict.fromkeys((*one, *other)):
-        if one.get(key) != other.get(key):
-            name, head_dim = key
-            name += "" if head_dim is None else f" (head dimension {head_dim})"
-            lines.append(f"forward pass: {name} {one.get(key)} -> {other.get(key)}")
-    return lines
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups.check import Check, CheckError, command
+from param_groups.check import Check, command
 from param_groups.check.measuring import watched
 from param_groups.check.recording import recording
 from training import runs
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--as-configured", action="store_true", help="set no key but width and seed")
     command.add_options(parser)
     args = parser.parse_intermixed_args(argv)
-    with one_line_errors(OSError, CheckError):
+    with one_line_errors(OSError):
         command.check_options(args)
         target = experiment_target(args.experiment, args.config, args.overrides, args)
         code = command.run(target, args)

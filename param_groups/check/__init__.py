@@ -5,12 +5,11 @@ In Python: `measure` trains, `fit` gives slopes with verdicts, `judge` the verdi
 """
 
 from param_groups.check.judging import Judged, judge
-from param_groups.check.measuring import Check, CheckError, Measurement, measure
+from param_groups.check.measuring import Check, Measurement, measure
 from param_groups.check.slopes import Slope, failed, fit, summary, table
 
 __all__ = [
     "Check",
-    "CheckError",
     "Judged",
     "Measurement",
     "Slope",

@@ -49,7 +49,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from param_groups.check import nearest
-from param_groups.check.command import TASK, function_of, load_module, parser_of, with_rules
+from param_groups.check.command import TASK, Ruled, function_of, load_module, parser_of
 from param_groups.check.measuring import begun, pooled
 from param_groups.check.nearest import Readings
 from param_groups.check.reading import NUMBERS, Reading, not_read, read
@@ -157,7 +157,7 @@ def _unlike(
         # Norms and biases are of one kind by shape, and trainers tell them apart by name.
         last = name.rpartition(".")[2] if len(one.shape) < 2 else one.layout == Layout.TABLE
         pools.setdefault((kind, last), []).append(name)
-        if kind in ("hidden", "readout"):
+        if kind in ("hidden", "readout") and len(one.shape) > 1:  # not a block's vectors
             pools.setdefault((kind,), []).append(name)
     seen = set()
     for pool, members in sorted(pools.items(), key=lambda one: len(one[0])):
@@ -255,7 +255,7 @@ def main(argv: Sequence[str]) -> None:
     layouts: dict[str, Layout] = {}  # of a trace, from use
     build: Callable[..., Any]
     if hasattr(module, "task") and not (hasattr(module, "build") or args.depths):
-        task = with_rules(function_of(module, args.file, *TASK), args.widths)
+        task = Ruled(function_of(module, args.file, *TASK), args.widths)
         layouts = {r.name: Layout(r.layout) for r in task.trace().readings if r.layout}
 
         def build(width: int, *_: int) -> tuple[nn.Module, torch.optim.Optimizer]:

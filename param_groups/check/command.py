@@ -40,13 +40,13 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from param_groups.check import judging, measuring, slopes, stock
-from param_groups.check.measuring import Build, Check, CheckError, Measurement
+from param_groups.check.measuring import Build, Check, Measurement
 from param_groups.check.written import results_in, write, write_table
 from param_groups.exit_code import Verdict
 from param_groups.model.factors import unnamed
 from param_groups.model.trace import Trace, traced
 from param_groups.plan import Plan
-from param_groups.roles import Role, Rule
+from param_groups.roles import PlanError, Role, Rule
 
 TASK = ("task(width, seed)", "a param_groups.check.Check (examples/coordinate_check_mlp.py is one)")
 
@@ -59,6 +59,7 @@ class Target:
     name: str
     part: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    rules: Callable[[], Sequence[Rule]] = tuple  # of a trace that its plans were made with
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +73,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """CheckError for options that no slope can be fitted with."""
+    """PlanError for options that no slope can be fitted with."""
     measuring.check_numbers(args.widths, args.steps, range(args.seeds))
     if not 0 < args.tolerance < math.inf:
-        raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
+        raise PlanError(f"--tolerance {args.tolerance}: expected a positive number")
 
 
 def parser_of(prog: str, text: str | None) -> argparse.ArgumentParser:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
             stock.sizes(args.target, width)
         targets = [stock_target(args.target, rule) for rule in args.rule or ("mup", "standard")]
     elif args.rule:
-        raise CheckError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
+        raise PlanError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
     else:
         targets = [file_target(Path(args.target), args.widths)]
     outcomes = [run(target, args) for target in targets]
@@ -117,20 +118,16 @@ def stock_target(name: str, rule: str) -> Target:
 
 def file_target(path: Path, widths: Sequence[int] = measuring.WIDTHS) -> Target:
     """A user's file with task(width, seed)."""
-    return Target(with_rules(task_of(path), widths), path.stem)
+    task = Ruled(task_of(path), widths)
+    return Target(task, path.stem, rules=task.rules)
 
 
-def with_rules(task: Build, widths: Sequence[int]) -> Ruled:
-    """A user's task; its models are traced once, and only where a plan asks for rules."""
-    return Ruled(task, functools.cache(lambda: trace_of(task, widths)))
-
-
-@dataclass(frozen=True)
 class Ruled:
-    """A task whose plans may be functions of rules: such a plan is given the rules of a trace."""
+    """A user's task whose plans may be functions of rules: such a plan is given the rules of a
+    trace, which is made once, and only then."""
 
-    task: Build
-    trace: functools._lru_cache_wrapper[Trace]
+    def __init__(self, task: Build, widths: Sequence[int]) -> None:
+        self.task, self.trace = task, functools.cache(lambda: trace_of(task, widths))
 
     def __call__(self, width: int, seed: int) -> Check:
         check = measuring.checked(self.task(width, seed))
@@ -138,7 +135,6 @@ class Ruled:
             check = replace(check, plan=check.plan([*self.trace().rules]))
         return check
 
-    @property
     def rules(self) -> Sequence[Rule]:
         """The rules that plans were made with; none if no plan asked for them."""
         return self.trace().made if self.trace.cache_info().currsize else ()
@@ -152,15 +148,15 @@ def trace_of(task: Build, widths: Sequence[int]) -> Trace:
 
 
 def task_of(path: Path) -> Build:
-    """The task of a user's file; CheckError for a file that is none, or has none."""
+    """The task of a user's file; PlanError for a file that is none, or has none."""
     return function_of(load_module(path), path, *TASK)
 
 
 def load_module(path: Path) -> ModuleType:
-    """A user's file, run once, which may import modules beside it; CheckError for one that is no
+    """A user's file, run once, which may import modules beside it; PlanError for one that is no
     Python file."""
     if not (path.is_file() and path.suffix == ".py"):
-        raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
+        raise PlanError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
     sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
     spec = importlib.util.spec_from_file_location(path.stem, os.path.abspath(path))
     assert spec is not None and spec.loader is not None
@@ -171,15 +167,15 @@ def load_module(path: Path) -> ModuleType:
 
 
 def function_of(module: ModuleType, path: Path, signature: str, returns: str) -> Callable[..., Any]:
-    """A function of a user's module; CheckError without one that can be called so."""
+    """A function of a user's module; PlanError without one that can be called so."""
     name = signature.partition("(")[0]
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None or not callable(function):
-        raise CheckError(f"{path}: no function {signature} in it; add one that returns {returns}")
+        raise PlanError(f"{path}: no function {signature} in it; add one that returns {returns}")
     try:
         inspect.signature(function).bind(*signature.split(","))
     except TypeError as error:
-        raise CheckError(f"{path}: {name} is called as {signature}: {error}") from None
+        raise PlanError(f"{path}: {name} is called as {signature}: {error}") from None
     return function
 
 
@@ -208,7 +204,7 @@ def run(target: Target, args: argparse.Namespace) -> int:
         measurement, powers, seeds = slopes.decided(of_seeds, args.seeds, args.tolerance)
     numbers = judging.judge(measurement.plans)
     numbers += judging.judge_optimizers(measurement.plans, measurement.held)
-    rules = target.build.rules if isinstance(target.build, Ruled) else ()
+    rules = target.rules()
     left = judging.not_judged(measurement.plans, measurement.held, rules)
     left += _unnamed_queries(target.build, measurement.plans, device)
     code = 1 if slopes.failed(powers, numbers) else 2 if left else 0

@@ -55,7 +55,7 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
         return []
     found: list[Judged] = []
     if expected.published:  # fields of the rule that differ between sizes and are no size
-        rules = [theory.rule_of(plans[size]) for size in numbers.sizes]
+        rules = [plans[size].prescription for size in numbers.sizes]
         for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
             values = [rule.get(key) for rule in rules]
             if any(value != values[0] for value in values):
@@ -65,7 +65,7 @@ def judge(plans: Mapping[int, Plan]) -> list[Judged]:
                 )
     for name in numbers.names:
         found += _of_tensor(name, numbers, expected)
-    if numbers.family == "sgd" or theory.rule_of(plans[min(plans)]).get("eps_per_layer"):
+    if numbers.family == "sgd" or plans[min(plans)].prescription.get("eps_per_layer"):
         found += _shared_keys(numbers, expected)
     factors = {"residual_multiplier": -expected.residual}
     if expected.published:
@@ -140,15 +140,15 @@ def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Jud
         "epsilon": _epsilon(name, numbers, expected),
         "decay": _decay(name, numbers, expected),
     }
-    between, result = [numbers.powers(name, pair) for pair in numbers.pairs], []
+    result = []
     for quantity, aim in aims.items():
-        zeros = {one is None for one in (p.of(quantity) for p in between)}
-        if len(zeros) > 1 or (True in zeros and not numbers.all_zero(name, quantity)):
+        between = numbers.between(name, quantity)
+        powers = [power for power in between if power is not None]
+        if len(powers) < len(between):
             note = "zero at some sizes"
             result.append(Judged(name, quantity, None, None, theory.DIFFERS, expected.source, note))
-        elif zeros == {False} and (quantity, whole.kind) != ("start", "constant"):
-            values = [value for p in between if (value := p.of(quantity)) is not None]
-            result.append(_word(name, quantity, values, aim, expected))
+        elif powers and (quantity, whole.kind) != ("start", "constant"):
+            result.append(_word(name, quantity, powers, aim, expected))
     return result
 
 
@@ -195,7 +195,7 @@ def _decay(name: str, numbers: PlanExponents, expected: Promise) -> Fraction:
     if holds_rate:  # of the tensor before it has absorbed a multiplier
         multiplier = expected.multiplier.get(own, expected.multiplier.get(kind, ZERO))
         aim -= expected.rate(own, kind) - SHIFT[numbers.family] * multiplier
-        aim += 1 if numbers.by_muon(name) and numbers.size != "depth" else 0
+        aim += numbers.by_muon(name)
     return aim
 
 
@@ -263,7 +263,7 @@ def not_judged(
 def heads_note(plans: Mapping[int, Plan], rules: Sequence[Rule] = ()) -> list[str]:
     """A warning where muP has the library's attention while the head dimension grows, in the plans
     or in the trace that gave `rules`."""
-    rule = theory.rule_of(plans[min(plans)])
+    rule = plans[min(plans)].prescription
     heads = [max((f.head_dim or 0 for f in one.forward), default=0) for one in plans.values()]
     heads = _traced_heads(rules) or heads
     other = rule.get("parameterization", "mup") not in ("mup", "mean_field")

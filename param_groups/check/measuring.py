@@ -36,15 +36,11 @@ from param_groups.check.recording import (
 )
 from param_groups.optim import MuonAdamW
 from param_groups.plan import Plan
-from param_groups.roles import PlanError, Role
+from param_groups.roles import OUT, PlanError, Role
+from param_groups.rows import Row
 
-TABLES = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG, INPUT, OWN = " along the loss gradient", " input", " of the position's token"
-
-
-class CheckError(PlanError):
-    """A model, a file or a command that cannot be checked; the message says what to do."""
 
 
 @dataclass
@@ -75,9 +71,9 @@ class Check:
 
     @property
     def planned(self) -> Plan:
-        """The plan; CheckError without one."""
+        """The plan; PlanError without one."""
         if self.plan is None:
-            raise CheckError(
+            raise PlanError(
                 "the check has no plan: give Check(plan=...). Of an optimizer alone `param-groups "
                 "audit` reads the powers, and `param-groups transfer` trains it"
             )
@@ -88,14 +84,14 @@ Build = Callable[[int, int], Check]  # (width, seed) -> Check
 
 
 def checked(check: object) -> Check:
-    """What a task returns; CheckError for what is no check, and for one without batches."""
+    """What a task returns; PlanError for what is no check, and for one without batches."""
     if not isinstance(check, Check):
-        raise CheckError(
+        raise PlanError(
             f"task(width, seed) returned {type(check).__name__}; expected a "
             "param_groups.check.Check"
         )
     if not len(check.batches):
-        raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
+        raise PlanError("the check has no batches; give Check(batches=[...]) at least one")
     return check
 
 
@@ -155,7 +151,7 @@ def measure(
         Sequential, taken by forward hooks without dropout; and the plan at every width.
 
     Raises:
-        CheckError: too few widths, and models that cannot be compared.
+        PlanError: too few widths, and models that cannot be compared.
 
     Source: Yang et al. 2022, App. D.1 (the coordinate check).
     """
@@ -179,7 +175,7 @@ def measure(
 
 
 def _check_parts(result: Measurement) -> None:
-    """CheckError unless the models of all widths have the same parts.
+    """PlanError unless the models of all widths have the same parts.
 
     Where the depth is the size, leaves the points of blocks at the same relative depths.
     """
@@ -192,27 +188,27 @@ def _check_parts(result: Measurement) -> None:
     for width in rest:
         if odd := sorted(parts[first].items() ^ parts[width].items()):
             (_, name), _ = odd[0]
-            raise CheckError(
+            raise PlanError(
                 f"module {name!r} is in the model of width {first} or {width} only; widths can "
                 "be compared only between models that are otherwise the same"
             )
 
 
 def _check_rows(plans: Mapping[int, Plan]) -> None:
-    """CheckError unless the plans of all sizes have the same roles, and shapes of their own."""
+    """PlanError unless the plans of all sizes have the same roles, and shapes of their own."""
     first, *rest = plans
     for size in rest:
         one, other = ({row.name: row for row in plans[n].rows} for n in (first, size))
         for name in one.keys() & other.keys():
             if one[name].role != other[name].role:
-                raise CheckError(
+                raise PlanError(
                     f"{name!r} is {one[name].role} at width {first} and {other[name].role} at "
                     f"{size}; plan all widths with one list of rules"
                 )
             if len(one[name].shape) != len(other[name].shape):
-                raise CheckError(f"{name!r} has other axes at width {first} than at {size}")
+                raise PlanError(f"{name!r} has other axes at width {first} than at {size}")
         if [row.shape for row in plans[first].rows] == [row.shape for row in plans[size].rows]:
-            raise CheckError(
+            raise PlanError(
                 f"widths {first} and {size} gave models of the same shapes; the function of a "
                 "width must make a model of that width"
             )
@@ -229,6 +225,12 @@ def scanned(plans: Mapping[int, Plan]) -> str:
     return "head_dim" if differ in (["head_dim"], ["head_dim", "width"]) else "width"
 
 
+def embeds(row: Row) -> bool:
+    """Whether a tensor embeds what a model is given: tokens, positions, patches."""
+    facts = Role(row.role).facts
+    return (facts.kind, facts.axis) == ("embedding", OUT)
+
+
 def pooled(name: str) -> str:
     """A name without the number of its block, the first one: blocks.0.mlp.2 -> blocks.*.mlp.2."""
     return _BLOCK.sub("*", name, count=1)
@@ -238,14 +240,14 @@ _BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$|\s)")
 
 
 def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:
-    """CheckError for numbers that no slope can be fitted to."""
+    """PlanError for numbers that no slope can be fitted to."""
     if len(set(widths)) < 3 or len(set(widths)) < len(widths) or min(widths) < 1:
-        raise CheckError(
+        raise PlanError(
             f"widths {' '.join(map(str, widths))}: expected at least 3 different positive ones, "
             "for example 64 128 256 512"
         )
     if steps < 1 or len(seeds) < 1:
-        raise CheckError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
+        raise PlanError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
 
 
 def _at_equal_depths(points: Sequence[Coordinate]) -> list[Coordinate]:
@@ -359,7 +361,7 @@ def begun(check: Check, seed: int, *, decays: bool = False) -> torch.optim.Optim
         name = str(check.planned.prescription.get("optimizer", "adam"))
         kinds = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD, "muon": MuonAdamW}
         if name not in kinds:
-            raise CheckError(
+            raise PlanError(
                 f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one "
                 "that is built over plan.groups(model)"
             )
@@ -372,7 +374,7 @@ def begun(check: Check, seed: int, *, decays: bool = False) -> torch.optim.Optim
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in check.model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:  # it could not move
-            raise CheckError(
+            raise PlanError(
                 f"the optimizer does not hold {name!r}; build it over all tensors of the check's "
                 "model, as plan.groups(model) has them, or freeze what is not to be trained"
             )
@@ -393,7 +395,7 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
             if module and parts.get(module) not in ("logits", "embedding", "router"):
                 tied = row.role == Role.TOKEN_EMBEDDING and name != row.name
                 logits = tied or row.role in (Role.READOUT, Role.READOUT_BIAS)
-                part = "embedding" if row.role in TABLES else "hidden"
+                part = "embedding" if embeds(row) else "hidden"
                 part = "router" if row.role == Role.ROUTER else part
                 parts[module] = "logits" if logits else part
     for name, module in model.named_modules():
@@ -424,9 +426,9 @@ def _first_outputs(
     ):
         torch.autograd.backward(check.loss(check.model, batch))
     if not outputs:
-        raise CheckError("no planned module was called; does loss(model, batch) call the model?")
+        raise PlanError("no planned module was called; does loss(model, batch) call the model?")
     if len(logits) == 1 and logits[0] not in outputs:
-        raise CheckError(
+        raise PlanError(
             f"module {logits[0]!r} was never called, so the logits cannot be measured; give a "
             "loss(model, batch) that calls it, not one that fuses readout and cross-entropy"
         )
@@ -438,7 +440,7 @@ def _first_outputs(
     }
     for row in check.planned.rows:  # an embedding whose tensor is added, and no module called
         module, tensor = row.name.rpartition(".")[0], check.model.get_parameter(row.name)
-        if row.role in TABLES and module not in outputs and tensor.grad is not None:
+        if embeds(row) and module not in outputs and tensor.grad is not None:
             gradient[row.name] = rows([tensor.grad])
     check.model.zero_grad()
     sizes = {name: float(torch.stack(calls).mean().sqrt()) for name, calls in squares.items()}
@@ -454,7 +456,7 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
     now = {name: rows(tensors) for name, tensors in outputs.items()}
     for name, before in first.items():
         if name not in now or now[name].shape != before.shape:
-            raise CheckError(
+            raise PlanError(
                 f"module {name!r} was called otherwise than at first on the same batch; the check "
                 "needs a forward pass that does not depend on the step: give experts that get some "
                 "of the tokens all of them (as many chosen as there are)"

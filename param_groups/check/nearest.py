@@ -17,7 +17,7 @@ from typing import NamedTuple
 from param_groups.check.measuring import pooled
 from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
 from param_groups.check.reading import Reading
-from param_groups.check.theory import PlanExponents, power_between
+from param_groups.check.theory import PlanExponents, numbers_of, power_between
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
 from param_groups.roles import Layout, PlanError, Role, fans
@@ -178,18 +178,13 @@ class Alike(NamedTuple):
 
 
 def _alike(name: str, numbers: PlanExponents) -> Alike:
-    rows, sizes = [numbers.plans[size][name] for size in numbers.sizes], numbers.sizes
-    without = numbers.all_zero(name, "epsilon")
-    powers = numbers.powers(name)
-    return Alike(
-        powers.kind,
-        powers.own,
-        numbers.by_muon(name),
-        epsilon_power(rows[0].optimizer),
-        lr=powers_of([row.lr for row in rows], sizes),
-        eps=None if without else powers_of([row.eps for row in rows], sizes),
-        decay=powers_of([row.decay_per_step for row in rows], sizes),
+    powers, sizes = numbers.powers(name), numbers.sizes
+    square = epsilon_power(numbers.plans[sizes[0]][name].optimizer)
+    of = [numbers_of(numbers.plans[size][name]) for size in sizes]
+    lr, eps, decay = (
+        powers_of([one[key] for one in of], sizes) for key in ("rate", "epsilon", "decay")
     )
+    return Alike(powers.kind, powers.own, numbers.by_muon(name), square, lr, eps, decay)
 
 
 def nearest_rule(numbers: PlanExponents, told: str = "") -> tuple[str, list[Miss]]:

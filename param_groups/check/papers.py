@@ -110,7 +110,7 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
     if size == "depth":
         alpha = rule.get("alpha_depth")
-        return None if alpha is None else _varied(over_depth(fraction(alpha), family), rule)
+        return None if alpha is None else over_depth(fraction(alpha), family)
     given = rule["alignment"]
     if given == "global":
         return None
@@ -123,27 +123,9 @@ def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
     step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
     if extra := fraction(rule.get("embedding_exponent") or 0):
         step["table"] = step["embedding"] - extra
-    source = "Everett et al., Table 1"
-    if rule.get("optimizer") == "muon":
-        source += ", and one spectral norm for Muon (Bernstein et al. 2024)"
-        aligned = exponents.TENSOR_PROGRAMS
     multiplier = {layer: table[layer].a for layer in LAYERS}
-    promise = Promise(source, size, family, start, step, aligned, multiplier=multiplier)
-    return _varied(promise, rule)
-
-
-def _varied(promise: Promise, rule: Mapping[str, Any]) -> Promise:
-    """With what a rule says of epsilon and decay: Everett et al., section 4.3, and the powers of
-    the decay (Fan et al. 2025: -1/2; Qiu et al. 2025: -1; CompleteP: the depth's in the rate)."""
-    decay = {}
-    if promise.size == "depth":
-        if rule.get("decay_depth"):
-            decay = {"hidden": -promise.step["hidden"]}
-    else:
-        decay = dict.fromkeys(("hidden", "readout"), fraction(rule.get("decay_exponent", 0)))
-    tied, follows = bool(rule.get("tied")), bool(rule.get("eps_per_layer"))
-    logit = ONE if tied and promise.size == "width" else ZERO
-    return replace(promise, eps_follows=follows, decay=decay, tied=tied, logit=logit)
+    source = "Everett et al., Table 1"
+    return Promise(source, size, family, start, step, aligned, multiplier=multiplier)
 
 
 def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
@@ -193,3 +175,28 @@ def over_depth(alpha: Fraction, family: str) -> Promise:
 
 
 PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+
+
+def promised(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """What a rule's paper promises, changed by what stands around the rule.
+
+    Epsilon as the gradient: Everett et al., section 4.3. Powers of the decay: -1/2 Fan et al. 2025,
+    -1 Qiu et al. 2025, the depth's in the rate CompleteP. Muon's hidden matrices have one spectral
+    norm, whatever rate the rule gives them: Bernstein et al. 2024.
+    """
+    paper = PAPERS.get(str(rule.get("name")))
+    promise = paper(rule, size, family) if paper else None
+    if promise is None:
+        return None
+    step, logit = promise.step, promise.logit
+    if size == "depth":
+        decay = {"hidden": -step["hidden"]} if rule.get("decay_depth") else {}
+    else:
+        decay = dict.fromkeys(("hidden", "readout"), fraction(rule.get("decay_exponent", 0)))
+        if rule.get("optimizer") == "muon":
+            step = {**step, **dict.fromkeys(step.keys() & {"hidden", "query"}, ONE)}
+            source = f"{promise.source}, and one spectral norm for Muon (Bernstein et al. 2024)"
+            promise = replace(promise, source=source, alignment=exponents.TENSOR_PROGRAMS)
+    tied, follows = bool(rule.get("tied")), bool(rule.get("eps_per_layer"))
+    logit += ONE if tied and size == "width" else ZERO
+    return replace(promise, step=step, eps_follows=follows, decay=decay, tied=tied, logit=logit)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from param_groups.check.measuring import Check, CheckError
+from param_groups.check.measuring import Check
 from param_groups.plan import plan
-from param_groups.roles import Role
+from param_groups.roles import PlanError, Role
 from param_groups.rules.everett import Everett
 from param_groups.stock.rules import rules_for, stock
 
@@ -40,12 +40,12 @@ MODELS = (*(f"hf:{n}" for n in _HUGGING_FACE.split()), *(f"timm:{n}" for n in _T
 def sizes(name: str, width: int) -> dict[str, Any]:
     """The keys of a small model of a width; for stages of several widths, of the widest one.
 
-    CheckError for a width that is no multiple of its heads or stages.
+    PlanError for a width that is no multiple of its heads or stages.
     """
     kind, heads = name.partition(":")[2], width // HEAD_DIM
     unit = 2 * HEAD_DIM  # two heads that share keys
     if width % unit:
-        raise CheckError(
+        raise PlanError(
             f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
             f"up to four stages; expected multiples of {unit}"
         )

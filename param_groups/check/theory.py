@@ -14,16 +14,15 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
-from param_groups.check.measuring import pooled, scanned
-from param_groups.check.papers import ONE, PAPERS, Promise, over_depth
+from param_groups.check.measuring import embeds, pooled, scanned
+from param_groups.check.papers import ONE, Promise, over_depth, promised
 from param_groups.families import OPTIMIZER_FAMILY, SHIFT, epsilon_power
 from param_groups.plan import Plan
-from param_groups.roles import OUT, Layout, Role
+from param_groups.roles import IN, Layout, Role
 from param_groups.rows import Row
 from param_groups.rules.exponents import HALF, LAYERS, ZERO, Alignment
 
@@ -36,12 +35,6 @@ DIFFERS = "differs"  # numbers of several sizes that are not one power of the si
 WITHOUT_EPS = ("sgd", "adam_atan2", "muon")
 
 
-def rule_of(plan: Plan) -> dict[str, Any]:
-    """The fields of a plan's rule; a recipe's has the powers of the rule inside."""
-    inside: Any = plan.prescription.get("rule", {})
-    return {"name": None, **plan.prescription, **inside, "rule": None}
-
-
 def family_of(plan: Plan) -> str | None:
     """The optimiser's family; Adam's where a prescription names none, and beside Muon."""
     family = OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
@@ -52,11 +45,10 @@ def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
     """What a check of these plans expects: the exponents of the rule's paper, or else stability's;
     None for an optimiser of no known family."""
     plan, size = plans[min(plans)], scanned(plans)
-    rule = rule_of(plan)
-    paper, family = PAPERS.get(str(rule["name"])), family_of(plan)
+    family = family_of(plan)
     if family is None:
         return None
-    return (paper and paper(rule, size, family)) or _demand(plans, size, family)
+    return promised(plan.prescription, size, family) or _demand(plans, size, family)
 
 
 def _demand(plans: Mapping[int, Plan], size: str, family: str) -> Promise | None:
@@ -116,6 +108,13 @@ class Powers:
         return {"epsilon": self.epsilon, "decay": self.decay}[quantity]
 
 
+def numbers_of(row: Row) -> dict[str, float]:
+    """What is judged of a row; an optimiser without an epsilon has 0."""
+    eps = 0.0 if row.optimizer in WITHOUT_EPS else row.eps
+    start = math.hypot(row.init_std, row.init_mean)
+    return {"start": start, "rate": row.lr, "epsilon": eps, "decay": row.decay_per_step}
+
+
 @functools.lru_cache(4096)  # blocks have the same numbers
 def power_between(small: float, large: float, ratio: float) -> Fraction | None:
     """p in large / small = ratio^p, exact for any but odd fractions; None of zero or infinity."""
@@ -131,17 +130,16 @@ def kind_of(small: Row, large: Row, size: str) -> str:
     go with embeddings (Yang et al. 2022, Table 8), what is added to logits goes with nothing, and
     LoRA's A sums over the width.
     """
-    role = Role(small.role)
-    if role in (Role.READOUT_BIAS, Role.RELATIVE_POSITION):
+    role, facts = Role(small.role), Role(small.role).facts
+    if facts.kind == "logits":
         return "constant"
     if size == "depth":
-        facts = role.facts
         inside = facts.block or (facts.branch and pooled(small.name) != small.name)
         return "hidden" if inside else "readout" if role is Role.READOUT else "embedding"
-    if role.facts.layout is Layout.VECTOR or role is Role.LORA_B:
+    if facts.layout is Layout.VECTOR or role is Role.LORA_B:
         return "embedding"
     axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
-    if axes > 1 or role in (Role.LORA_A, Role.NARROWING):
+    if axes > 1 or (facts.kind, facts.grows) == ("hidden", (IN,)):
         return "hidden"
     if axes == 0:
         return "constant"
@@ -169,36 +167,27 @@ class PlanExponents:
     def _powers(self, name: str, low: int, high: int) -> Powers:
         small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
         a = -(power_between(small.multiplier, large.multiplier, ratio) or ZERO)
-        first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
-        b, c = power_between(first, last, ratio), power_between(small.lr, large.lr, ratio)
+        first, last = numbers_of(small), numbers_of(large)
+        b, c, eps, decay = (power_between(first[key], last[key], ratio) for key in first)
         start = None if b is None else a - b
         step = None if c is None else SHIFT[self.family] * a - c
-        if step is not None and self.by_muon(name) and self.size != "depth":
+        if step is not None and self.by_muon(name):
             step += 1  # entries of a matrix of one spectral norm, that all point one way
-        eps = None if small.optimizer in WITHOUT_EPS else power_between(small.eps, large.eps, ratio)
         epsilon = None if eps is None else eps / epsilon_power(small.optimizer) + a
-        decay = power_between(small.decay_per_step, large.decay_per_step, ratio)
-        kind, facts = kind_of(small, large, self.size), Role(small.role).facts
-        own = "table" if (facts.kind, facts.axis) == ("embedding", OUT) else kind
+        kind = kind_of(small, large, self.size)
+        own = "table" if embeds(small) else kind
         own = "query" if self.attends(name) else own
         return Powers(kind, own, start, step, -a, epsilon, decay)
 
     def by_muon(self, name: str) -> bool:
-        """Whether a tensor's updates are orthogonalised."""
-        return self.plans[self.sizes[0]][name].optimizer == "muon"
+        """Whether a tensor's updates have one spectral norm at every width: Muon's."""
+        return self.size != "depth" and self.plans[self.sizes[0]][name].optimizer == "muon"
 
-    def all_zero(self, name: str, quantity: str) -> bool:
-        """Whether a number says nothing at any size: it is 0, or the optimiser has no epsilon."""
-        rows = [self.plans[size][name] for size in self.sizes]
-        if quantity == "epsilon" and rows[0].optimizer in WITHOUT_EPS:
-            return True
-        read: Callable[[Row], float] = {
-            "start": lambda row: math.hypot(row.init_std, row.init_mean),
-            "rate": lambda row: row.lr,
-            "epsilon": lambda row: row.eps,
-            "decay": lambda row: row.decay_per_step,
-        }[quantity]
-        return not any(map(read, rows))
+    def between(self, name: str, quantity: str) -> list[Fraction | None]:
+        """The powers between neighbouring sizes; none where the number is 0 at all of them."""
+        if not any(numbers_of(self.plans[size][name])[quantity] for size in self.sizes):
+            return []
+        return [self.powers(name, pair).of(quantity) for pair in self.pairs]
 
     def usual(self, quantity: str, kind: str, attends: bool) -> Fraction:
         """The median of a number's powers over all tensors of a kind; where the head dimension is
@@ -299,7 +288,7 @@ def expected_update(
         return aim, aim
     # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
     aim = expected.update(powers.kind, powers.own) - powers.multiplier
-    if numbers.by_muon(first) and expected.size != "depth":
+    if numbers.by_muon(first):
         aim += 1  # what is measured is the spectral norm
     slower = powers.own == "query" and (expected.family, expected.size) == ("sgd", "head_dim")
     return aim, aim - (HALF if slower and expected.published else ZERO)

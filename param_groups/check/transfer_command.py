@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map_only
 
 from param_groups.check import command, transfer
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import Check, CheckError, begun
+from param_groups.check.measuring import Check, begun
 from param_groups.check.reading import read
 from param_groups.check.transfer import MOVES, STAYS, Answer, Grid, Run
 from param_groups.check.written import results_in, write, write_table
@@ -97,24 +97,24 @@ def _digest(file: Path) -> str:
 
 
 def _grid(args: argparse.Namespace) -> Grid:
-    """The grid that the options ask for; CheckError for one that cannot be trained."""
+    """The grid that the options ask for; PlanError for one that cannot be trained."""
     choose("schedule", args.schedule, SHAPES)
     if len(set(args.widths)) < max(2, len(args.widths)) or min(args.widths) < 1:
-        raise CheckError("--widths: give two or more different widths, such as 128 256 512")
+        raise PlanError("--widths: give two or more different widths, such as 128 256 512")
     if args.steps < POINTS:
-        raise CheckError(f"--steps {args.steps}: expected at least {POINTS}")
+        raise PlanError(f"--steps {args.steps}: expected at least {POINTS}")
     if args.seeds < 1 or args.fresh < 0 or (args.workers is not None and args.workers < 1):
-        raise CheckError("--seeds and --workers: at least 1; --fresh: at least 0")
+        raise PlanError("--seeds and --workers: at least 1; --fresh: at least 0")
     if not 0 <= args.warmup < 1 or not 0 < args.effect < math.inf:
-        raise CheckError("--warmup is a share in [0, 1), --effect a power above 0")
+        raise PlanError("--warmup is a share in [0, 1), --effect a power above 0")
     low, high, *rest = args.lr.split(":") if args.lr.count(":") in (1, 2) else ("", "")
     try:
         first, last, step = _octave(low), _octave(high), float(*rest) if rest else 1.0
     except ValueError:
-        raise CheckError(f"--lr {args.lr}: expected LOW:HIGH, such as 2^-9:2^-5") from None
+        raise PlanError(f"--lr {args.lr}: expected LOW:HIGH, such as 2^-9:2^-5") from None
     count = (last - first) / step if step > 0 else -1.0
     if count < 2 - 1e-9:
-        raise CheckError(f"--lr {args.lr}: expected three rates or more, from low to high")
+        raise PlanError(f"--lr {args.lr}: expected three rates or more, from low to high")
     octaves = tuple(first + step * i for i in range(math.floor(count + 1e-9) + 1))
     seeds = tuple(range(args.seeds)), tuple(range(args.seeds, args.seeds + args.fresh))
     return Grid(tuple(sorted(args.widths)), octaves, step, *seeds)
@@ -132,7 +132,7 @@ def _octave(text: str) -> float:
 class Runs:
     """Finished runs of one folder, by what was run; a line of runs.jsonl each.
 
-    Raises CheckError for a folder with runs of another file or other settings, or with a line that
+    Raises PlanError for a folder with runs of another file or other settings, or with a line that
     is no run.
     """
 
@@ -143,7 +143,7 @@ class Runs:
             text = self.path.read_text(encoding="utf-8", errors="replace")  # judged line by line
             head, *lines = text.split("\n")
             if head != self.head:
-                raise CheckError(
+                raise PlanError(
                     f"{self.path}: its runs are of another file or of other settings, such as the "
                     "smallest widths; give another --out, or delete the folder"
                 )
@@ -154,7 +154,7 @@ class Runs:
                     losses = zip(curve, range(POINTS + 1), strict=True)
                     self.curves[Run(width, octave, seed)] = [float(value) for value, _ in losses]
                 except (ValueError, TypeError, RecursionError):
-                    raise CheckError(
+                    raise PlanError(
                         f"{self.path}, line {number}: expected a run, [width, log2 of the rate, "
                         "seed, losses]; delete the line, and the run is trained again"
                     ) from None
@@ -193,24 +193,24 @@ def _train_all(args: argparse.Namespace, grid: Grid, curves: Runs) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
             if isinstance(stop, KeyboardInterrupt):
                 kept = f"{len(curves.curves)} runs are kept; the same command goes on"
-                raise CheckError(f"stopped: {kept}") from None
+                raise PlanError(f"stopped: {kept}") from None
             raise
 
 
 def _result(future: Future[list[float]], file: Path, run: Run) -> list[float]:
-    """What a run returned; CheckError with what stopped it."""
+    """What a run returned; PlanError with what stopped it."""
     try:
         return future.result()
     except PlanError:
         raise
     except BrokenProcessPool:
-        raise CheckError(
+        raise PlanError(
             f"{file}: a process that trains has ended without a word (memory, or the file exits); "
             "finished runs are kept, the same command goes on"
         ) from None
     except Exception as error:
         where = f"task({run.width}, {run.seed}) at rate {2**run.octave:.3g}"
-        raise CheckError(f"{file}: {where}: {type(error).__name__}: {error}") from error
+        raise PlanError(f"{file}: {where}: {type(error).__name__}: {error}") from error
 
 
 def _progress(done: int, whole: int, seconds: float) -> None:
@@ -229,17 +229,17 @@ def train(args: argparse.Namespace, run: Run, threads: int) -> list[float]:
     """
     torch.set_num_threads(threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = command.with_rules(command.task_of(args.file), args.widths)
+    task = command.Ruled(command.task_of(args.file), args.widths)
 
     def built(width: int) -> Check:  # with initial values and dropout that follow the seed
         torch.manual_seed(run.seed)
         check = task(width, run.seed)
         if check.plan is None and check.optimizer is None:
-            raise CheckError(f"{args.file}: the check has neither a plan nor an optimizer")
+            raise PlanError(f"{args.file}: the check has neither a plan nor an optimizer")
         if check.plan is not None and check.optimizer is not None:  # whose global rate `--lr` is
             held = {width: read(check.model, [check.optimizer], now=True)}
             for one in judge_optimizers({width: check.plan}, held, factor=1.0):
-                raise CheckError(
+                raise PlanError(
                     f"{args.file}: {one.name}: {one.quantity} is {one.note}; build the optimizer "
                     "over plan.groups(model)"
                 )
@@ -281,7 +281,7 @@ def global_rate(base: Check) -> float:
     if not rates and base.optimizer is not None:
         rates = [float(group["lr"]) for group in base.optimizer.param_groups]
     if not max(rates) > 0:
-        raise CheckError("the check's rates are 0, so that they have no ratios to keep")
+        raise PlanError("the check's rates are 0, so that they have no ratios to keep")
     return max(rates)
 
 

@@ -8,22 +8,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from param_groups.check.measuring import CheckError
+from param_groups.roles import PlanError
 
 
 @contextmanager
 def results_in(folder: Path) -> Iterator[None]:
     """Makes a folder before what takes long; an error leaves none that is empty.
 
-    CheckError where it cannot be made.
+    PlanError where it cannot be made.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     if folder.exists() and not folder.is_dir():
-        raise CheckError(f"--out {folder}: a file is in the way; give a folder")
+        raise PlanError(f"--out {folder}: a file is in the way; give a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckError(f"--out {folder}: {error.strerror}; give another folder") from None
+        raise PlanError(f"--out {folder}: {error.strerror}; give another folder") from None
     try:
         yield
     except BaseException:
@@ -34,7 +34,7 @@ def results_in(folder: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: str | bytes, adds: bool = False) -> None:
-    """Replaces a file, or adds to its end; CheckError where that fails, as on a full disk.
+    """Replaces a file, or adds to its end; PlanError where that fails, as on a full disk.
 
     A device, or what is open, such as /dev/stdout, is written to and not replaced.
     """
@@ -51,13 +51,13 @@ def write(path: Path, content: str | bytes, adds: bool = False) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise CheckError(
+        raise PlanError(
             f"{path}: cannot write: {error.strerror}; mend that and give the same command again"
         ) from None
 
 
 def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file; CheckError as `write`."""
+    """Writes a CSV file; PlanError as `write`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([header, *rows])

@@ -20,6 +20,7 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from typing import TypeVar
 
 from param_groups.families import SHIFT
 from param_groups.roles import PlanError, choose
@@ -29,6 +30,7 @@ OPTIMIZERS = ("sgd", "adam", "adafactor")
 
 Number = Fraction | int | float | str
 Exponents = dict[str, Fraction]
+Named = TypeVar("Named", "Parameterization", "Alignment")
 
 ZERO = Fraction(0)
 HALF = Fraction(1, 2)
@@ -137,18 +139,11 @@ PARAMETERIZATION_TABLE: dict[str, Parameterization] = {
 }
 
 
-def _parameterization(value: str | Parameterization) -> Parameterization:
-    """Look a name up in Table 1; pass a parameterization through."""
-    if isinstance(value, Parameterization):
+def _named(value: str | Named, kind: type[Named], table: Mapping[str, Named]) -> Named:
+    """Look a name up in a table; pass a value of its kind through."""
+    if isinstance(value, kind):
         return value
-    return PARAMETERIZATION_TABLE[choose("parameterization", value, PARAMETERIZATION_TABLE)]
-
-
-def _alignment(value: str | Alignment) -> Alignment:
-    """Look up "full" or "none"; pass an alignment through."""
-    if isinstance(value, Alignment):
-        return value
-    return ALIGNMENTS[choose("alignment", value, ALIGNMENTS)]
+    return table[choose(kind.__name__.lower(), value, table)]
 
 
 def _rates(c: Mapping[str, Number]) -> Exponents:
@@ -183,7 +178,8 @@ def is_stable_at_init(parameterization: str | Parameterization) -> bool:
 
     Raises PlanError for an unknown name.
     """
-    return not _init_violations(_parameterization(parameterization))
+    table = _named(parameterization, Parameterization, PARAMETERIZATION_TABLE)
+    return not _init_violations(table)
 
 
 def gradient_exponents(parameterization: str | Parameterization) -> Exponents:
@@ -192,7 +188,7 @@ def gradient_exponents(parameterization: str | Parameterization) -> Exponents:
     g is a at the readout and a_l + a_{L+1} + b_{L+1} below it (Everett et al., B.7 and Table 1,
     column "Gradient"). Raises PlanError for an unknown name.
     """
-    table = _parameterization(parameterization)
+    table = _named(parameterization, Parameterization, PARAMETERIZATION_TABLE)
     below = {layer: -(table[layer].a + table.readout.scale) for layer in ("embedding", "hidden")}
     return {**below, "readout": -table.readout.a}
 
@@ -259,7 +255,8 @@ def residuals(
     Adafactor is no residual and is left to `is_stable`. Raises PlanError for
     unknown names, layers without c, and fewer than one hidden layer.
     """
-    table, aligned = _parameterization(parameterization), _alignment(alignment)
+    table = _named(parameterization, Parameterization, PARAMETERIZATION_TABLE)
+    aligned = _named(alignment, Alignment, ALIGNMENTS)
     choose("optimizer", optimizer, OPTIMIZERS)
     _check_depth(hidden_layers)
     d = _update_exponents(table, optimizer, _rates(c))
@@ -395,7 +392,8 @@ def solve(
     Raises PlanError for unknown names, and for a parameterization that is not stable at
     initialization, naming each violated constraint. All others have a solution.
     """
-    table, aligned = _parameterization(parameterization), _alignment(alignment)
+    table = _named(parameterization, Parameterization, PARAMETERIZATION_TABLE)
+    aligned = _named(alignment, Alignment, ALIGNMENTS)
     choose("optimizer", optimizer, OPTIMIZERS)
     _check_depth(hidden_layers)
     if violations := _init_violations(table):

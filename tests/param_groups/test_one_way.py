@@ -11,11 +11,9 @@ from param_groups.plan import plan
 ROOT = Path(param_groups.__file__).parent
 # Where a user hands something in, it is looked at once: file:class. Layers are the user's.
 DOORS = """
-check/command:Check check/command:Ruled check/measuring:Check check/reading:MuonAdamW
-check/transfer_command:Check exit_code:Verdict model/forward:Scaled model/read:Multiplied
+check/measuring:Check check/reading:MuonAdamW model/forward:Scaled model/read:Multiplied
 model/values:Multiplied prescription:Prescription roles:Rule rules/everett:Alignment
-rules/exponents:Alignment rules/exponents:Parameterization rules/wrappers:Prescription
-schedules:Plan
+rules/wrappers:Prescription schedules:Plan
 """
 # Whose attributes are asked for by name: torch's tensors, modules and optimisers, a user's list.
 FOREIGN = {"module", "layer", "parameter", "optimizer", "rules", "update", "function", "out"}

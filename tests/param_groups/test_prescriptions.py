@@ -2,12 +2,24 @@
 
 import functools
 import itertools
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 import torch
 
-from param_groups import Depth, EpsFollows, Everett, Numbers, PlanError, Role, Rule, Tensor, plan
+from param_groups import (
+    Depth,
+    EpsFollows,
+    Everett,
+    Numbers,
+    PlanError,
+    Prescription,
+    Role,
+    Rule,
+    Tensor,
+    plan,
+)
 from param_groups.rules.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 from tests.param_groups.wrapped import numbers
@@ -199,6 +211,18 @@ def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates
         rates = {layer: -deep.lr_exponent(layer) for layer in ("embedding", "hidden", "readout")}
         assert is_stable("mup", "adam", Alignment(1, 1, 1), rates, hidden_layers=layers)
         assert deep.describe()["hidden_layers"] == layers
+
+
+def test_a_rule_of_ones_own_says_its_optimiser_wherever_it_has_it():
+    @dataclass(frozen=True)
+    class Mine(Prescription):
+        width: int
+        optimizer = "sgd"  # of the class, and no field
+
+        def __call__(self, tensor):
+            return Numbers(1.0)
+
+    assert Mine(8).describe() == {"name": "mine", "width": 8, "optimizer": "sgd"}
 
 
 def stem_and_block(**places):

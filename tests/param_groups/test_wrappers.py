@@ -311,6 +311,13 @@ def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_
     assert Muon(Tuned(rule, INIT))(up).lr == 2.0
 
 
+def test_a_readouts_bias_has_as_many_entries_at_the_base_size():
+    """Dinan et al.'s rate of it goes with their number, which no width changes."""
+    rule, bias = Dinan(256), Tensor("readout_bias", 1, 10)
+    assert Tuned(rule, INIT, base_width=64)(bias).lr == 1.0
+    assert EpsFollows(rule, base_width=64)(bias).eps == 1.0
+
+
 @pytest.mark.parametrize("name", AROUND)
 def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
     class Careful(Mine):

@@ -285,6 +285,15 @@ def test_a_scan_of_the_depth_reads_rates(capsys):
     code, text = run(capsys, lambda n, layers: build(n, layers, 0.0), "--depths", 2, 8)
     assert code == 0 and "nearest rule: no power of the depth" in text
 
+    def by_muon(n, layers):
+        model, adamw = build(n, layers)
+        blocks = adamw.param_groups[0]
+        blocks["params"] = [p for p in blocks["params"] if p.ndim < 2]
+        return model, [torch.optim.Muon(named(model, *MATRICES), lr=0.1 * layers**-0.5), adamw]
+
+    code, text = run(capsys, by_muon, "--depths", 2, 4, 8)
+    assert code == 0 and "nearest rule: rates in blocks as depth^(-1/2)" in text
+
 
 @pytest.mark.parametrize(
     ("group", "line"),

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 import examples.coordinate_check_mlp as example
-from param_groups import Everett, Prescription
+from param_groups import Everett, PlanError, Prescription
 from param_groups.__main__ import main
 from param_groups.check import command, failed, fit, judge, measure
-from param_groups.check.measuring import CheckError
 from param_groups.check.slopes import BAD, GROWS, VANISHES
 
 EXAMPLE = Path(example.__file__)
@@ -171,5 +170,5 @@ def test_a_file_may_import_a_module_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "module_beside.py").write_text("def task(width, seed):\n    return width\n")
     (tmp_path / "mine.py").write_text("from module_beside import task\n")
-    with pytest.raises(CheckError, match="returned int"):
+    with pytest.raises(PlanError, match="returned int"):
         command.file_target(tmp_path / "mine.py").build(3, 0)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups import Depth, Everett, Role, Rule, plan
+from param_groups import Depth, Everett, PlanError, Role, Rule, plan
 from param_groups.check import judging
 from param_groups.check.judging import judge_optimizers
-from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
+from param_groups.check.measuring import ALONG, Check, measure, rms_along, scanned
 from param_groups.check.slopes import GROWS, OK, UNKNOWN, VANISHES, fit
 from tests.param_groups.check import planted
 from tests.param_groups.wrapped import ruled
@@ -166,7 +166,7 @@ def test_width_and_depth_together_are_no_scan_of_the_depth():
     plans = {size: deep(size // 16, 0, width=size).plan for size in (32, 64, 128)}
     assert scanned(plans) == "width"
     alone = "module 'blocks.2' is in the model of width 32 or 64 only"
-    with pytest.raises(CheckError, match=alone):
+    with pytest.raises(PlanError, match=alone):
         measure(lambda size, seed: deep(size // 16, seed, size), (32, 64, 128), steps=1, seeds=(0,))
 
 

@@ -12,7 +12,20 @@ from torch import nn
 import examples.coordinate_check_mlp as example
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups import Bordelon, Dinan, Everett, Forward, Numbers, Prescription, Role, Rule, plan
+from param_groups import (
+    Bordelon,
+    Decay,
+    Dinan,
+    EpsFollows,
+    Everett,
+    Forward,
+    Muon,
+    Numbers,
+    Prescription,
+    Role,
+    Rule,
+    plan,
+)
 from param_groups.check import judge, judging, stock, theory
 from param_groups.check.measuring import pooled
 from param_groups.check.slopes import BAD
@@ -26,6 +39,7 @@ from param_groups.check.theory import (
     expected_update,
 )
 from param_groups.rules.exponents import Alignment
+from tests.param_groups.check.planted import KINDS, plant
 from training.config import load
 
 # Until commit 10aa469 these exponents were written down by hand for each prescription; the table
@@ -70,6 +84,39 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
     assert "warning: head dimensions 16 to 32: qk_exponent=-0.5 is muP's only where" in note
     for silent in (("mup", False, -0.5), ("mup", True, None), ("standard", True, -0.5)):
         assert judging.heads_note(make(*silent)) == []
+
+
+INSIDE = {
+    "everett": lambda n: Everett("ntk", n, 64, alignment="none"),
+    "dinan": lambda n: Dinan(n, "neural_tangent", init="bart"),
+    "bordelon": lambda n: Bordelon(16, n // 16, 4),
+}
+AROUND = {"eps": (EpsFollows, {}), "decay": (Decay, {"exponent": -1}), "rate": (Muon, {})}
+
+
+@pytest.mark.parametrize("power", [0, -0.5, 0.5, 1])
+@pytest.mark.parametrize(
+    ("paper", "number"), [(p, n) for p in INSIDE for n in AROUND if (p, n) != ("bordelon", "eps")]
+)
+def test_a_wrapper_is_held_to_its_own_power_around_every_papers_rule(paper, number, power):
+    """Bordelon et al. say no power of a gradient, which epsilon could follow."""
+    around, fields = AROUND[number]
+    shapes = {role: BART[role] for role in (Role.MLP_IN, Role.MLP_OUT)} | MATRICES
+    del shapes[Role.PATCH_EMBEDDING]
+    plans = {}
+    for n in (64, 128, 256):
+        inside = INSIDE[paper](n)
+        base = {} if inside.base else {"base_width": 64}
+        made = plan_of(
+            around(inside, **fields, **base), shapes, weight_decay=0.1, decay_mode="independent"
+        )
+        plans[n] = plant(made, "hidden", number, power, n / 64)
+    found = [one for one in judge(plans) if one.verdict != "ok"]
+    quantity = {"eps": "epsilon"}.get(number, number)
+    hidden = {f"{role}.weight" for role in KINDS["hidden"]} & {row.name for row in plans[64].rows}
+    word = GROWS if power > 0 else VANISHES
+    wrong = {(name, quantity, word) for name in hidden} if power else set()
+    assert {(one.name, one.quantity, one.verdict) for one in found} == wrong
 
 
 def of_label(label):
