@@ -38,6 +38,8 @@ CHOICES = {"topk", "sort", "argsort", "argmax"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
+Tensors = Mapping[str, Tensor]
+
 
 class Call(NamedTuple):
     """One call of a torch function; `ins` and `outs` are the tensors in it."""
@@ -186,6 +188,17 @@ def is_number(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def level(tensor: Tensor) -> float:
+    """The root mean square of the entries."""
+    return float(tensor.detach().abs().float().square().mean().sqrt())
+
+
+def common(entries: Tensor, within: float, share: float) -> float | None:
+    """The number that nearly all entries have; None if they have several."""
+    middle = float(entries.median()) if entries.numel() else math.nan
+    return middle if float(((entries / middle - 1).abs() < within).float().mean()) > share else None
+
+
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
     """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
     given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))
@@ -208,8 +221,6 @@ def step(call: Call, i: int) -> str:
     if call.name == "__getitem__":
         index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
         return "[" + ", ".join(map(_said, index)) + "]"
-    if call.name == "unbind":
-        return f"[{i}]"
     return f"part {i}" if call.name in SPLITS else call.bare if call.bare in {*ACTS, "neg"} else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -69,15 +69,14 @@ def flow(
     if power := power or calls.POWERS.get(bare):
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
-        after = replace(came, marks=came.marks - {"squared"} | ({mark} if mark else NOTHING))
-        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
-        after = replace(after, terms=kept, gain=times(1.0, came.gain, power))
+        marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
+        terms = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
-        return replace(after, factor=times(top, came.factor, power))
+        factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
+        return replace(_unsized(came), marks=marks, terms=terms, factor=factor, gain=gain)
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
-        factor = out.shape[axis] ** -0.5
-        return replace(marked("normed"), terms=frozenset(), factor=factor, gain=1.0)
+        return replace(_unsized(marked("normed")), factor=out.shape[axis] ** -0.5)
     if "norm" in bare:
         return marked("root")
     if bare in calls.TIMES:
@@ -96,9 +95,7 @@ def flow(
     return came
 
 
-def beside(
-    notes: Notes, vector: Tensor, op: str, came: Flow, marks: frozenset[str] = NOTHING
-) -> Flow:
+def beside(notes: Notes, vector: Tensor, op: str, came: Flow, marks: Set[str] = NOTHING) -> Flow:
     """Activations after a parameter acted on their entries."""
     notes.use(vector, op, marks=came.marks | marks)
     gain, names = came.gain, notes.names(vector)
@@ -136,6 +133,11 @@ def _taken(call: Call, tensor: Tensor) -> str:
     return "elementwise" if alike == call.outs[0].shape else f"function {call.bare}"
 
 
+def _unsized(came: Flow) -> Flow:
+    """Entries whose size is none of what came: after a norm, or beside a stream."""
+    return replace(came, factor=1.0, gain=1.0, terms=frozenset(), numbers=frozenset())
+
+
 def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     vectors = [*call.args[calls.NORMS[call.bare] :][:2]]
     vectors += [call.kwargs.get("weight"), call.kwargs.get("bias")]
@@ -143,7 +145,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
     marks = came.marks - {"turned"} | {"normed"}
-    came = replace(came, factor=1.0, gain=1.0, terms=frozenset(), marks=marks)
+    came = replace(_unsized(came), marks=marks)
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         came = beside(notes, t, what, came) if notes.names(t) else came
     return came
@@ -156,8 +158,8 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
         if not scored and notes.join_stream(stream, other):
             marks = (stream.marks - {"normed"}) | {"stream"}
             terms = added([*map(folded, flows)])
-            came = replace(came, past=stream.past, factor=1.0, gain=1.0, scores=frozenset())
-            return replace(came, terms=terms, marks=marks)
+            came = replace(_unsized(came), past=stream.past, serial=stream.serial)
+            return replace(came, terms=terms, marks=marks, scores=frozenset())
     if came.scores:
         return None
     terms = added([*map(folded, flows)] if came.factor is None else flows)
@@ -174,11 +176,13 @@ def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
     made = [one for one in flows if one.made]
     apart = {one.factor for one in made}
-    for one in made if len(apart) > 1 else ():
+    if len(apart) < 2:
+        return replace(came, factor=apart.pop() if apart else 1.0)
+    for one in made:
         notes.note_factor("term", one)
-    opened = {one.factor for one in made if not notes.closed(one.names)}
-    gain = None if len(opened) > 1 else came.gain
-    return replace(came, factor=apart.pop() if len(apart) == 1 else 1.0, gain=gain)
+    pairs = ((one, name) for one in made for name in one.names)
+    by = frozenset((name, n * (one.factor or 1.0)) for one, name in pairs for n in one.on(name))
+    return replace(came, factor=1.0, numbers=by)
 
 
 def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
@@ -201,7 +205,8 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
         gain = times(flows[0].gain, flows[1].gain, power)
-        return replace(came, factor=factor, gain=gain, made=made)
+        apart = frozenset() if "normed" in came.marks else came.numbers
+        return replace(came, factor=factor, gain=gain, made=made, numbers=apart)
     others = [t for t in call.ins if id(t) not in notes.flows]
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
@@ -217,14 +222,16 @@ def _softmax(notes: Notes, call: Call, came: Flow) -> Flow:
     if not came.scores:
         # Scores that a parameter made, as a router's or a pooling's, are of no attention.
         mark = "weighs" if len(came.names) == 1 and "summed" not in came.marks else "softmax"
-        soft = {mark} if call.bare == "softmax" else NOTHING
-        came = replace(came, terms=frozenset()) if soft else came
-        return replace(came, marks=came.marks | soft)
+        soft = replace(came, terms=frozenset(), marks=came.marks | {mark})
+        return soft if call.bare == "softmax" else came
+    size = max(max(notes.attentions[i].head_dim for i in came.scores), 1)  # what is summed but it
+    came = replace(came, terms=frozenset((name, n / size, k) for name, n, k in came.terms))
+    notes.spend(came)
+    several = max((n for _, n, _ in came.terms), default=1.0)  # heads, added up
+    came = replace(came, factor=times(came.factor, max(several, 1.0)))
     rebased(notes, came, call.ins[0], call.outs[0])
     for i in came.scores:
         notes.attentions[i].soft = True
-    size = max(max(notes.attentions[i].head_dim for i in came.scores), 1)  # what is summed but it
-    notes.spend(replace(came, terms=frozenset((name, n / size, k) for name, n, k in came.terms)))
     return replace(came, scores=frozenset(), weights=came.scores, factor=1.0, terms=frozenset())
 
 
@@ -246,9 +253,8 @@ def _measured(one: Attention, scores: Tensor, followed: float | None) -> float |
     if one.raw is None or one.raw.numel() != scores.numel():
         return followed
     now, then = scores.detach().flatten(), one.raw.flatten()
-    ratio = (now / then)[(now > -1e4) & (then != 0)]
-    middle = float(ratio.median()) if len(ratio) else math.nan
-    if not float(((ratio / middle - 1).abs() < 1e-2).float().mean()) > 0.9:
+    ratio = calls.common((now / then)[(now > -1e4) & (then != 0)], 1e-2, 0.9)
+    if ratio is None:
         return None
-    found = times(middle, one.factor)
+    found = times(ratio, one.factor)
     return followed if followed and found and math.isclose(found, followed, rel_tol=1e-2) else found

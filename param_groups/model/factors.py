@@ -40,6 +40,9 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
                 entry = Measured("attention_scale", size.factor, size.head_dim, grows)
                 if entry not in found.setdefault(name, []):
                     found[name].append(entry)
+    for name, uses in large.uses.items():
+        if any("unread" in use.marks for use in uses):
+            doubts.append(f"what multiplies {name} before it is used was not read")
     keys = [f"attention {i}" if len(texts) > 1 else "attention" for i in range(1, len(texts) + 1)]
     times = (text if n == 1 else f"{text} ({n} times)" for text, n in texts.items())
     said = dict(zip(keys, times, strict=True))

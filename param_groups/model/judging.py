@@ -13,7 +13,7 @@ from param_groups.model.notes import Notes, Number, Ranges, Use
 from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
-_VECTORS = {"bias", "norm_scale", "norm_bias", "scale", "added", "joined", "elementwise"}
+_KNOWN = {"embedding", "bias", "norm_scale", "norm_bias", "scale", "added", "joined", "elementwise"}
 # Of a matrix that stores its outputs first, and of one that stores its inputs first.
 _PLAIN = (Layout.LINEAR, Layout.EXPERTS, Layout.OUTS_IN)
 _TURNED = (Layout.TRANSPOSED, Layout.EXPERTS_TRANSPOSED, Layout.IN_OUTS, Layout.INS_OUT)
@@ -76,8 +76,7 @@ def judge(name: str, small: Notes, large: Notes, places: Mapping[str, Ranges]) -
     reading.use = f"{use.path} {use.op}".strip()
     reading.after_blocks = bool(large.fed[name] & large.joined)
     reading.inside = any(name in one or (places and name in by) for one, by, _ in large.branches)
-    known = use.op in _VECTORS or use.op == "embedding"
-    if not (known or use.summed):
+    if not (use.op in _KNOWN or use.summed):
         reading.problem = f"goes into {use.op}, after which nothing is known of it"
     elif use.summed:
         _matrix(reading, pairs, pair, large)
@@ -117,7 +116,8 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
             if place != "sum" and not math.isclose(first, then, rel_tol=0.02):
                 return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:
-        if not math.isclose(one.factor, other.factor, rel_tol=0.02):
+        rough = {"unsized", "unread"} & (one.marks | other.marks)  # what is drawn says its size
+        if not math.isclose(one.factor, other.factor, rel_tol=0.2 if rough else 0.02):
             times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
             return (
                 f"counts {times} smaller width: a number multiplies it, or entries are added up; "
@@ -182,7 +182,7 @@ def _matrix(reading: Reading, pairs: Sequence[Pair], pair: Pair, large: Notes) -
     else:
         readable = reading.layout is not None
     ways = {other.fans[0] for _, other in pairs if other.summed}
-    if "normalize" in use.path:
+    if "unsized" in use.marks and not makes:
         reading.problem = "is normalised before use, so that its size has no effect"
     elif len(ways) > 1:
         reading.problem = f"is summed over in two ways, {sorted(ways)} terms"
@@ -211,12 +211,15 @@ def _layout(reading: Reading, pair: Pair) -> Layout | None:
     use, shapes = pair[1], ((reading.shape, pair[1]), (reading.before, pair[0]))
     ins, outs = ([axis for axis in axes if axis is not None] for axes in (use.summed, use.made))
     turned = bool(ins and outs) and ins[0] < outs[0]
-    for layout in (*_TURNED, *_PLAIN) if turned else (*_PLAIN, *_TURNED):
-        try:
-            if all(fans(reading.name, shape, layout) == one.fans for shape, one in shapes):
-                return layout
-        except PlanError:
-            continue
+    every = {shape[0] for shape, _ in shapes} if outs[1:] and not outs[0] else set[int]()
+    for experts in (1, *(every if len(every) == 1 else ())):  # then all of them at once
+        for layout in (*_TURNED, *_PLAIN) if turned else (*_PLAIN, *_TURNED):
+            sizes = [(one.fans[0], one.fans[1] / experts) for _, one in shapes]
+            try:
+                if [fans(reading.name, shape, layout) for shape, _ in shapes] == sizes:
+                    return layout
+            except PlanError:
+                continue
     return None
 
 

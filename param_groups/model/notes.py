@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 # Of a parameter's outputs the ranges that make a query, key or value; None where that is not known.
 Ranges = tuple[tuple[int, int], ...] | None
 Terms = frozenset[tuple[str, float, float]]
+Result = tuple[Tensor, int, int, float]
 Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
@@ -37,6 +39,7 @@ class Flow:
         scores, weights: the attentions of whose query-key products, or softmaxes, it is made.
         vectors: the parameters that have acted on its entries one by one since `made`.
         terms: (parameter, entries that a call adds up into one, entries added one by one).
+        numbers: (parameter, number on it alone) in a sum of which each term has another.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
             turned (multiplied by a tensor of numbers), weighs (a softmax of one product).
     """
@@ -51,6 +54,7 @@ class Flow:
     weights: frozenset[int] = frozenset()
     vectors: frozenset[str] = NOTHING
     terms: Terms = frozenset()
+    numbers: frozenset[tuple[str, float]] = frozenset()
     marks: frozenset[str] = NOTHING
 
     @property
@@ -63,6 +67,10 @@ class Flow:
         """What a sum over some of its entries carries."""
         more = frozenset((name, n * terms, times) for name, n, times in self.every)
         return replace(self, terms=more, marks=self.marks | {"summed"})
+
+    def on(self, name: str) -> set[float]:
+        """The numbers on one of its parameters alone."""
+        return {by for one, by in self.numbers if one == name} or {1.0}
 
     @property
     def names(self) -> set[str]:
@@ -99,7 +107,7 @@ def joined(flows: Sequence[Flow]) -> Flow:
     apart = [flow for flow in flows if flow.made or flow.scores] or [Flow()]
     together: dict[str, Any] = {
         key: functools.reduce(operator.or_, (getattr(flow, key) for flow in (Flow(), *flows)))
-        for key in "made past above scores weights vectors terms marks".split()
+        for key in "made past above scores weights vectors terms numbers marks".split()
     }
     for key in ("factor", "gain"):
         values = {getattr(flow, key) for flow in apart}
@@ -137,7 +145,8 @@ class Use:
         summed, made: the parameter's axes that are summed over, and that the result has; None for
             one that the view split or merged.
         fans: inputs that are summed, and outputs; of rows of a fused matrix all of them.
-        marks: of the activations beside it; "of NAME" is the matrix whose bias it is.
+        marks: of the activations beside it; "of NAME" is the matrix whose bias it is; unsized after
+            a norm of itself, unread where entries have several numbers.
         factor: numbers that the parameter was multiplied by, and terms that were added up.
         acts_as: the number as which a constant tensor acts after functions of it.
         at: the index of the result, of a product or a lookup.
@@ -159,9 +168,7 @@ class Notes:
     """The notes of one pass; `starts` are the fresh values of the parameters, `other` parameters of
     the model at another width."""
 
-    def __init__(
-        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, starts: calls.Tensors, other: calls.Tensors) -> None:
         self.parameters, self.starts, self.other = dict(model.named_parameters()), starts, other
         same = {n: bool((t == t.flatten()[0]).all()) for n, t in starts.items() if t.numel()}
         self.constant = {name for name, constant in same.items() if constant}
@@ -172,8 +179,9 @@ class Notes:
         self.views = {id(p): (frozenset({n}), "", 1.0) for n, p in self.parameters.items()}
         self.flows: dict[int, Flow] = {}
         self.alive: list[Tensor] = []  # so that no id is given twice
-        # Results of products, with the axis that a parameter made and the first of its outputs.
-        self.results: list[tuple[Tensor, int, int]] = []
+        # Results of products, with the axis that a parameter made, the first of its outputs, and
+        # the number on it.
+        self.results: list[Result] = []
         self.uses: dict[str, list[Use]] = defaultdict(list)
         self.fed: dict[str, int] = defaultdict(int)  # what each parameter met, as bits
         self.joined = 0  # activations after a residual sum, as bits
@@ -202,9 +210,9 @@ class Notes:
     def put(self, tensor: Tensor, flow: Flow, past: int = 0, above: int = 0, same: int = 0) -> None:
         """Notes what a new activation carries, and what it was made from or is `same` as."""
         self.alive.append(tensor)
-        serial = 1 << len(self.alive) | same
-        self.joined |= serial if "stream" in flow.marks else 0
-        self.flows[id(tensor)] = replace(flow, past=past, above=above | serial, serial=serial)
+        new = 1 << len(self.alive)
+        self.joined |= new if "stream" in flow.marks else 0
+        self.flows[id(tensor)] = replace(flow, past=past, above=above | new, serial=new | same)
 
     def closed(self, names: Collection[str]) -> bool:
         """Whether all of some parameters start at zero."""
@@ -219,10 +227,13 @@ class Notes:
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it, and
         how many terms were added up in it. A mean by hand has none."""
-        factor, counts = flow.factor or 1.0, tuple(sorted({n * k for _, n, k in flow.terms}))
-        mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
-        for name in (names or flow.names) if factor != 1.0 and not mean else ():
-            self.factors[place, name].append((factor, counts))
+        counts = tuple(sorted({n * k for _, n, k in flow.terms}))
+        for name in names or flow.names:
+            for by in sorted(flow.on(name)):
+                factor = by * (flow.factor or 1.0)
+                mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
+                if factor != 1.0 and not mean:
+                    self.factors[place, name].append((factor, counts))
 
     def use(
         self,
@@ -235,6 +246,7 @@ class Notes:
     ) -> Flow:
         """Notes a use of all parameters in a view; what its result carries."""
         (names, path, factor), at, first = self.views[id(tensor)], len(self.results), 0
+        numbers = set[float | None]()
         for name in names:
             whole, long = self.parameters[name], sum(size > 1 for size in tensor.shape)
             own = self._axes(tensor, name)
@@ -244,21 +256,29 @@ class Notes:
                 for i, o in zip(axes[1], made, strict=True)
             ]
             fans = math.prod(tensor.shape[i] for i in axes[0]), math.prod(sizes)
-            if made and made[0] is not None:  # rows of a fused matrix
-                before = tensor.storage_offset() - whole.storage_offset()
-                first = int(before // whole.stride(made[0]) % whole.shape[made[0]])
+            found = _number(tensor, whole, factor, fans[0]) if result is not None else None
+            number, mark, reached = found or (factor, "", None)
+            if reached is not None and made and made[0] is not None:  # rows of a fused matrix
+                rows = reached.movedim(made[0], 0).reshape(whole.shape[made[0]], -1)
+                first = int(rows.any(1).int().argmax())
+            numbers.add(None if mark == "unread" else number)
+            self.factors["weight", name] += [(number, ())] if number != 1.0 else []
             acts = float(tensor.detach().mean()) if name in self.constant else None
-            rest = fans, frozenset(marks), factor
+            rest = fans, frozenset(marks) | {mark}, number
             self.uses[name].append(Use(op, path, long, summed, made, *rest, acts, at))
         if result is None:
             return Flow()
-        self.results.append((result, axis, first))
-        return Flow(frozenset((name, at) for name in names))
+        on_all = numbers.pop() if len(numbers) == 1 else None
+        self.results.append((result, axis, first, on_all or 1.0))
+        return Flow(frozenset((name, at) for name in names), factor=on_all)
 
     def _axes(self, tensor: Tensor, name: str) -> list[int | None]:
         """Of which of its parameter's axes a view's are; None for one that it split or merged."""
-        steps = _strides(self.parameters[name])
-        return [steps.index(s) if s and s in steps else None for s in _strides(tensor)]
+        steps, own = (
+            [step if size > 1 else 0 for step, size in zip(t.stride(), t.shape, strict=True)]
+            for t in (self.parameters[name], tensor)
+        )
+        return [steps.index(step) if step and step in steps else None for step in own]
 
     def grows(self, tensor: Tensor, axis: int) -> bool:
         """Whether an axis of a view has another size at the other width."""
@@ -314,20 +334,39 @@ class Notes:
         return True
 
 
-def _strides(tensor: Tensor) -> list[int | None]:
-    sizes = zip(tensor.stride(), tensor.shape, strict=True)
-    return [stride if size > 1 else None for stride, size in sizes]
+def _number(
+    tensor: Tensor, whole: Tensor, followed: float, size: int
+) -> tuple[float, str, Tensor | None]:
+    """The number on a parameter in a product that sums over `size` entries, as gradients say it, a
+    mark, and which entries count. `followed` is what calls say. After a norm it is the number on a
+    fresh matrix's size^(-1/2); where entries have several it is how much larger they are."""
+    now, then = tensor.detach(), whole.detach()
+    part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
+    slopes: list[Tensor] = []
+    with contextlib.suppress(RuntimeError):  # where there are no gradients
+        for by in (torch.ones_like(now), now):
+            slopes += torch.autograd.grad(tensor, whole, by, retain_graph=True)
+    if part or not slopes or now.is_complex():
+        return followed, "" if part else "unread", next(iter(slopes), None)
+    first, slope = slopes
+    number = calls.common((slope / first / then)[(first != 0) & (then != 0)], 0.1, 0.999)
+    if number is not None:
+        mark = ""
+    elif abs(float((slope * then).sum())) < 0.01 * float(now.square().sum()):
+        number, mark = calls.level(now) * size**0.5, "unsized"
+    else:
+        number, mark = calls.level(now) / calls.level(then), "unread"
+    near = (one for one in (followed, 1.0) if math.isclose(number, one, rel_tol=0.02))
+    return next(near, float(f"{number:.6g}")), mark, first
 
 
-def ranges(
-    place: Tensor, flow: Flow, results: Sequence[tuple[Tensor, int, int]]
-) -> dict[str, Ranges]:
+def ranges(place: Tensor, flow: Flow, results: Sequence[Result]) -> dict[str, Ranges]:
     """Which outputs of the products behind a query, key or value reach it: those to which it has a
     gradient, whatever views, rotations and norms lie between. None where none can be taken."""
     found: dict[str, Ranges] = {}
     # Between the residual stream and the place there is no product.
     for name, at in () if "stream" in flow.marks else sorted(flow.made):
-        (result, axis, shift), noise = results[at], torch.randn_like(place)
+        (result, axis, shift, _), noise = results[at], torch.randn_like(place)
         try:
             (slope,) = torch.autograd.grad(
                 place, result, noise, retain_graph=True, allow_unused=True

@@ -30,9 +30,7 @@ _SDPA = "query key value attn_mask dropout_p is_causal scale"
 class Recorder(TorchFunctionMode):
     """Notes on a model's parameters, while its forward pass runs under it."""
 
-    def __init__(
-        self, model: nn.Module, starts: Mapping[str, Tensor], other: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, starts: calls.Tensors, other: calls.Tensors) -> None:
         super().__init__()
         self.notes, self.called = Notes(model, starts, other), False
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -51,15 +49,15 @@ class Recorder(TorchFunctionMode):
         self.notes.spend(*flows)
         for flow in flows:
             self.notes.output |= flow.names
-            if len(flow.names) == 1 and not flow.made <= self.notes.rows:
-                (name,) = flow.names  # a number on what it takes is one on what it makes
+            rows = "stream" in flow.marks or flow.made <= self.notes.rows
+            for name in () if rows else sorted(flow.names):
+                # A number on what it takes is one on what it makes.
                 by, counts = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
-                untied = flow.factor == 1.0 and name not in self.notes.tied
+                untied = flow.factor == 1.0 and not flow.numbers and name not in self.notes.tied
                 place = "readout" if untied else "logits"  # an activation's, unless it grows
-                terms = flow.terms | {(name, n, 1.0) for n in counts}
-                self.notes.note_factor(
-                    place, replace(flow, factor=times(flow.factor, by), terms=terms)
-                )
+                factor, terms = times(flow.factor, by), {(name, n, 1.0) for n in counts}
+                one = replace(flow, factor=factor, terms=flow.terms | terms)
+                self.notes.note_factor(place, one, [name])
         if not any(flow.names for flow in flows):
             self.notes.doubts.append("in the model's output there is nothing that a product made")
 
@@ -95,10 +93,14 @@ class Recorder(TorchFunctionMode):
         """Notes what a call does, and what its results carry."""
         notes = self.notes
         views = [t for t in call.ins if id(t) in notes.views]
+        lookup = bool(views) and call.name in calls.LOOKUPS
         flows = [notes.flows[id(t)] for t in call.ins if id(t) in notes.flows]
-        came, lookup = joined(flows), bool(views) and call.name in calls.LOOKUPS
+        if call.name in calls.LOOKUPS and id(call.ins[0]) in notes.flows:
+            flows = flows[:1]  # whatever the index is
+        came = joined(flows)
         flow: Flow | None = None
-        if call.name in calls.PRODUCTS | {"scaled_dot_product_attention"}:
+        spent = call.name in calls.PRODUCTS and not (views and self._mixes(call, came))
+        if spent or call.name == "scaled_dot_product_attention":
             notes.spend(*flows)
         if call.name == "scaled_dot_product_attention":
             flow = self._attention(call.bound(_SDPA))
@@ -122,9 +124,9 @@ class Recorder(TorchFunctionMode):
             past |= notes.bits[name]
             notes.fed[name] |= came.above
         for t in call.outs:
-            same = flows[0].serial if call.bare in calls.KEEPS and len(flows) == 1 else 0
+            same = flow.serial if len(flows) > 1 or call.bare in calls.KEEPS else 0
             notes.put(t, flow, past, came.above | flow.above, same)
-        if call.name in calls.SPLITS and len(flow.made) == 1:
+        if call.name in calls.SPLITS and len(flow.made) == 1 and call.outs[0].ndim:
             ((made, at),), sizes = flow.made, tuple(t.shape[-1] for t in call.outs)
             if notes.results[at][0].shape[-1] == sum(sizes):
                 notes.splits.setdefault(made, sizes)
@@ -152,26 +154,33 @@ class Recorder(TorchFunctionMode):
         marks = came.marks - {"input"} if came.made else came.marks
         marks |= {"grouped"} if grouped else NOTHING
         made = frozenset[tuple[str, int]]()
+        number: float | None = 1.0
         for t, summed, makes, axis in ours:
             op = "matmul" if call.name in calls.TWO | calls.ADDING else call.name
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
             used = notes.use(t, op, (summed, makes), out, axis, marks)
-            made |= used.made
-            place = "scores" if came.scores else "input"
-            place = "embedding" if came.made and came.made <= notes.rows else place
-            notes.note_factor(place, came, used.names if place == "input" else ())
+            made, number = made | used.made, times(number, used.factor)
+            place = "embedding" if came.made and came.made <= notes.rows else "input"
+            if not came.scores:
+                notes.note_factor(place, came, used.names if place == "input" else ())
         if bias is not None and notes.names(bias):
             notes.use(bias, "bias", marks={"of " + name for name, _ in made})
-        kept, raws = Flow(), [notes.attentions[i].raw for i in came.scores | came.weights]
-        if any(raw is not None and raw.shape[-2:] == out.shape[-2:] for raw in raws):  # mixed heads
+        kept = Flow()
+        if self._mixes(call, came):
             before = next(t for t, *_ in found if id(t) in notes.flows)
             kept = replace(came, factor=elementwise.rebased(notes, came, before, out))
         made |= came.made if grouped else frozenset()
-        flow = replace(kept, made=made, past=0, above=0, marks=marks & {"stacked"})
+        factor = times(kept.factor, number)
+        flow = replace(kept, made=made, past=0, above=0, factor=factor, marks=marks & {"stacked"})
         # An einsum may sum over axes of the activations that no parameter has.
         here = max(_terms(one) for one in found if id(one.tensor) not in notes.views)
         more = here // max(map(_terms, ours))
         return flow.summed(more) if call.name == "einsum" and more > 1 else flow
+
+    def _mixes(self, call: Call, came: Flow) -> bool:
+        """Whether a product may mix the heads of scores or softmaxes."""
+        raws = (self.notes.attentions[i].raw for i in came.scores | came.weights)
+        return any(raw is not None and raw.shape[-2:] == call.outs[0].shape[-2:] for raw in raws)
 
     def _learned(self, tensor: Tensor) -> None:
         """A parameter that stands in an activation's place, as learned queries do."""
@@ -236,21 +245,18 @@ class Recorder(TorchFunctionMode):
     def _level(self, flow: Flow, tensor: Tensor, parts: Mapping[str, Ranges]) -> float | None:
         """The factor and the gains on queries or keys. It is measured where numbers turn them, as
         rotary positions do: beside the product that makes them, or beside 1 after a norm."""
-        level = times(flow.factor, flow.gain)
+        numbers = {by for name, by in flow.numbers if not self.notes.closed({name})} or {1.0}
+        level = times(times(flow.factor, flow.gain), max(numbers)) if len(numbers) == 1 else None
         made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
         if level is None or "turned" not in flow.marks or len(made) != 1:
             return level
-        result, axis, shift = self.notes.results[made[0][1]]
+        result, axis, shift, by = self.notes.results[made[0][1]]
         reached = parts.get(made[0][0]) or ()
         rows = [result.movedim(axis, 0)[a - shift : b - shift].flatten() for a, b in reached]
-        before = 1.0 if "normed" in flow.marks else _size(torch.cat(rows) if rows else result)
-        found = float(f"{_size(tensor) / before:.6g}")  # alike in all blocks
+        before = calls.level(torch.cat(rows) if rows else result) / by
+        before = 1.0 if "normed" in flow.marks else before
+        found = float(f"{calls.level(tensor) / before:.6g}")  # alike in all blocks
         return level if math.isclose(found, level, rel_tol=0.02) else found if reached else None
-
-
-def _size(tensor: Tensor) -> float:
-    """The root mean square of the entries."""
-    return float(tensor.detach().float().square().mean().sqrt())
 
 
 def _attended(value: Flow) -> Flow:

@@ -24,13 +24,14 @@ from torch import nn
 from param_groups.model.context import judged, starred
 from param_groups.model.factors import Factors, read_factors
 from param_groups.model.judging import Reading
-from param_groups.model.notes import Notes, Ranges
+from param_groups.model.notes import Notes
 from param_groups.model.recording import Recorder
 from param_groups.model.starts import read_starts
 from param_groups.roles import Layout, Measured, PlanError, Rule, fans
 from param_groups.rows import align, unwrapped
 
 Build = Callable[..., nn.Module]
+Run = Callable[[nn.Module], Any]
 _HAND = "by hand"
 _INNER = re.compile(r"(?<=\.)\d+(?=\.)")  # a block's number
 
@@ -72,17 +73,6 @@ class Trace:
                 raise PlanError(f"{one.name!r} {one.problem}; {way_out}")
         return [*self.made]
 
-    @property
-    def parts(self) -> Mapping[str, Mapping[str, Ranges]]:
-        """{tensor: {place: ranges of its outputs}}: which outputs of fused tensors make queries,
-        keys and values; None where the model takes no gradients, which would tell."""
-        return {r.name: r.places for r in self.readings if len(r.places) > 1}
-
-    @property
-    def starts(self) -> Mapping[str, str]:
-        """{tensor: how a fresh one starts}, where that is not its role's start."""
-        return {r.name: r.start for r in self.readings if r.start}
-
     def _repr_html_(self) -> str:
         return unwrapped(str(self))
 
@@ -98,7 +88,7 @@ class Trace:
 
 def traced(
     build: Build,
-    run: Callable[[nn.Module], Any],
+    run: Run,
     widths: Sequence[int] = (64, 128),
     *,
     depths: Sequence[int] = (),
@@ -174,9 +164,7 @@ def _fresh(build: Build, width: int, seed: int = 0, **depth: int) -> nn.Module:
     return model
 
 
-def _record(
-    build: Build, run: Callable[[nn.Module], Any], width: int, other: Mapping[str, torch.Tensor]
-) -> Notes:
+def _record(build: Build, run: Run, width: int, other: Mapping[str, torch.Tensor]) -> Notes:
     """One pass in eval mode: dropout's 1 / (1 - p) is no factor of the model's."""
     model = _fresh(build, width).eval()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}

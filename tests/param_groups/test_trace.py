@@ -81,7 +81,9 @@ def test_products_without_a_softmax_are_no_attention():
             return self.d(merged((q @ k.mT).sigmoid() @ v))
 
     found = read(stack(Bilinear))
-    assert not found.parts and not any(key.startswith("attention") for key in found.factors)
+    assert not any(r.places for r in found.readings) and not any(
+        key.startswith("attention") for key in found.factors
+    )
     assert {str(found[f"blocks.0.attn.{key}.weight"].role) for key in "abc"} == {"mlp_in"}
 
 
@@ -233,6 +235,8 @@ def seldom(x, seen=[]):  # noqa: B006
         # Scores of all heads, before a softmax.
         (MATRIX, lambda x, w: sum(scores(x @ w, x)).softmax(-1) @ x, "added up"),
         (MATRIX, lambda x, w: scores(x @ w, x).mean(0).softmax(-1) @ x, ""),
+        (MATRIX, lambda x, w: (scores(x @ w, x).sum(0) / len(x.T) * 8).softmax(-1) @ x, ""),
+        (MATRIX, lambda x, w: (scores(x @ w, x).sum(0) / len(x.T) ** 0.5).softmax(-1) @ x, "added"),
         (MATRIX, lambda x, w: F.linear(x, w / x.shape[1] ** 0.5), "counts 0.125 times"),
         (MATRIX, lambda x, w: F.linear(x / x.shape[1] ** 0.5, w), "by 0.125, by 0.1768"),
         (VECTOR, lambda x, w: (x * w + x).sum(-1, True) / x.sum(-1, True), ""),
@@ -247,6 +251,7 @@ def seldom(x, seen=[]):  # noqa: B006
             "of which 64",
         ),
         (MATRIX, lambda x, w: ((x @ w) * x).sum(-1, True), "of which 64"),
+        (MATRIX, lambda x, w: (x @ w) @ x.mT @ x, "of which 64"),  # without a softmax
         (VECTOR, lambda x, w: (x * w).norm(dim=-1, keepdim=True), "added up"),
         (VECTOR, lambda x, w: (x * w) / (x * w).norm(dim=-1, keepdim=True), ""),
         (VECTOR, lambda x, w: x * w * (1 / (x * w).square().sum(-1, True).sqrt()), ""),

@@ -1,12 +1,15 @@
 """Factors that a trace reads: on query-key products, embeddings, branches, logits and what matrices
 take; and gains of norms."""
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 from param_groups import CompleteP, Everett, PlanError, Tied, plan
 from tests.param_groups.traced_blocks import (
@@ -17,6 +20,7 @@ from tests.param_groups.traced_blocks import (
     Mlp,
     Rms,
     Stack,
+    heads,
     linear,
     merged,
     read,
@@ -38,6 +42,7 @@ class Scored(Apart):
 
 
 TURN = torch.polar(torch.full((12, 4), 1.2), torch.linspace(0, 9, 48).reshape(12, 4))
+ONE = SimpleNamespace(weight=1.0, offset=0.0)  # a norm without a gain
 BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).tril() == 0
 
 
@@ -54,6 +59,7 @@ BIAS, MASK = torch.linspace(-1, 1, 12 * 12).reshape(12, 12), torch.ones(12, 12).
         (lambda s: s * torch.full((1, 1, 1), 0.25), 0.25),
         (lambda s: s * torch.full((12, 12), 0.25), 0.25),  # measured: one ratio for all
         (lambda s: torch.where(MASK, torch.tensor(-1e30), s * 0.25), 0.25),
+        (lambda s: (s * 0.25).sum(1, keepdim=True) / s.shape[1], 0.25),  # a mean over heads
         (lambda s: (s * 0.25).sub((s * 0.25).amax(-1, keepdim=True)), 0.25),
         (lambda s: s * torch.linspace(0.1, 0.5, 12), None),  # a tensor of numbers
         (lambda s: s * torch.linspace(0.1, 0.5, 12) + BIAS, None),
@@ -154,6 +160,127 @@ def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
     assert value == pytest.approx(factor)
 
 
+class By(nn.Module):
+    """A layer whose weight is a function of its parameter."""
+
+    def __init__(self, layer, by):
+        super().__init__()
+        self.layer, self.by = layer, by
+
+    def forward(self, x):
+        return functional_call(self.layer, {"weight": self.by(self.layer.weight)}, (x,))
+
+
+def weighed(path, by, attention=Apart):
+    def build(n):
+        model, (part, _, last) = Stack(n, attention, Mlp, Rms), path.rpartition(".")
+        for owner in [block[part] for block in model.blocks] if part else [model]:
+            setattr(owner, last, By(getattr(owner, last), by))
+        return model
+
+    return build
+
+
+class Ready(Apart):
+    def __init__(self, n, ready):
+        super().__init__(n)
+        self.ready = ready
+
+    def forward(self, x):
+        q, k, v = self.three(x)
+        return self.d(merged(F.scaled_dot_product_attention(self.ready(q), self.ready(k), v)))
+
+
+def standard(w):
+    return (w - w.mean(1, keepdim=True)) / w.std(1, keepdim=True)
+
+
+Turned, Normed = (
+    lambda n: Ready(n, lambda x: rotated(x, by=1.2)),
+    lambda n: Ready(n, lambda x: F.layer_norm(x, (8,))),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "by", "factor", "value", "attention"),
+    [
+        ("attn.a", lambda w: w * 0.6, "attention_scale", 0.6, Apart),
+        ("attn.b", lambda w: (w.double() / 2).float(), "attention_scale", 0.5, Apart),
+        ("attn.a", lambda w: w * 0.6, "attention_scale", 0.6 * 1.44, Turned),
+        ("attn.a", lambda w: w * 0.6, "attention_scale", 1.0, Normed),
+        ("attn.a", lambda w: 2 * F.normalize(w, dim=1), "attention_scale", 2.0, Apart),
+        ("attn.a", lambda w: w.shape[1] ** -0.5 * standard(w), "attention_scale", 1.0, Apart),
+        ("attn.a", lambda w: w * torch.linspace(0.1, 0.5, len(w)), "attention_scale", None, Apart),
+        ("attn.b", lambda w: torch.cat([w[:2] * 0.6, w[2:]]), "attention_scale", None, Apart),
+        ("attn.a", lambda w: w.abs(), "attention_scale", None, Apart),
+        ("attn.a", lambda w: w + (w.relu() - w).detach(), "attention_scale", None, Apart),
+        ("attn.c", lambda w: w * 0.6, "weight", 0.6, Apart),
+        ("mlp.up", lambda w: torch.mul(0.6, w), "weight", 0.6, Apart),
+        ("attn.d", lambda w: w * 0.6, "residual_multiplier", 0.6, Apart),
+        ("mlp.down", lambda w: 2 * F.normalize(w, dim=1), "residual_multiplier", 2.0, Apart),
+        ("wte", lambda w: w * 0.6, "embed_scale", 0.6, Apart),
+        ("head", lambda w: w * 0.6, "logit_multiplier", 0.6, Apart),
+    ],
+)
+def test_a_number_on_a_weight_is_one_on_what_it_makes(path, by, factor, value, attention):
+    found, name = read(weighed(path, by, attention)), f"{path}.layer.weight"
+    values = {m.value for rule in found.rules for m in rule.measured if m.factor == factor}
+    if factor == "weight":
+        assert not values and found.factors[f"weight blocks.0.{name}"] == f"{value:g}"
+        return
+    (one,), size = values, HEAD**-0.5 if factor == "attention_scale" else 1.0
+    assert one == (None if value is None else pytest.approx(value * size, rel=1e-5))
+    doubt = f"what multiplies blocks.0.{name} before it is used was not read"
+    assert (doubt in found.doubts) == (value is None)
+    if value != 1.0:
+        with pytest.raises(PlanError, match="does not say what it mul|multiplies by|has a factor"):
+            rule = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
+            plan(
+                weighed(path, by, attention)(WIDE),
+                found.rules,
+                rule,
+                lr=1.0,
+                absorb_multipliers=True,
+            )
+
+
+MATRICES = ["attn.a", "attn.c", "attn.d", "mlp.up", "mlp.down", "head"]
+
+
+@pytest.mark.parametrize(
+    ("path", "by"),
+    [
+        *itertools.product([*MATRICES, "wte"], [lambda w: w * w.shape[1] ** -0.5]),
+        *itertools.product(MATRICES, [standard, lambda w: w + (w.sign() - w).detach()]),
+        ("mlp.up", lambda w: w * torch.linspace(0.5, 1.0, w.shape[1]) / w.shape[1]),
+    ],
+)
+def test_a_number_on_a_weight_that_the_width_changes_is_refused(path, by):
+    with pytest.raises(PlanError, match="counts .* times at the smaller|normalised before use"):
+        _ = read(weighed(path, by)).rules
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x, w: x @ (w * 0.6).T,
+        lambda x, w: torch.einsum("btn,mn->btm", x, w / (1 / 0.6)),
+        lambda x, w: F.conv1d(x.mT, w[..., None] * 0.6).mT,
+        lambda x, w: torch.addmm(torch.zeros(1), x.flatten(0, 1), w.T.mul(0.6)).view_as(x),
+        lambda x, w: (x[..., None, :] * (w * 0.6)).sum(-1),
+        lambda x, w: F.linear(x, torch.cat([one * 0.6 for one in w.split(8)])),
+        lambda x, w: F.linear(x, (torch.cat([w, w]) * 0.6)[: len(w)]),
+    ],
+)
+def test_every_product_has_the_number_on_its_weight(product):
+    class Written(Apart):
+        def three(self, x):
+            return heads(product(x, self.a.weight)), heads(self.b(x)), heads(self.c(x))
+
+    (value,) = {m.value for rule in read(stack(Written)).rules for m in rule.measured}
+    assert value == pytest.approx(0.6 * HEAD**-0.5)
+
+
 class Scaled(Stack):
     def __init__(self, n, embed=1.0, branch=1.0, into=1.0, logits=1.0):
         super().__init__(n, Apart, Mlp, Rms)
@@ -189,34 +316,60 @@ def test_factors_on_embeddings_branches_and_logits_are_compared(by, tensor, fact
 
 
 class Parallel(nn.Module):
-    """Attention and MLP side by side, after the stream and before they join it numbers."""
+    """Attention and MLP side by side, that `join` adds to the stream; two readouts."""
 
-    def __init__(self, n, branch=1.0, stream=1.0, joined=torch.add):
+    def __init__(self, n, join, logits=torch.add):
         super().__init__()
-        self.wte, self.head, self.norm = nn.Embedding(20, n), linear(n, 20), Rms(n)
-        self.joined = joined
-        self.attn, self.mlp, self.by = Apart(n), Mlp(n), (branch, stream)
+        self.wte, self.one, self.two = nn.Embedding(20, n), linear(n, 20), linear(n, 20)
+        self.attn, self.mlp, self.norm = Apart(n), Mlp(n), Rms(n)
+        self.join, self.logits = join, logits
 
     def forward(self, ids):
         x = self.wte(ids)
         for _ in range(2):
-            y = self.norm(x)
-            x = self.joined(x * self.by[1], (self.attn(y) + self.mlp(y)) * self.by[0])
-        return self.head(self.norm(x))
+            x = self.join(x, self.attn(self.norm(x)), self.mlp(self.norm(x)))
+        y = self.norm(x)
+        return self.logits(self.one(y), self.two(y))
 
 
-@pytest.mark.parametrize("joined", [torch.add, lambda *two: sum(two)])
-def test_a_number_on_a_branch_of_two_ends_is_on_both(joined):
-    build = lambda n: Parallel(n, branch=0.5, joined=joined)
-    rules = {rule.pattern: rule for rule in read(build).rules}
-    for name in ("attn.d.weight", "mlp.down.weight"):
-        assert [m[:2] for m in rules[name].measured] == [("residual_multiplier", 0.5)]
+@pytest.mark.parametrize(
+    ("join", "by"),
+    [
+        (lambda x, a, b: x + a + b, (1.0, 1.0)),
+        (lambda x, a, b: x + (a + b) * 0.5, (0.5, 0.5)),
+        (lambda x, a, b: sum((x, (a + b) * 0.5)), (0.5, 0.5)),
+        (lambda x, a, b: x + (0.5 * a + 2.0 * b), (0.5, 2.0)),
+        (lambda x, a, b: x + 0.5 * a + 2.0 * b, (0.5, 2.0)),
+        (lambda x, a, b: x + (a - b / 2) * 0.5, (0.5, 0.25)),
+        (lambda x, a, b: torch.add(a, b, alpha=2) * 0.5 + x, (0.5, 1.0)),
+        (lambda x, a, b: sum((0.5 * a, x, 2.0 * b)), (0.5, 2.0)),
+        (lambda x, a, b: x + F.layer_norm(0.5 * a + 2.0 * b, x.shape[-1:]), (1.0, 1.0)),
+        (lambda x, a, b: x + Rms.forward(ONE, 0.5 * a + 2.0 * b), (1.0, 1.0)),
+    ],
+)
+def test_a_number_on_a_branch_is_on_each_of_its_ends(join, by):
+    found = read(lambda n: Parallel(n, join))
+    rules = {rule.pattern: rule for rule in found.rules}
+    for name, value in zip(("attn.d.weight", "mlp.down.weight"), by, strict=True):
+        measured = [("residual_multiplier", value)] if value != 1.0 else []
+        assert [m[:2] for m in rules[name].measured] == measured
+        assert found.factors.get(f"branch {name}", "1") == f"{value:g}"
+        assert rules[name].role in ("attention_output", "mlp_out")
+
+
+def test_each_of_two_readouts_has_its_number():
+    join = lambda x, a, b: x + a + b
+    found = read(lambda n: Parallel(n, join, lambda one, two: 0.5 * one + 2.0 * two))
+    rules = {rule.pattern: [m[:2] for m in rule.measured] for rule in found.rules}
+    assert rules["one.weight"] == [("logit_multiplier", 0.5)]
+    assert rules["two.weight"] == [("logit_multiplier", 2.0)]
 
 
 def test_a_number_on_the_stream_that_changes_with_the_width_is_refused():
-    assert read(lambda n: Parallel(n, stream=0.5)).rules
+    join = lambda by: lambda x, a, b: x * by(x.shape[-1]) + a + b
+    assert read(lambda n: Parallel(n, join(lambda n: 0.5))).rules
     with pytest.raises(PlanError, match="a number multiplies by 0.5, by 1 at the smaller width"):
-        _ = read(lambda n: Parallel(n, stream=BASE / n)).rules
+        _ = read(lambda n: Parallel(n, join(lambda n: BASE / n))).rules
 
 
 def test_a_factor_that_the_rule_asks_for_is_no_error():
@@ -301,8 +454,11 @@ class NormedMatrix(nn.Module):
         return F.linear(self.tokens(ids), F.rms_norm(self.head, self.gain.shape, self.gain))
 
 
-def test_a_matrix_that_a_vector_norms_stays_what_it_is_used_as():
-    assert {rule.pattern: rule.role for rule in read(NormedMatrix).rules}["head"] == "readout"
+def test_a_readout_that_a_vector_norms_is_one_whose_size_has_no_effect():
+    found = read(NormedMatrix)
+    assert found["head"].role == "readout"
+    with pytest.raises(PlanError, match="'head' is normalised before use"):
+        _ = found.rules
 
 
 class Inverse(nn.Module):

@@ -55,7 +55,7 @@ class Starts(nn.Module):
 
 def test_initialise_keeps_starts_that_are_not_the_roles_and_says_so():
     found = read(Starts)
-    starts = dict(found.starts)
+    starts = {r.name: r.start for r in found.readings if r.start}
     assert starts.pop("gate").startswith("starts between")  # one number may be from any law
     assert starts == {
         "norm.weight": "starts at 0",
@@ -91,7 +91,7 @@ def test_starts_are_drawn_where_that_is_asked_for():
     numbers = plan(model, found.rules, Everett("mup", WIDE, BASE), lr=0.1, absorb_multipliers=True)
     numbers.initialise(model, seed=0)
     assert not model.dt_bias.any() and model.blocks[1].weight.all()
-    assert found.starts["dt_bias"] == "starts between -6.6 and -2, to be drawn"
+    assert found["dt_bias"].start == "starts between -6.6 and -2, to be drawn"
 
 
 def test_a_build_that_seeds_itself_does_not_look_fixed():
@@ -180,17 +180,27 @@ def test_two_depths_say_what_a_block_holds():
     assert rules["attn"].trunk is False and rules["wte.weight"].trunk is None
 
 
+class SlicedBy(traced_odd.Sliced):
+    """Each of three slices of one matrix times a number."""
+
+    def three(self, x):
+        rows = zip((0.6, 0.5, 2.0), self.all.chunk(3), strict=True)
+        return [heads(F.linear(x, by * w)) for by, w in rows]
+
+
 def test_parts_of_fused_tensors_are_ranges_of_their_outputs():
-    fused = read(stack(traced_text.Fused, norm=nn.LayerNorm)).parts["blocks.0.attn.c_attn.weight"]
+    fused = read(stack(traced_text.Fused, norm=nn.LayerNorm))["blocks.0.attn.c_attn.weight"].places
     n = WIDE
     assert fused == {"query": ((0, n),), "key": ((n, 2 * n),), "value": ((2 * n, 3 * n),)}
-    groups = read(GROUPS).parts["blocks.0.attn.qkv.weight"]
+    groups = read(GROUPS)["blocks.0.attn.qkv.weight"].places
     assert groups["query"][:2] == ((0, 16), (32, 48)) and groups["key"][0] == (16, 24)
     both = read(GROUPS)["blocks.0.mlp.both.weight"].why
     assert both.endswith("split into 128 + 128")
     cuts = lambda build, name: read(build)[f"blocks.0.{name}"].parts
     assert cuts(stack(traced_text.Fused, norm=nn.LayerNorm), "attn.c_attn.weight") == (1, 1, 1)
     assert cuts(stack(traced_odd.Sliced), "attn.all") == (1, 1, 1)
+    assert cuts(stack(SlicedBy), "attn.all") == (1, 1, 1)
+    assert read(stack(SlicedBy)).factors["attention"].startswith(f"{0.3 * 8**-0.5:.4g}, head dim")
     assert cuts(GROUPS, "mlp.both.weight") == (1, 1)
     assert cuts(GROUPS, "attn.qkv.weight") == ()  # no cut separates them
     assert cuts(traced_odd.Palm, "1.all.weight") == ()  # other ratios elsewhere

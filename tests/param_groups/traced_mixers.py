@@ -96,6 +96,47 @@ class Dispatched(nn.Module):
 
 
 @mlp
+class AtOnce(Dispatched):
+    """All experts for all tokens.
+
+    router n -1: gate.weight
+    mlp_in/experts_transposed n -1: up
+    mlp_out/experts_transposed 2*n -1: down
+    """
+
+    def forward(self, x):
+        weights, which = self.gate(x).softmax(-1).topk(2, -1)
+        weights = torch.zeros(*x.shape[:2], 4).scatter(-1, which, weights)
+        y = F.relu(torch.einsum("btn,enm->btem", x, self.up))
+        return (torch.einsum("btem,emn->bten", y, self.down) * weights[..., None]).sum(2)
+
+
+@mlp
+class Hit(Dispatched):
+    """As in transformers: outputs first, a loop over the experts that a token chose.
+
+    router n -1: gate.weight
+    mlp_in/experts n -1: up
+    mlp_out/experts 2*n -1: down
+    """
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.up, self.down = (nn.Parameter(one.detach().mT.clone()) for one in (self.up, self.down))
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        best, which = self.gate(flat).softmax(-1).topk(2, -1)
+        mask, out = F.one_hot(which, 4).permute(2, 1, 0), torch.zeros_like(flat)
+        for (i,) in mask.sum((1, 2)).nonzero():
+            slot, row = torch.where(mask[i])
+            y = F.linear(F.relu(F.linear(flat[row], self.up[i])), self.down[i])
+            out.index_add_(0, row, y * best[row, slot, None])
+        assert sum(len(torch.where(which == i)[0]) for i in which.unique()) == which.numel()
+        return out.view_as(x)
+
+
+@mlp
 class GroupedRows(Dispatched):
     """Rows in the order of their experts, one grouped product for all.
 
@@ -254,17 +295,20 @@ class LinearAttention(Apart):
 class Spectral(nn.Module):
     """A matrix over its largest singular value, as one step of a power iteration has it.
 
-    mlp_out n -1: weight
+    mlp_in n -1: weight
+    mlp_out n -1: out.weight
     """
 
     def __init__(self, n):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(n, n))
+        self.weight, self.out = nn.Parameter(torch.randn(n, n)), linear(n, n)
         self.register_buffer("u", torch.randn(n))
 
     def forward(self, x):
-        v = F.normalize(torch.mv(self.weight.mT, self.u), dim=0)
-        return F.linear(x, self.weight / torch.dot(self.u, torch.mv(self.weight, v)))
+        u = F.normalize(torch.mv(self.weight, torch.mv(self.weight.mT, self.u)), dim=0)
+        v = F.normalize(torch.mv(self.weight.mT, u), dim=0)
+        weight = self.weight / torch.dot(u, torch.mv(self.weight, v))
+        return self.out(F.relu(F.linear(x, weight)))
 
 
 @case(run=look)
