@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from effective_theory import cross_paper
-from effective_theory.cross_paper import Scaling, bordelon, dinan, everett, facts, scaling
+from effective_theory.cross_paper import Scaling, dinan, everett, facts, scaling
 from param_groups import Dinan
 from param_groups.roles import Role
 
@@ -47,13 +47,6 @@ def test_every_fact_holds():
     assert len(found) == 5 and all(fact.lines for fact in found)
 
 
-def test_mup_and_mean_field_are_one_class():
-    for optimizer in cross_paper.OPTIMIZERS:
-        field = everett("mean_field", optimizer)
-        for layer, mup in everett("mup", optimizer).items():
-            assert field[layer].with_multiplier(mup.a, optimizer) == mup
-
-
 def test_neural_tangent_differs_from_ntk_in_embedding_and_blocks():
     ntk = everett("ntk", "adam")
     moved = {
@@ -63,12 +56,6 @@ def test_neural_tangent_differs_from_ntk_in_embedding_and_blocks():
     assert moved["readout"] == ntk["readout"]
     assert moved["hidden"].c - ntk["hidden"].c == Fraction(1, 2)
     assert moved["embedding"].c - ntk["embedding"].c == Fraction(1, 2)
-
-
-def test_bordelons_adam_is_mup_without_any_shift():
-    mup = everett("mup", "adam")
-    found = bordelon("adam")
-    assert (found["embedding"], found["readout"]) == (mup["embedding"], mup["readout"])
 
 
 @pytest.mark.parametrize(

@@ -174,17 +174,6 @@ def test_a_saved_config_has_the_rules_own_keys_and_reads_back(path):
     assert "alignment" not in saved["prescription"]
 
 
-def test_the_papers_base_model_stands_in_its_config():
-    config = load(Config, PAPER)
-    shape, rule = config.model, config.prescription
-    assert (shape.head_dim, shape.heads, shape.layers, shape.width) == (8, 8, 4, 64)
-    numbers = (rule.alpha_attention, rule.alpha_depth, rule.beta0, rule.gamma0)
-    assert numbers == (1.0, 1.0, 4.0, 0.25)
-    assert (config.optimizer.name, config.training.steps) == ("adam", 10_000)
-    tokens_read = cost.tokens_per_step(config) * config.training.steps
-    assert tokens_read <= config.data.max_train_tokens  # nothing is read twice
-
-
 def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
     by_heads = settings(heads=4, head_dim=8)
     words = f"model.heads=null model.width=32 model.layers=2 model.vocab_size={V} model.context={T}"

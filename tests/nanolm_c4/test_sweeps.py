@@ -81,21 +81,6 @@ def test_the_compute_optimal_horizon_is_twenty_tokens_per_non_embedding_paramete
     assert {p.config.training.steps for p in points if p.curve.endswith("fixed")} == {50_000}
 
 
-def test_epsilon_and_decay_are_the_papers(drafts):
-    def cure(point):
-        rule = point.config.optimizer
-        return point.curve, rule.name, rule.epsilon, point.config.prescription.eps_per_layer
-
-    assert {cure(point) for point in drafts["figure_8_mitigations", None].points} == {
-        ("default", "adam", 1e-9, False),
-        ("small", "adam", 1e-15, False),
-        ("per_layer", "adam", 1e-12, True),
-        ("atan2", "adam_atan2", 1e-9, False),
-    }
-    modes = {p.config.optimizer.decay_mode for p in drafts["figure_9_weight_decay", None].points}
-    assert modes == {"independent"}
-
-
 def test_laptop_runs_have_the_curves_of_the_papers(drafts):
     for name in FIGURES:
         ours, theirs = drafts[name, "laptop"].config.curves, drafts[name, None].config.curves

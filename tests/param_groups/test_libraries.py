@@ -20,12 +20,6 @@ from tests.param_groups.libraries import KEPT, MODELS, TORCHS, build, described,
 pytestmark = pytest.mark.xdist_group("libraries")
 STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
 FEW = ("hf:gpt2", "hf:gemma2", "hf:mixtral", "timm:vit_small_patch16_224", "nn.Transformer")
-# Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the
-# initial std and the rate.
-POWERS = {
-    "mup": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-1.0, -1.0)},
-    "standard": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-0.5, -1.0)},
-}
 LLAMA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 LLAMA |= {"vocab_size": 96, "intermediate_size": 64, "tie_word_embeddings": False}
 
@@ -66,24 +60,6 @@ def test_rules_for_a_model_are_those_of_its_trace(name):
             assert (one.role, one.layout, one.scale, one.fans) == mine, one.name
             assert one.parts == reading.parts and one.measured == ()
             assert not reading.role.facts.branch or one.trunk is not reading.inside
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [*((name, "mup") for name in stock.MODELS), ("hf:gpt2", "standard"), (STAGED, "standard")],
-)
-def test_every_tensor_of_a_stock_model_has_the_powers_of_the_theory(name, rule):
-    small, large = (planned(name, rule, width) for width in (64, 256))
-    for model, numbers, _ in (small, large):
-        assert [row.name for row in numbers.rows] == [n for n, _ in model.named_parameters()]
-        assert [row.shape for row in numbers.rows] == [tuple(p.shape) for p in model.parameters()]
-    for row, wide in zip(small[1].rows, large[1].rows, strict=True):
-        kind = "readout" if row.role == Role.ROUTER else Role(row.role).facts.kind
-        std, lr = POWERS[rule].get(kind, (0.0, 0.0))
-        assert wide.lr / row.lr == pytest.approx(4**lr), row.name
-        if row.init_std > 0 and row.role != Role.RELATIVE_POSITION:
-            ratio = wide.init_std / row.init_std  # eva02 rounds the width of its MLP
-            assert ratio == pytest.approx(4**std, rel=0.02), row.name
 
 
 @pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:gemma2", "hf:bert", "hf:whisper"])

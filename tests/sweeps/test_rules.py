@@ -26,7 +26,6 @@ from sweeps.sweep_file import load_sweep
 from tests.sweeps.toys import play
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "plots/data"
 ONE = {"keys": ["lr"], "neighbours": [[1], [-1]], "metric": "final_eval_loss"}
 RULES = {
     "extend": Extend(key="lr", points=2),

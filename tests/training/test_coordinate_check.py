@@ -1,7 +1,6 @@
 """The coordinate check of experiments: what it sets, and what it finds of the decoder."""
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 
@@ -46,16 +45,13 @@ def logits_loss(model, batch):
     return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
 
 
-def decoder(alter=None, **keys):
-    """Build of a small decoder on random tokens; `alter(row, width)` changes rows of its plan."""
+def decoder(**keys):
+    """Build of a small decoder on random tokens."""
 
     def build(width, seed):
         settings = config(width, seed, **keys)
         model = train.build_model(settings, VOCABULARY)
         numbers = train.build_plan(settings, model)
-        if alter:
-            rows = tuple(alter(row, width) for row in numbers.rows)
-            numbers = dataclasses.replace(numbers, rows=rows)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(VOCABULARY, (STEPS, 1, CONTEXT + 1), generator=generator)
         return Check(model, numbers, [(row[:, :-1], row[:, 1:]) for row in ids], logits_loss)
@@ -63,8 +59,8 @@ def decoder(alter=None, **keys):
     return build
 
 
-def check(alter=None, seeds=(0, 1), widths=WIDTHS, steps=STEPS, **keys):
-    return fit(measure(decoder(alter, **keys), widths, steps=steps, seeds=seeds))
+def check(seeds=(0, 1), widths=WIDTHS, steps=STEPS, **keys):
+    return fit(measure(decoder(**keys), widths, steps=steps, seeds=seeds))
 
 
 def words(slopes, *quantities):

@@ -29,17 +29,6 @@ def settings(*overrides):
     return load(Config, LAPTOP, [*SMALL, *overrides])
 
 
-def test_the_papers_base_model_is_that_of_figure_6():
-    config = load(Config, PAPER)
-    model, rule = config.model, config.prescription
-    assert (model.head_dim, model.heads, model.layers, model.width) == (16, 16, 4, 256)
-    assert (rule.alpha_attention, rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 1, 4, 0.1)
-    assert config.optimizer.name == "sgd"
-    assert config.optimizer.momentum > 0
-    images = 5 * 1_000_448  # Nakkiran et al. (2021) train on five of six files
-    assert config.training.steps == images // config.training.batch_size
-
-
 def test_where_files_are_kept_makes_no_other_run():
     assert runs.run_id(settings()) == runs.run_id(settings("data.cache_dir=elsewhere"))
     assert runs.run_id(settings()) != runs.run_id(settings("data.validation_images=7"))

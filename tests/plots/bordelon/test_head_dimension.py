@@ -17,12 +17,6 @@ from tests.plots.made import lines, rows, written
 N = (8, 16, 32, 64)
 
 
-def found(module, folder, *tables):
-    """A figure's findings of tables with these rows, by name."""
-    paths = written(folder, **{f"t{index}": rows for index, rows in enumerate(tables)})
-    return lines(module.findings(module.read(paths)))
-
-
 def read(module, folder, *tables):
     """What a figure reads of tables with these rows."""
     return module.read(written(folder, **{f"t{index}": r for index, r in enumerate(tables)}))
@@ -149,7 +143,7 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
 
 def test_one_head_dimension_has_no_slope_and_a_second_table_of_a_figure_no_place(tmp_path, refused):
     rows = [row for row in movement_rows() if row["model.head_dim"] == 8]
-    said = found(head_dimension, tmp_path, rows)
+    said = lines(head_dimension.findings(read(head_dimension, tmp_path, rows)))
     assert {finding.measured for finding in said.values()} == {"not measured"}
     paths = written(tmp_path, a=variance_rows(), b=variance_rows())
     assert "a second table of Figure 2b" in refused("bordelon/head_dimension", *paths)
