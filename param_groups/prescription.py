@@ -223,6 +223,7 @@ class Prescription(ABC):
 
     width: float
     optimizer: str
+    base_depth: float | None = None  # of a rule for the depth
     outermost: ClassVar[bool] = False  # whether a prescription around it would undo what it does
 
     @abstractmethod

@@ -101,11 +101,9 @@ class Powers:
 
     def of(self, quantity: str) -> Fraction | None:
         """The power of the size in a number."""
-        exponents = {"start": self.start, "rate": self.step}
-        if quantity in exponents:
-            value = exponents[quantity]
-            return None if value is None else -value
-        return {"epsilon": self.epsilon, "decay": self.decay}[quantity]
+        known = {"start": self.start, "rate": self.step, "epsilon": self.epsilon}
+        value = known.get(quantity, self.decay)
+        return -value if value is not None and quantity in ("start", "rate") else value
 
 
 def numbers_of(row: Row) -> dict[str, float]:

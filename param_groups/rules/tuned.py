@@ -93,7 +93,7 @@ class Tuned(Compared):
 
     def forward(self, size: Size | None = None) -> Forward:
         """Factors over those at the base size; attention as said above."""
-        here, there = self.rule.forward(size or self.size), self.rule.forward(self.base)
+        here, there = self.rule.forward(size or self.size), self.rule.forward(self.there)
         relative = here._replace(
             residual_multiplier=here.residual_multiplier / there.residual_multiplier,
             logit_multiplier=here.logit_multiplier / there.logit_multiplier,

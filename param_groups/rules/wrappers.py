@@ -93,6 +93,11 @@ class Around(Prescription):
         return self.rule.base
 
     @property
+    def base_depth(self) -> float | None:  # type: ignore[override]  # the rule's
+        """The rule's base depth."""
+        return self.rule.base_depth
+
+    @property
     def momenta(self) -> Momenta:
         """The rule's."""
         return self.rule.momenta
@@ -139,19 +144,25 @@ class Compared(Around):
         return True
 
     @property
-    def base(self) -> Size:
-        """The rule's base size, or the base width; the rule's own size where none is needed."""
-        return self.rule.base or self.rule.size._replace(width=self.base_width or self.width)
+    def base(self) -> Size | None:
+        """The rule's base size, or the base width at the rule's base depth; None without either."""
+        if self.rule.base or self.base_width is None:
+            return self.rule.base
+        return Size(self.base_width, self.rule.base_depth)
+
+    @property
+    def there(self) -> Size:
+        """The size that it compares with, of the rule's depth where that has no base."""
+        base = self.base or self.size
+        return base if base.depth is not None else base._replace(depth=self.size.depth)
 
     def ratio(self, tensor: Tensor) -> float:
         """The width at a tensor over that of the base."""
-        return self.at(tensor).width / self.base.width
+        return self.at(tensor).width / self.there.width
 
     def at_base(self, tensor: Tensor) -> Tensor:
         """The tensor of the base model."""
-        depth = self.base.depth
-        size = Size(self.base.width, self.rule.size.depth if depth is None else depth)
-        return tensor.at(size, 1 / self.ratio(tensor))
+        return tensor.at(self.there, 1 / self.ratio(tensor))
 
 
 @dataclass(frozen=True)
@@ -356,7 +367,7 @@ class Tied(Compared):
         """The rule's with a tie, and its factor on logits times b / n."""
         size = size or self.size
         inner = self.rule.forward(size)
-        factor = inner.logit_multiplier * self.base.width / size.width
+        factor = inner.logit_multiplier * self.there.width / size.width
         return inner._replace(logit_multiplier=factor, ties=True)
 
 

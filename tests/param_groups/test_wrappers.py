@@ -311,6 +311,27 @@ def test_muon_inside_a_recipe_is_divided_by_its_rate_at_the_base_and_outside_is_
     assert Muon(Tuned(rule, INIT))(up).lr == 2.0
 
 
+def test_a_base_width_of_its_own_leaves_the_base_depth_of_the_rule_inside():
+    rule, query = Dinan(256), Tensor("query", 256, 256)
+    for around in (
+        lambda one: Tuned(one, INIT, base_width=64),
+        lambda one: EpsFollows(one, base_width=64),
+    ):
+        inside = around(Depth(rule, 8, 2, alpha=0.5))
+        outside = Depth(around(rule), 8, 2, alpha=0.5)
+        assert numbers_at(inside, query) == pytest.approx(numbers_at(outside, query))
+        assert inside.forward() == outside.forward() and inside.base == Size(64, 2)
+
+
+def test_what_compares_with_nothing_gives_no_base_to_others():
+    with pytest.raises(PlanError, match="has no base width to compare with"):
+        Tuned(Decay(Dinan(256), spare="vectors"), INIT)
+
+
+def numbers_at(rule, tensor):
+    return {key: vars(rule(tensor))[key] for key in ("init_std", "lr", "eps", "decay")}
+
+
 def test_a_readouts_bias_has_as_many_entries_at_the_base_size():
     """Dinan et al.'s rate of it goes with their number, which no width changes."""
     rule, bias = Dinan(256), Tensor("readout_bias", 1, 10)

@@ -86,39 +86,6 @@ def test_the_librarys_attention_is_mups_at_one_head_dimension_alone():
         assert judging.heads_note(make(*silent)) == []
 
 
-INSIDE = {
-    "everett": lambda n: Everett("ntk", n, 64, alignment="none"),
-    "dinan": lambda n: Dinan(n, "neural_tangent", init="bart"),
-    "bordelon": lambda n: Bordelon(16, n // 16, 4),
-}
-AROUND = {"eps": (EpsFollows, {}), "decay": (Decay, {"exponent": -1}), "rate": (Muon, {})}
-
-
-@pytest.mark.parametrize("power", [0, -0.5, 0.5, 1])
-@pytest.mark.parametrize(
-    ("paper", "number"), [(p, n) for p in INSIDE for n in AROUND if (p, n) != ("bordelon", "eps")]
-)
-def test_a_wrapper_is_held_to_its_own_power_around_every_papers_rule(paper, number, power):
-    """Bordelon et al. say no power of a gradient, which epsilon could follow."""
-    around, fields = AROUND[number]
-    shapes = {role: BART[role] for role in (Role.MLP_IN, Role.MLP_OUT)} | MATRICES
-    del shapes[Role.PATCH_EMBEDDING]
-    plans = {}
-    for n in (64, 128, 256):
-        inside = INSIDE[paper](n)
-        base = {} if inside.base else {"base_width": 64}
-        made = plan_of(
-            around(inside, **fields, **base), shapes, weight_decay=0.1, decay_mode="independent"
-        )
-        plans[n] = plant(made, "hidden", number, power, n / 64)
-    found = [one for one in judge(plans) if one.verdict != "ok"]
-    quantity = {"eps": "epsilon"}.get(number, number)
-    hidden = {f"{role}.weight" for role in KINDS["hidden"]} & {row.name for row in plans[64].rows}
-    word = GROWS if power > 0 else VANISHES
-    wrong = {(name, quantity, word) for name in hidden} if power else set()
-    assert {(one.name, one.quantity, one.verdict) for one in found} == wrong
-
-
 def of_label(label):
     """A row's plans by size: {size: plan}."""
     paper, *words = label.split()
@@ -155,6 +122,39 @@ def update_of(name, plans):
 def bad(plans):
     """(name, quantity) -> verdict of what the numbers alone say is wrong."""
     return {(one.name, one.quantity): one.verdict for one in judge(plans) if one.verdict in BAD}
+
+
+def planted(plans, kind, number, power):
+    """One number of a tensor, or of a kind, times a power of the size."""
+    return {n: plant(one, kind, number, power, n / min(plans)) for n, one in plans.items()}
+
+
+INSIDE = {
+    "everett": lambda n: Everett("ntk", n, 64, alignment="none"),
+    "dinan": lambda n: Dinan(n, "neural_tangent", init="bart"),
+    "bordelon": lambda n: Bordelon(16, n // 16, 4),
+}
+AROUND = {"eps": (EpsFollows, {}), "decay": (Decay, {"exponent": -1}), "rate": (Muon, {})}
+HIDDEN = {role: shape for role, shape in MATRICES.items() if role in KINDS["hidden"]}
+
+
+@pytest.mark.parametrize("power", [0, -0.5, 0.5, 1])
+@pytest.mark.parametrize(
+    ("paper", "number"), [(p, n) for p in INSIDE for n in AROUND if (p, n) != ("bordelon", "eps")]
+)
+def test_a_wrapper_is_held_to_its_own_power_around_every_papers_rule(paper, number, power):
+    """Bordelon et al. say no power of a gradient, which epsilon could follow."""
+
+    def made(n):
+        inside, (around, fields) = INSIDE[paper](n), AROUND[number]
+        rule = around(inside, **fields, base_width=None if inside.base else 64)
+        shapes = {**HIDDEN, **{role: MATRICES[role] for role in ENDS[1:]}}
+        return plan_of(rule, shapes, weight_decay=0.1, decay_mode="independent")
+
+    found = bad(planted({n: made(n) for n in (64, 128, 256)}, "hidden", number, power))
+    quantity = {"eps": "epsilon"}.get(number, number)
+    word = GROWS if power > 0 else VANISHES
+    assert found == {(f"{role}.weight", quantity): word for role in HIDDEN if power}
 
 
 # muP's rates for SGD are the same for all tensors (Everett et al., Table 1).
@@ -220,7 +220,7 @@ def test_an_embedding_exponent_is_in_the_rates_of_tables_and_in_what_they_change
     plans = {n: plan_of(make(n)) for n in (8, 48)}
     assert not bad(plans)
     name = "position_embedding.weight"
-    moved = bad(planted(plans, name, "lr", -exponent))
+    moved = bad(planted(plans, name, "rate", -exponent))
     assert moved == {(name, "rate"): VANISHES if exponent > 0 else GROWS}
     expected = expected_of(plans)
     aim, predicted = expectation(expected, "change", "embedding")
@@ -288,11 +288,11 @@ def test_tensors_that_are_right_one_by_one_may_be_wrong_together():
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "p"), [("mlp_in.weight", "lr", 0.2), ("readout.weight", "init_std", 0.2)]
+    ("name", "number"), [("mlp_in.weight", "rate"), ("readout.weight", "start")]
 )
-def test_parts_go_by_the_fastest_tensor_and_by_the_plans_own_start(name, key, p):
+def test_parts_go_by_the_fastest_tensor_and_by_the_plans_own_start(name, number):
     """Each within the tolerance by itself; logits change as n^(1 - 0.5 + 0.2)."""
-    plans = planted(plans_of_mine(readout=0.5), name, key, p)
+    plans = planted(plans_of_mine(readout=0.5), name, number, 0.2)
     (found,) = [one for one in judge(plans) if (one.name, one.quantity) == ("logits", "change")]
     assert found.power == pytest.approx(0.7, abs=1e-6)
 
@@ -361,21 +361,6 @@ def right():
     return {name: {n: make(n) for n in sizes} for name, (make, sizes) in MODELS.items()}
 
 
-def planted(plans, name, key, p):
-    """One number of one tensor times a power of the size."""
-    first = min(plans)
-
-    def change(row, n):
-        if row.name != name:
-            return row
-        return dataclasses.replace(row, **{key: getattr(row, key) * (n / first) ** p})
-
-    return {
-        n: dataclasses.replace(one, rows=tuple(change(row, n) for row in one.rows))
-        for n, one in plans.items()
-    }
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_a_wrong_power_of_any_tensor_is_named_with_its_verdict(model, right):
     plans = right[model]
@@ -387,9 +372,9 @@ def test_a_wrong_power_of_any_tensor_is_named_with_its_verdict(model, right):
             continue
         for p in (-1, -0.5, 0.5, 1):
             word = GROWS if p > 0 else VANISHES
-            assert bad(planted(plans, row.name, "lr", p)) == {(row.name, "rate"): word}
+            assert bad(planted(plans, row.name, "rate", p)) == {(row.name, "rate"): word}
             if row.init_std > 0 and row.role != Role.RELATIVE_POSITION:
-                found = bad(planted(plans, row.name, "init_std", p))
+                found = bad(planted(plans, row.name, "start", p))
                 assert found == {(row.name, "start"): word}
 
 
