@@ -78,7 +78,7 @@ def findings(data: Data) -> Report:
     yield f"base {start}; kernels of the residual stream after the last block"
     yield from observed.basis(kernels)
     yield HEADER
-    for by in SIZES:
+    for by in [by for by in SIZES if kernels[by].nunique() > 1] or SIZES:  # a table of one scan
         for kind in KINDS:
             pairs = observed.pairs(kernels, kind, by, alpha)
             yield from (observed.aligned(pairs, kind, by, state) for state in (0, 1))
