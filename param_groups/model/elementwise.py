@@ -70,10 +70,10 @@ def flow(
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
         marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
-        terms = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
+        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
         top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
         factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
-        return replace(_unsized(came), marks=marks, terms=terms, factor=factor, gain=gain)
+        return replace(_unsized(came), marks=marks, terms=kept, factor=factor, gain=gain)
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
         return replace(_unsized(marked("normed")), factor=out.shape[axis] ** -0.5)

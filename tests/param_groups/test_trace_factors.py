@@ -1,7 +1,6 @@
 """Factors that a trace reads: on query-key products, embeddings, branches, logits and what matrices
 take; and gains of norms."""
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import functional_call
 
 from param_groups import CompleteP, Everett, PlanError, Tied, plan
 from tests.param_groups.traced_blocks import (
@@ -20,7 +18,6 @@ from tests.param_groups.traced_blocks import (
     Mlp,
     Rms,
     Stack,
-    heads,
     linear,
     merged,
     read,
@@ -158,127 +155,6 @@ def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
 
     (value,) = {m.value for rule in read(stack(Gained)).rules for m in rule.measured}
     assert value == pytest.approx(factor)
-
-
-class By(nn.Module):
-    """A layer whose weight is a function of its parameter."""
-
-    def __init__(self, layer, by):
-        super().__init__()
-        self.layer, self.by = layer, by
-
-    def forward(self, x):
-        return functional_call(self.layer, {"weight": self.by(self.layer.weight)}, (x,))
-
-
-def weighed(path, by, attention=Apart):
-    def build(n):
-        model, (part, _, last) = Stack(n, attention, Mlp, Rms), path.rpartition(".")
-        for owner in [block[part] for block in model.blocks] if part else [model]:
-            setattr(owner, last, By(getattr(owner, last), by))
-        return model
-
-    return build
-
-
-class Ready(Apart):
-    def __init__(self, n, ready):
-        super().__init__(n)
-        self.ready = ready
-
-    def forward(self, x):
-        q, k, v = self.three(x)
-        return self.d(merged(F.scaled_dot_product_attention(self.ready(q), self.ready(k), v)))
-
-
-def standard(w):
-    return (w - w.mean(1, keepdim=True)) / w.std(1, keepdim=True)
-
-
-Turned, Normed = (
-    lambda n: Ready(n, lambda x: rotated(x, by=1.2)),
-    lambda n: Ready(n, lambda x: F.layer_norm(x, (8,))),
-)
-
-
-@pytest.mark.parametrize(
-    ("path", "by", "factor", "value", "attention"),
-    [
-        ("attn.a", lambda w: w * 0.6, "attention_scale", 0.6, Apart),
-        ("attn.b", lambda w: (w.double() / 2).float(), "attention_scale", 0.5, Apart),
-        ("attn.a", lambda w: w * 0.6, "attention_scale", 0.6 * 1.44, Turned),
-        ("attn.a", lambda w: w * 0.6, "attention_scale", 1.0, Normed),
-        ("attn.a", lambda w: 2 * F.normalize(w, dim=1), "attention_scale", 2.0, Apart),
-        ("attn.a", lambda w: w.shape[1] ** -0.5 * standard(w), "attention_scale", 1.0, Apart),
-        ("attn.a", lambda w: w * torch.linspace(0.1, 0.5, len(w)), "attention_scale", None, Apart),
-        ("attn.b", lambda w: torch.cat([w[:2] * 0.6, w[2:]]), "attention_scale", None, Apart),
-        ("attn.a", lambda w: w.abs(), "attention_scale", None, Apart),
-        ("attn.a", lambda w: w + (w.relu() - w).detach(), "attention_scale", None, Apart),
-        ("attn.c", lambda w: w * 0.6, "weight", 0.6, Apart),
-        ("mlp.up", lambda w: torch.mul(0.6, w), "weight", 0.6, Apart),
-        ("attn.d", lambda w: w * 0.6, "residual_multiplier", 0.6, Apart),
-        ("mlp.down", lambda w: 2 * F.normalize(w, dim=1), "residual_multiplier", 2.0, Apart),
-        ("wte", lambda w: w * 0.6, "embed_scale", 0.6, Apart),
-        ("head", lambda w: w * 0.6, "logit_multiplier", 0.6, Apart),
-    ],
-)
-def test_a_number_on_a_weight_is_one_on_what_it_makes(path, by, factor, value, attention):
-    found, name = read(weighed(path, by, attention)), f"{path}.layer.weight"
-    values = {m.value for rule in found.rules for m in rule.measured if m.factor == factor}
-    if factor == "weight":
-        assert not values and found.factors[f"weight blocks.0.{name}"] == f"{value:g}"
-        return
-    (one,), size = values, HEAD**-0.5 if factor == "attention_scale" else 1.0
-    assert one == (None if value is None else pytest.approx(value * size, rel=1e-5))
-    doubt = f"what multiplies blocks.0.{name} before it is used was not read"
-    assert (doubt in found.doubts) == (value is None)
-    if value != 1.0:
-        with pytest.raises(PlanError, match="does not say what it mul|multiplies by|has a factor"):
-            rule = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
-            plan(
-                weighed(path, by, attention)(WIDE),
-                found.rules,
-                rule,
-                lr=1.0,
-                absorb_multipliers=True,
-            )
-
-
-MATRICES = ["attn.a", "attn.c", "attn.d", "mlp.up", "mlp.down", "head"]
-
-
-@pytest.mark.parametrize(
-    ("path", "by"),
-    [
-        *itertools.product([*MATRICES, "wte"], [lambda w: w * w.shape[1] ** -0.5]),
-        *itertools.product(MATRICES, [standard, lambda w: w + (w.sign() - w).detach()]),
-        ("mlp.up", lambda w: w * torch.linspace(0.5, 1.0, w.shape[1]) / w.shape[1]),
-    ],
-)
-def test_a_number_on_a_weight_that_the_width_changes_is_refused(path, by):
-    with pytest.raises(PlanError, match="counts .* times at the smaller|normalised before use"):
-        _ = read(weighed(path, by)).rules
-
-
-@pytest.mark.parametrize(
-    "product",
-    [
-        lambda x, w: x @ (w * 0.6).T,
-        lambda x, w: torch.einsum("btn,mn->btm", x, w / (1 / 0.6)),
-        lambda x, w: F.conv1d(x.mT, w[..., None] * 0.6).mT,
-        lambda x, w: torch.addmm(torch.zeros(1), x.flatten(0, 1), w.T.mul(0.6)).view_as(x),
-        lambda x, w: (x[..., None, :] * (w * 0.6)).sum(-1),
-        lambda x, w: F.linear(x, torch.cat([one * 0.6 for one in w.split(8)])),
-        lambda x, w: F.linear(x, (torch.cat([w, w]) * 0.6)[: len(w)]),
-    ],
-)
-def test_every_product_has_the_number_on_its_weight(product):
-    class Written(Apart):
-        def three(self, x):
-            return heads(product(x, self.a.weight)), heads(self.b(x)), heads(self.c(x))
-
-    (value,) = {m.value for rule in read(stack(Written)).rules for m in rule.measured}
-    assert value == pytest.approx(0.6 * HEAD**-0.5)
 
 
 class Scaled(Stack):

@@ -359,3 +359,23 @@ class Sinks(Apart):
         scores = torch.cat((scores, sinks), dim=-1)
         weights = torch.softmax(scores - scores.amax(-1, keepdim=True), dim=-1)[..., :-1]
         return self.d(merged(weights @ v))
+
+
+@attention(head_dim=lambda n: n // 4)
+class Talking(Apart):
+    """Four heads that grow and are mixed before and after the softmax.
+
+    Apart
+    widening/transposed 4 0: before after
+    """
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.before, self.after = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = (
+            one(x).unflatten(-1, (4, -1)).transpose(1, 2) for one in (self.a, self.b, self.c)
+        )
+        scores = torch.einsum("bhij,hg->bgij", q @ k.mT * q.shape[-1] ** -0.5, self.before)
+        return self.d(merged(torch.einsum("bhij,hg->bgij", scores.softmax(-1), self.after) @ v))
