@@ -81,6 +81,15 @@ def test_a_source_of_nothing_but_padding_gives_numbers():
     torch.testing.assert_close(logits[[0, 2]], alone, rtol=1e-12, atol=1e-12)
 
 
+def test_attention_logits_are_scaled_as_told():
+    """Another scale than fairseq's: twice the scale is twice the queries."""
+    model, double, ids = small(), small(attention_scale=0.8), batch()[:2]
+    for name, parameter in model.named_parameters():
+        parameter.data.mul_(2.0 if "query" in name else 1.0)
+    torch.testing.assert_close(double(*ids), model(*ids), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(double(*ids), small()(*ids))
+
+
 @pytest.mark.parametrize("strategy", ["standard", "neural_tangent"])
 def test_the_row_of_padding_starts_at_zero_and_stays_there(strategy):
     model = Bart(**SMALL).train()

@@ -9,7 +9,7 @@ import torch
 from effective_theory.dinan.config import Config
 from effective_theory.dinan.gaussian import activation_kernels
 from effective_theory.dinan.inputs import inputs
-from effective_theory.dinan.kernels import contact_terms, forward
+from effective_theory.dinan.kernels import attention_setting, contact_terms, forward
 
 
 def _config(stem="vision", *, draws=1024, theory=None, **keys):
@@ -102,6 +102,8 @@ def test_queries_and_keys_enter_as_a_product():
     )
     _close(same, base)
     assert float((other - base).abs().max()) > 0.05
+    setting = attention_setting(_config(init={"query": 1.5, "key": 0.5}), 3, "attention.0", 0)
+    assert setting["variance"] == 0.75  # of a product of entries
 
 
 def _within_errors(one, two, block, order):

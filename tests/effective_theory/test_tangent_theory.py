@@ -79,6 +79,16 @@ def test_uniform_attention_by_hand():
     _close(parts["attention.0.value"], 0.5 * mixed)
 
 
+def test_a_change_of_the_signal_is_one_of_all_that_reads_it():
+    """Of the signal's own kernel: as changes of queries, keys and values, each by its variance."""
+    init = {"query": 1.5, "key": 0.7, "value": 0.8, "attention_output": 1.2}
+    kernels, derived = _derive(_config(init=init | {"position": 0.0}), _x())
+    before, parts = derived.parts["stem"]["stem"], derived.parts["attention.0"]
+    _close(before, kernels.G["stem"])
+    readers = (init[key] * parts[f"attention.0.{key}"] for key in ("query", "key", "value"))
+    _close(parts["stem"] - before, sum(readers))
+
+
 def test_mlp_by_hand():
     init = {"mlp_in": 0.6, "mlp_out": 1.4, "query": 0.0}  # exact attention
     rates = {"mlp_in": 2.0, "mlp_out": 3.0}

@@ -15,6 +15,7 @@ from plots import cards, style, tables
 from plots.__main__ import main, make
 from plots.catalogue import FINDINGS, load, names, of_shipped, preset_of, shipped
 from plots.findings import Finding
+from plots.naming import AnyOf
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = names()
@@ -223,6 +224,11 @@ def test_a_file_that_pandas_cannot_read_is_one_line(kind, change, tmp_path, refu
     if change:
         bad.write_bytes(change(tables.shipped("everett/figure_10_adafactor").read_bytes()))
     assert f"{bad}: cannot read the table" in refused("everett/adafactor", bad)
+
+
+@pytest.mark.parametrize("name", [n for n in FIGURES if not isinstance(load(n).TABLES, AnyOf)])
+def test_a_table_too_many_is_refused_by_every_figure(name, refused):
+    assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
 
 def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys, laid_out):
