@@ -345,7 +345,8 @@ def _number(
     part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
     slopes, zero = list[Tensor](), now == 0
     with contextlib.suppress(RuntimeError):  # where there are no gradients
-        probe = torch.rand_like(now) + 0.1  # so that several numbers on copies of an entry show
+        # Uneven, so that several numbers on copies of an entry show.
+        probe = (torch.arange(now.numel()) * 0.618 % 1 + 0.1).view_as(now).to(now.dtype)
         for by in (probe, probe * now, probe * zero):
             slopes += torch.autograd.grad(tensor, whole, by, retain_graph=True)
     if part or not slopes or now.is_complex():
