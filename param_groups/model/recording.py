@@ -246,9 +246,7 @@ class Recorder(TorchFunctionMode):
         """The factor and the gains on queries or keys. It is measured where numbers turn them, as
         rotary positions do: beside the product that makes them, or beside 1 after a norm."""
         numbers = {by for name, by in flow.numbers if not self.notes.closed({name})} or {1.0}
-        terms = max((n for _, n, _ in flow.terms), default=1.0)  # tokens, added up
-        level = times(times(flow.factor, flow.gain), max(numbers) * max(terms, 1.0))
-        level = level if len(numbers) == 1 else None
+        level = times(times(flow.factor, flow.gain), max(numbers)) if len(numbers) == 1 else None
         made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
         if level is None or "turned" not in flow.marks or len(made) != 1:
             return level

@@ -98,9 +98,6 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
         (lambda x: rotated(x, by=1.2), 14.4),
         (lambda x: torch.view_as_real(TURN * torch.view_as_complex(x.unflatten(-1, (4, 2)))), 14.4),
         (lambda x: x @ (0.5 * torch.eye(8).roll(1, 0)), 2.5),
-        (lambda x: x.unflatten(2, (4, 3)).mean(3).repeat_interleave(3, 2), 10.0),  # over tokens
-        (lambda x: x.unflatten(2, (4, 3)).sum(3).repeat_interleave(3, 2) / 3, 10.0),
-        (lambda x: x.unflatten(2, (4, 3)).sum(3).repeat_interleave(3, 2), 90.0),
         (lambda x: torch.lerp(torch.zeros_like(x), x, 0.5), 2.5),
         (lambda x: torch.addcmul(torch.zeros(8), x, torch.linspace(0.5, 0.5, 8)), 2.5),
         (lambda x: torch.cat([x[..., :4] * 0.5, x[..., 4:]], -1), None),
