@@ -110,6 +110,8 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
         for first, then in matched(*(notes.factors[place, name] for notes in (small, large))):
             sizes = f"{then:.4g} are added up, {first:.4g} at the smaller width"
             if place == "sum" and then > 1.2 * first:
+                if first < 1:  # more divides than is added up
+                    return f"makes results that count {_counts(first, then)}"
                 return f"makes results of which {sizes}, and nothing divides the sum"
             how = "takes activations" if place == "input" else "makes one of two terms"
             by = f"by {then:.4g}, by {first:.4g} at the smaller width"
@@ -118,12 +120,15 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
     for one, other in pairs:
         rough = {"unsized", "unread"} & (one.marks | other.marks)  # what is drawn says its size
         if not math.isclose(one.factor, other.factor, rel_tol=0.2 if rough else 0.02):
-            times = f"{other.factor:.4g} times where it is used, {one.factor:.4g} times at the"
-            return (
-                f"counts {times} smaller width: a number multiplies it, or entries are added up; "
-                "take the number out of the forward pass, or divide the sum"
-            )
+            return f"counts {_counts(one.factor, other.factor, ' where it is used')}"
     return ""
+
+
+def _counts(first: float, then: float, where: str = "") -> str:
+    return (
+        f"{then:.4g} times{where}, {first:.4g} times at the smaller width: a number multiplies it, "
+        "or entries are added up; take the number out of the forward pass, or divide the sum"
+    )
 
 
 def matched(small: Sequence[Number], large: Sequence[Number]) -> list[tuple[float, float]]:

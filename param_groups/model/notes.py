@@ -339,18 +339,21 @@ def _number(
 ) -> tuple[float, str, Tensor | None]:
     """The number on a parameter in a product that sums over `size` entries, as gradients say it, a
     mark, and which entries count. `followed` is what calls say. After a norm it is the number on a
-    fresh matrix's size^(-1/2); where entries have several it is how much larger they are."""
+    fresh matrix's size^(-1/2); where entries have several, or a mask hides some, how much larger
+    they are."""
     now, then = tensor.detach(), whole.detach()
     part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
-    slopes: list[Tensor] = []
+    slopes, zero = list[Tensor](), now == 0
     with contextlib.suppress(RuntimeError):  # where there are no gradients
-        for by in (torch.ones_like(now), now):
+        # Uneven, so that several numbers on copies of an entry show.
+        probe = (torch.arange(now.numel()) * 0.618 % 1 + 0.1).view_as(now).to(now.dtype)
+        for by in (probe, probe * now, probe * zero):
             slopes += torch.autograd.grad(tensor, whole, by, retain_graph=True)
     if part or not slopes or now.is_complex():
         return followed, "" if part else "unread", next(iter(slopes), None)
-    first, slope = slopes
+    first, slope, starts = slopes
     number = calls.common((slope / first / then)[(first != 0) & (then != 0)], 0.1, 0.999)
-    if number is not None:
+    if number is not None and zero.sum() <= starts.count_nonzero():  # no more than start at zero
         mark = ""
     elif abs(float((slope * then).sum())) < 0.01 * float(now.square().sum()):
         number, mark = calls.level(now) * size**0.5, "unsized"

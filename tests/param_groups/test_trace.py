@@ -251,6 +251,7 @@ def seldom(x, seen=[]):  # noqa: B006
             "of which 64",
         ),
         (MATRIX, lambda x, w: ((x @ w) * x).sum(-1, True), "of which 64"),
+        (MATRIX, lambda x, w: ((x @ w) * x).sum(-1, True) / 1024, "count 0.0625 times, 0.03125"),
         (MATRIX, lambda x, w: (x @ w) @ x.mT @ x, "of which 64"),  # without a softmax
         (VECTOR, lambda x, w: (x * w).norm(dim=-1, keepdim=True), "added up"),
         (VECTOR, lambda x, w: (x * w) / (x * w).norm(dim=-1, keepdim=True), ""),

@@ -61,6 +61,17 @@ def standard(w):
     return (w - w.mean(1, keepdim=True)) / w.std(1, keepdim=True)
 
 
+def halves(w, *numbers):
+    """The first half of the rows, once with each number."""
+    return torch.cat([w[: len(w) // 2] * by for by in numbers])
+
+
+def blocks(w):
+    """A mask of blocks of 8 inputs."""
+    at = torch.arange(len(w))[:, None] * w.shape[1] // len(w)
+    return at // 8 == torch.arange(w.shape[1]) // 8
+
+
 Turned, Normed = (
     lambda n: Ready(n, lambda x: rotated(x, by=1.2)),
     lambda n: Ready(n, lambda x: F.layer_norm(x, (8,))),
@@ -79,6 +90,11 @@ Turned, Normed = (
         ("attn.a", lambda w: w * torch.linspace(0.1, 0.5, len(w)), "attention_scale", None, Apart),
         ("attn.b", lambda w: torch.cat([w[:2] * 0.6, w[2:]]), "attention_scale", None, Apart),
         ("attn.a", lambda w: w.abs(), "attention_scale", None, Apart),
+        ("attn.a", lambda w: w.relu(), "attention_scale", None, Apart),
+        ("attn.a", lambda w: w.tril(), "attention_scale", None, Apart),
+        ("attn.b", lambda w: w * (w.detach().roll(1) > 0), "attention_scale", None, Apart),
+        ("attn.a", lambda w: halves(w, 0.5, 2.0), "attention_scale", None, Apart),
+        ("attn.a", lambda w: halves(w, 0.6, 0.6), "attention_scale", 0.6, Apart),
         ("attn.a", lambda w: w + (w.relu() - w).detach(), "attention_scale", None, Apart),
         ("attn.c", lambda w: w * 0.6, "weight", 0.6, Apart),
         ("mlp.up", lambda w: torch.mul(0.6, w), "weight", 0.6, Apart),
@@ -118,6 +134,7 @@ MATRICES = ["attn.a", "attn.c", "attn.d", "mlp.up", "mlp.down", "head"]
     [
         *itertools.product([*MATRICES, "wte"], [lambda w: w * w.shape[1] ** -0.5]),
         *itertools.product(MATRICES, [standard, lambda w: w + (w.sign() - w).detach()]),
+        *itertools.product(MATRICES[1:4], [lambda w: w * blocks(w)]),
         ("mlp.up", lambda w: w * torch.linspace(0.5, 1.0, w.shape[1]) / w.shape[1]),
     ],
 )
