@@ -155,6 +155,9 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps | None, dict]]]) ->
         for sweeps, look in drawn:
             draw_best(axis, sweeps, **look)
         if drawn:
+            sizes = {sweep.parameters for sweeps, _ in drawn for sweep in sweeps.values()}
+            if len(sizes) == 1:  # no range of its own
+                axis.set_xlim(max(sizes) / 4, max(sizes) * 4)
             low, high = axis.get_xlim()
             axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))
