@@ -11,7 +11,8 @@ section, of the whole page. Other paragraphs are prose."""
 import ast
 import contextlib
 import functools
-import importlib
+import importlib.machinery
+import importlib.util
 import io
 import re
 import shlex
@@ -157,11 +158,30 @@ def written(folder):
     }
 
 
+class Here:
+    """Finds the modules that a case has written in its folder, and no others of their names."""
+
+    def __init__(self, folder, names):
+        self.folder, self.names = folder, names
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in self.names:
+            return None
+        place = self.folder.joinpath(*name.split("."))
+        if place.is_dir():
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(place)]
+            return spec
+        file = place.with_suffix(".py")
+        return importlib.util.spec_from_file_location(name, file) if file.exists() else None
+
+
 def complaints(room, page, tmp_path, monkeypatch):
     """What is wrong with a page: cases that say something else, and raises that none reaches."""
     cases, unreached = read(page)
     problems, lines = [], set()
     paths = [one for one in sys.path if not one.startswith(str(tmp_path.parent))]
+    finders = [*sys.meta_path]
     for case in cases:
         folder = tmp_path / str(case.line)
         folder.mkdir()
@@ -170,9 +190,10 @@ def complaints(room, page, tmp_path, monkeypatch):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", [*paths, str(folder)])
         files = [name for part in (*case.setup, case) for name in part.files]
-        made = {Path(name).parts[0].partition(".")[0] for name in files}
+        made = [Path(name).parts[0].partition(".")[0] for name in files if ".py:" in name]
         for name in [one for one in sys.modules if one.partition(".")[0] in made]:
             monkeypatch.delitem(sys.modules, name)  # a module of another test's folder
+        monkeypatch.setattr(sys, "meta_path", [Here(folder, made), *finders])
         known = dict(sys.modules)
         try:
             said = run(case, folder, {}, lines)
