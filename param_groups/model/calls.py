@@ -202,9 +202,40 @@ def common(entries: Tensor, within: float, share: float) -> float | None:
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
     """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
     given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))
-    entries = [t.detach().flatten() for t in constants if t.is_floating_point() and t.numel()]
+    entries = [t.detach().flatten() for t in constants if not t.is_complex() and t.numel()]
     alike = [float(values[0]) for values in entries if (values == values[0]).all()]
     return [*(float(a) for a in given if isinstance(a, (int, float))), *alike]
+
+
+def gain(call: Call, tensor: Tensor) -> tuple[float, float] | None:
+    """The number by which a linear function of one of its tensors multiplies entries, in the root
+    mean square, and how many of them it adds up; None for a function that is not linear. A mask is
+    no number."""
+    signs = torch.where((torch.arange(tensor.numel()) * 0.618) % 1 < 0.5, -1.0, 1.0)
+
+    def of(value: Tensor) -> Tensor:
+        def apart(one: Any) -> Any:
+            new = value.view_as(one).to(one) if one is tensor else one
+            short = isinstance(new, Tensor) and new.is_floating_point() and new.dtype.itemsize < 4
+            return (new.float() if short else new.clone()) if isinstance(new, Tensor) else new
+
+        args, kwargs = tree_map(apart, (tuple(call.args), dict(call.kwargs)))
+        found = tree_leaves(call.function(*args, **kwargs))
+        return next(t.detach() for t in found if isinstance(t, Tensor) and is_number(t))
+
+    try:
+        nothing = of(signs * 0)
+        first, twice, turned, ones = (of(signs * by) - nothing for by in (1, 2, -1, signs))
+    except (RuntimeError, ValueError, LookupError, TypeError, StopIteration):
+        return None
+    if not (torch.allclose(twice, 2 * first) and torch.allclose(turned, -first)):
+        return None
+    reached = first[first.abs() > 1e-12].abs()
+    found = common(reached, 1e-3, 0.999) or (level(first) if reached.numel() else 1.0)
+    if not torch.allclose(first.abs(), ones.abs()):  # sums, of fewer at an edge
+        found = max(found, float(ones[(first.abs() + ones.abs()) > 1e-12].abs().median()))
+        return (1.0, found) if found > 1 else (found, 1.0)
+    return found, 1.0
 
 
 def looks_up(call: Call) -> bool:

@@ -34,15 +34,19 @@ def flow(
         return product
     if bare in calls.LIKE and not views:
         return notes.flow(call.ins[0])
+    if bare in ("sin", "cos") and not came.made:  # of positions: no larger than 1
+        return replace(came, factor=1.0)
     if out.is_floating_point():  # an index that was made like an activation adds nothing
         entries = [t for t in call.ins if t.is_floating_point()]
         flows = [notes.flows[id(t)] for t in entries if id(t) in notes.flows]
-    others = (t for t in call.ins if id(t) not in notes.flows and not notes.names(t))
-    turns = bare not in calls.SUMS | calls.JOINS
-    if turns and any(calls.is_number(t) and t.numel() > 1 for t in others):
-        came = marked("turned")
+    measured = _measures(notes, call)
+    if measured:
+        entries = [t for t in call.ins if id(t) in notes.flows and calls.is_number(t)]
+        flows = [gained(notes, call, t) for t in entries]
+        if by := joined(flows) if flows else None:
+            came = replace(came, factor=by.factor, terms=by.terms, marks=came.marks | by.marks)
     several = len(flows) > 1 and bare in calls.ADDS
-    if terms := calls.terms(call):
+    if not measured and (terms := calls.terms(call)):
         if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
             came = replace(came.summed(1.0), factor=times(came.factor, terms))
         elif several:  # into the first
@@ -95,6 +99,40 @@ def flow(
     return came
 
 
+def _measures(notes: Notes, call: Call) -> bool:
+    """Whether a call does to activations what constant tensors say, and no sum or one number."""
+    if call.bare in calls.SUMS | calls.JOINS or not calls.is_number(call.outs[0]):
+        return False
+    constants = _constants(notes, call)
+    return bool(constants) and (call.bare not in calls.TIMES or not _alike(constants))
+
+
+def _constants(notes: Notes, call: Call) -> list[Tensor]:
+    others = [t for t in call.ins if id(t) not in notes.flows and not notes.names(t)]
+    whole = call.bare in {*calls.TIMES, "ldexp"}  # else whole numbers are indices
+    return [t for t in others if calls.is_number(t) or (whole and t.dtype != torch.bool)]
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether each has one number in all its entries."""
+    return all(bool((t == t.flatten()[0]).all()) for t in tensors if t.numel())
+
+
+def gained(notes: Notes, call: Call, tensor: Tensor) -> Flow:
+    """An activation with what a call's constant tensors do to it; scores are measured later."""
+    flow, alone = notes.flow(tensor), sum(id(t) in notes.flows for t in call.ins) == 1
+    flow = replace(flow, marks=flow.marks | {"turned"})
+    if flow.scores or not (alone or call.bare in calls.ADDS):
+        return flow
+    if (found := calls.gain(call, tensor)) is None:
+        # One number bends a curve, as a zero does in `maximum`; several are not read.
+        read = not flow.made or _alike(_constants(notes, call))
+        return flow if read else replace(flow, factor=None)
+    by, terms = found
+    flow = replace(flow, factor=times(flow.factor, by))
+    return flow.summed(terms) if terms > 1 else flow
+
+
 def beside(notes: Notes, vector: Tensor, op: str, came: Flow, marks: Set[str] = NOTHING) -> Flow:
     """Activations after a parameter acted on their entries."""
     notes.use(vector, op, marks=came.marks | marks)
@@ -145,7 +183,8 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
     marks = came.marks - {"turned"} | {"normed"}
-    came = replace(_unsized(came), marks=marks)
+    by = [calls.level(t) for t in tensors[:1] if not notes.names(t) and calls.is_number(t)]
+    came = replace(_unsized(came), marks=marks, factor=by[0] if by else 1.0)
     for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
         came = beside(notes, t, what, came) if notes.names(t) else came
     return came
@@ -164,8 +203,13 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
         return None
     terms = added([*map(folded, flows)] if came.factor is None else flows)
     came = replace(came, marks=came.marks - {"stream"}, terms=terms)
-    if flows[0].made == flows[1].made and came.factor is not None:
-        return came
+    if flows[0].made == flows[1].made:
+        if all("turned" in one.marks for one in flows):  # as by cosines and sines
+            by = [one.factor for one in flows if one.factor]
+            size = 1.0 if math.isclose(math.hypot(*by), 1, rel_tol=0.02) else math.hypot(*by)
+            return replace(came, factor=size if len(by) == 2 else None)
+        if came.factor is not None:
+            return came
     for one in flows:
         if one.made <= notes.rows:
             notes.note_factor("embedding", one)
@@ -174,10 +218,12 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
 
 def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
-    made = [one for one in flows if one.made]
+    made = [one for one in flows if one.made or "attended" in one.marks]
     apart = {one.factor for one in made}
     if len(apart) < 2:
         return replace(came, factor=apart.pop() if apart else 1.0)
+    if not all(one.made for one in made):
+        return came
     for one in made:
         notes.note_factor("term", one)
     pairs = ((one, name) for one in made for name in one.names)
@@ -210,7 +256,8 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
     others = [t for t in call.ins if id(t) not in notes.flows]
     single = (t for t in others if t.numel() == 1 and came.scores)  # a learned temperature's start
     if numbers := calls.numbers(call, [*single, *(t for t in others if not notes.names(t))]):
-        return replace(came, factor=times(came.factor, numbers[0], power))
+        by = numbers[0] or 1.0  # of nothing no number is read
+        return replace(came, factor=times(came.factor, by, power))
     many = came.scores and not notes.names(*call.ins)
     return replace(came, factor=None) if many else came
 

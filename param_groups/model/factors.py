@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from param_groups.model.judging import matched
-from param_groups.model.notes import Attention, Notes
+from param_groups.model.notes import UNREAD, Attention, Notes
 from param_groups.model.recording import Recorder
 from param_groups.roles import Measured, Role
 
@@ -53,9 +53,12 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
             if steady and (place in _BESIDE or math.isclose(factor, 1.0, rel_tol=1e-6)):
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
-            said[f"{place} {name}"] = f"{factor:.4g}{beside}"
+            if UNREAD in (first, factor):
+                doubts.append(f"what the {place} of {name} is multiplied by was not read")
+            else:
+                said[f"{place} {name}"] = f"{factor:.4g}{beside}"
             for value, notes in ((factor, large), (first, small))[: 1 if steady else None]:
-                entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}"))
+                entry = Measured(_NAMES.get(place, ""), float(f"{value:.7g}") or None)
                 if place in ("logits", "readout") and not steady and name in large.parameters:
                     shapes = (one.parameters[name].shape for one in (notes, small, large))
                     sizes = {size for size, a, b in zip(*shapes, strict=True) if a != b}

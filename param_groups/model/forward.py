@@ -257,7 +257,14 @@ def _other_value(one: Held, wanted: float, source: str, size: int | None) -> str
     """What is wrong with a factor that a module holds; None if nothing. A number may be 1 over the
     factor, as some modules divide."""
     if one.factor != "attention_scale":
-        if one.value is None or _same(one.value, wanted):
+        if source == "applied says" and one.value is None:
+            return None
+        if one.value is None:
+            return (
+                f"is multiplied in the forward pass by what was not read, where the plan has "
+                f"{wanted:g}: {one.hint}"
+            )
+        if _same(one.value, wanted):
             return None
         way_out = one.hint or (
             "set it to that, by the config where that has a key for it, or give the attribute "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from param_groups.model import calls
-from param_groups.model.notes import Notes, Number, Ranges, Use
+from param_groups.model.notes import UNREAD, Notes, Number, Ranges, Use
 from param_groups.roles import Layout, PlanError, Role, fans
 
 Pair = tuple[Use, Use]  # one use at the small and at the large width
@@ -115,6 +115,8 @@ def _grown(name: str, pairs: Sequence[Pair], small: Notes, large: Notes) -> str:
                 return f"makes results of which {sizes}, and nothing divides the sum"
             how = "takes activations" if place == "input" else "makes one of two terms"
             by = f"by {then:.4g}, by {first:.4g} at the smaller width"
+            if place != "sum" and UNREAD in (first, then):
+                return f"{how} that are multiplied by what was not read"
             if place != "sum" and not math.isclose(first, then, rel_tol=0.02):
                 return f"{how} that a number multiplies {by}; take it out of the forward pass"
     for one, other in pairs:

@@ -22,6 +22,7 @@ Axes = tuple[Sequence[int], Sequence[int]]  # summed over, and made
 Ranges = tuple[tuple[int, int], ...] | None
 Terms = frozenset[tuple[str, float, float]]
 Result = tuple[Tensor, int, int, float]
+UNREAD = 0.0  # a number that was not read
 Number = tuple[float, tuple[float, ...]]  # on an activation, and how many terms are added up in it
 
 
@@ -230,7 +231,7 @@ class Notes:
         counts = tuple(sorted({n * k for _, n, k in flow.terms}))
         for name in names or flow.names:
             for by in sorted(flow.on(name)):
-                factor = by * (flow.factor or 1.0)
+                factor = times(by, flow.factor) or UNREAD
                 mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
                 if factor != 1.0 and not mean:
                     self.factors[place, name].append((factor, counts))

@@ -83,7 +83,7 @@ class Recorder(TorchFunctionMode):
             notes.doubts.append(f"{name} takes the result of a function that was not seen")
         if call.forgets:
             notes.flows.pop(id(out), None)
-        elif call.outs and any(known):
+        elif call.outs and any(known[:1] if call.bare in calls.LIKE else known):
             if isinstance(function, _OWN_OPS) and not str(function).startswith("aten"):
                 notes.doubts.append(f"what {function} does is not known")
             self._see(call)
@@ -154,7 +154,8 @@ class Recorder(TorchFunctionMode):
         marks = came.marks - {"input"} if came.made else came.marks
         marks |= {"grouped"} if grouped else NOTHING
         made = frozenset[tuple[str, int]]()
-        number: float | None = 1.0
+        beside = len(found) > max(2, len(ours) + len(flows))  # a constant in an einsum
+        number: float | None = None if beside else 1.0
         for t, summed, makes, axis in ours:
             op = "matmul" if call.name in calls.TWO | calls.ADDING else call.name
             marks |= {"stacked"} if len(summed) + len(makes) < t.ndim else NOTHING
@@ -196,11 +197,10 @@ class Recorder(TorchFunctionMode):
         """Of two activations: weights times values, or queries times keys."""
         size = _terms(found[0])
         if len(flows) != 2:
-            level = 1.0  # of a constant beside it, of which unit rows only turn
-            for t, summed, *_ in found:
-                if id(t) not in self.notes.flows and summed:
-                    level = float(t.float().square().mean(summed).max())
-            return replace(came.summed(size * level), marks=came.marks | {"turned"})
+            if len(flows) > 2:
+                return came.summed(size)
+            (tensor,) = (t for t, *_ in found if id(t) in self.notes.flows)
+            return elementwise.gained(self.notes, call, tensor)
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
         if came.weights:
             value, tensor = (b, two) if a.weights else (a, one)
@@ -244,17 +244,16 @@ class Recorder(TorchFunctionMode):
 
     def _level(self, flow: Flow, tensor: Tensor, parts: Mapping[str, Ranges]) -> float | None:
         """The factor and the gains on queries or keys. It is measured where numbers turn them, as
-        rotary positions do: beside the product that makes them, or beside 1 after a norm."""
+        rotary positions do, beside the product that makes them; after a norm it is followed."""
         numbers = {by for name, by in flow.numbers if not self.notes.closed({name})} or {1.0}
         level = times(times(flow.factor, flow.gain), max(numbers)) if len(numbers) == 1 else None
         made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
-        if level is None or "turned" not in flow.marks or len(made) != 1:
+        if level is None or {"turned", "normed"} & flow.marks != {"turned"} or len(made) != 1:
             return level
         result, axis, shift, by = self.notes.results[made[0][1]]
         reached = parts.get(made[0][0]) or ()
         rows = [result.movedim(axis, 0)[a - shift : b - shift].flatten() for a, b in reached]
         before = calls.level(torch.cat(rows) if rows else result) / by
-        before = 1.0 if "normed" in flow.marks else before
         found = float(f"{calls.level(tensor) / before:.6g}")  # alike in all blocks
         return level if math.isclose(found, level, rel_tol=0.02) else found if reached else None
 

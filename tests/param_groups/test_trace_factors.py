@@ -17,7 +17,7 @@ from tests.param_groups.traced_blocks import (
     Apart,
     Mlp,
     Rms,
-    Stack,
+    Scaled,
     linear,
     merged,
     read,
@@ -155,20 +155,6 @@ def test_gains_on_queries_are_in_the_factor_as_they_start(ready, factor, fused):
 
     (value,) = {m.value for rule in read(stack(Gained)).rules for m in rule.measured}
     assert value == pytest.approx(factor)
-
-
-class Scaled(Stack):
-    def __init__(self, n, embed=1.0, branch=1.0, into=1.0, logits=1.0):
-        super().__init__(n, Apart, Mlp, Rms)
-        self.by = embed, branch, into, logits
-
-    def forward(self, ids):
-        embed, branch, into, logits = self.by
-        x = self.wte(ids) * embed
-        for block in self.blocks:
-            x = x + branch * block.attn(block.n1(x))
-            x = x + block.mlp(block.n2(x)) * branch
-        return logits * self.head(self.final(x) * into)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,24 @@ class Apart(nn.Module):
         return self.d(merged(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
+class Scaled(Stack):
+    """What is done to activations in four places: a number or a function."""
+
+    def __init__(self, n, embed=1.0, branch=1.0, into=1.0, logits=1.0):
+        super().__init__(n, Apart, Mlp, Rms)
+        self.by = embed, branch, into, logits
+
+    def forward(self, ids):
+        embed, branch, into, logits = (
+            by if callable(by) else lambda x, by=by: by * x for by in self.by
+        )
+        x = embed(self.wte(ids))
+        for block in self.blocks:
+            x = x + branch(block.attn(block.n1(x)))
+            x = x + branch(block.mlp(block.n2(x)))
+        return logits(self.head(into(self.final(x))))
+
+
 @functools.cache
 def stack(attention=Apart, mlp=Mlp, norm=Rms):
     return lambda n: Stack(n, attention, mlp, norm)

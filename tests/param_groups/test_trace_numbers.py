@@ -1,6 +1,7 @@
-"""Numbers on weights in the forward pass: each is one on what the weight makes."""
+"""Numbers in the forward pass: on weights, each one on what the weight makes; in tensors."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from tests.param_groups import traced_odd
 from tests.param_groups.traced_blocks import (
     BASE,
     HEAD,
+    TOKENS,
     WIDE,
     Apart,
     Mlp,
     Rms,
+    Scaled,
     Stack,
     heads,
     merged,
@@ -172,3 +175,111 @@ def test_a_closed_term_beside_queries_hides_no_number():
 
     (value,) = {m.value for rule in read(stack(Half)).rules for m in rule.measured}
     assert value == pytest.approx(0.5 * HEAD**-0.5)
+
+
+# Tensors of numbers on activations
+
+
+def ramp(x, low=0.1):
+    """Numbers of several sizes, of which one stands on each channel."""
+    return torch.linspace(low, 3 * low, x.shape[-1])
+
+
+def turned(x):
+    """Rotary positions, put together in place."""
+    y, angles = torch.empty_like(x), torch.arange(x.shape[1])[:, None] * ramp(x[..., ::2])
+    y[..., ::2] = x[..., ::2] * angles.cos() - x[..., 1::2] * angles.sin()
+    y[..., 1::2] = torch.addcmul(x[..., 1::2] * angles.cos(), x[..., ::2], angles.sin())
+    return y
+
+
+PLACES = {"embed": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
+RAMP = 0.2 * (1 + 1 / 12 * (1 + 2 / (WIDE - 1))) ** 0.5  # its root mean square
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("does", "factor"),
+    [
+        (lambda x: x * ramp(x), RAMP),
+        (lambda x: x.clone().div_(1 / ramp(x)), RAMP),
+        (lambda x: torch.lerp(torch.zeros_like(x), x, ramp(x)), RAMP),
+        (lambda x: torch.addcmul(ramp(x), x, ramp(x)), RAMP),
+        (lambda x: torch.einsum("btn,n->btn", x, ramp(x)), RAMP),
+        (lambda x: F.layer_norm(x, x.shape[-1:], ramp(x)), RAMP),
+        (lambda x: x.bfloat16().mul(0.5 * torch.ones(12, 1, dtype=torch.bfloat16)).float(), 0.5),
+        (lambda x: torch.ldexp(x, torch.tensor(-1)), 0.5),
+        (lambda x: x / torch.tensor(2), 0.5),
+        (lambda x: x @ (0.5 * torch.eye(x.shape[-1]).roll(1, 0)), 0.5),
+        (lambda x: F.linear(x, 0.5 * torch.eye(x.shape[-1])), 0.5),
+        (lambda x: x.abs() ** ramp(x), None),
+        (lambda x: torch.fmod(x, ramp(x)), None),
+        # Nothing is multiplied: turned, masked, bent at a number, a mean over tokens.
+        (turned, 1.0),
+        (lambda x: x * (ramp(x) > 0.2), 1.0),
+        (lambda x: torch.maximum(x, torch.zeros(1)), 1.0),
+        (lambda x: torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None] @ x, 1.0),
+    ],
+)
+def test_what_several_numbers_do_to_activations_is_measured_or_refused(place, does, factor):
+    if place == "logits" and factor == RAMP:  # which have 20 channels
+        factor = 0.2 * (1 + 1 / 12 * (1 + 2 / (TOKENS - 1))) ** 0.5
+    found = read(lambda n: Scaled(n, **{place: does}))
+    values = {m.value for rule in found.rules for m in rule.measured if m.factor == PLACES[place]}
+    assert [*values] == [factor and pytest.approx(factor, rel=1e-4)] * (factor != 1.0)
+    assert any("was not read" in doubt for doubt in found.doubts) == (factor is None)
+    if factor is None:
+        with pytest.raises(PlanError, match="multiplied in the forward pass by what was not read"):
+            rule = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
+            plan(Scaled(WIDE), found.rules, rule, lr=1.0, absorb_multipliers=True)
+
+
+@pytest.mark.parametrize("place", [*PLACES, "into", "mlp", "value"])
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda x, by: x * (ramp(x) * by),
+        lambda x, by: x / (ramp(x) / by),
+        lambda x, by: torch.lerp(torch.zeros_like(x), x, by),
+        lambda x, by: torch.addcmul(ramp(x), x, ramp(x), value=by),
+        lambda x, by: torch.einsum("btn,n->btn", x, ramp(x) * by),
+        lambda x, by: F.layer_norm(x, x.shape[-1:], ramp(x) * by),
+        lambda x, by: torch.ldexp(x, torch.tensor(math.log2(by))),
+        lambda x, by: x / torch.arange(1, 1 + x.shape[-1]) / torch.tensor(int(by**-2)),
+        lambda x, by: x @ (torch.eye(x.shape[-1]) * by),
+    ],
+)
+def test_several_numbers_that_the_width_changes_are_refused(place, does):
+    class Inside(Mlp):
+        def forward(self, x):
+            return self.down(by_width(F.gelu(self.up(x))))
+
+    class Values(Apart):
+        def three(self, x):
+            return heads(self.a(x)), heads(self.b(x)), heads(by_width(self.c(x)))
+
+    def build(n):
+        nonlocal by_width
+        by_width = lambda x: does(x, n**-0.5)
+        parts = {"mlp": (Apart, Inside), "value": (Values, Mlp)}
+        return Stack(n, *parts[place], Rms) if place in parts else Scaled(n, **{place: by_width})
+
+    by_width = None
+    with pytest.raises(PlanError, match="in the forward pass, where the|by .* at the smaller"):
+        rule = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
+        plan(build(WIDE), read(build).rules, rule, lr=1.0, absorb_multipliers=True)
+
+
+def test_positions_that_an_attention_gets_are_no_number_on_its_queries():
+    class Rotary(Apart):
+        def three(self, x):
+            q, k, v = super().three(F.rms_norm(x, x.shape[-1:]))
+            steps = torch.arange(12.0).expand(2, -1)  # goes through `to`, as buffers do
+            angles = (torch.tensor([[0.1], [1.0], [2.0], [3.0]]).to(x) * steps[:, None]).mT
+            cos, sin = (one.repeat(1, 1, 2)[:, None] for one in (angles.cos(), angles.sin()))
+            turn = lambda x: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+            small = lambda x: 1e-4 * turn(F.rms_norm(x * 1e-4, (8,), eps=1e-6))
+            return small(q) * 1e4, small(k) * 1e4, v
+
+    (value,) = {m.value for rule in read(stack(Rotary)).rules for m in rule.measured}
+    assert value == pytest.approx(HEAD**-0.5)
