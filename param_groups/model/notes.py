@@ -74,6 +74,12 @@ class Flow:
         return {by for one, by in self.numbers if one == name} or {1.0}
 
     @property
+    def number(self) -> float | None:
+        """Its factor; of one that divides a sum what is left, 1 for a mean by hand."""
+        left = max((n for _, n, _ in self.terms), default=1.0) * (self.factor or math.inf)
+        return 1.0 if math.isclose(left, 1) else left if left < 1 else self.factor
+
+    @property
     def names(self) -> set[str]:
         """The parameters whose products it is."""
         return {name for name, _ in self.made}
@@ -227,13 +233,12 @@ class Notes:
 
     def note_factor(self, place: str, flow: Flow, names: Collection[str] = ()) -> None:
         """Notes numbers that an activation was multiplied by, of the parameters that made it, and
-        how many terms were added up in it. A mean by hand has none."""
+        how many terms were added up in it."""
         counts = tuple(sorted({n * k for _, n, k in flow.terms}))
         for name in names or flow.names:
             for by in sorted(flow.on(name)):
-                factor = times(by, flow.factor) or UNREAD
-                mean = any(math.isclose(n * factor, 1) for _, n, _ in flow.terms)
-                if factor != 1.0 and not mean:
+                factor = times(by, flow.number) or UNREAD
+                if factor != 1.0:
                     self.factors[place, name].append((factor, counts))
 
     def use(

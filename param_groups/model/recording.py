@@ -246,7 +246,7 @@ class Recorder(TorchFunctionMode):
         """The factor and the gains on queries or keys. It is measured where numbers turn them, as
         rotary positions do, beside the product that makes them; after a norm it is followed."""
         numbers = {by for name, by in flow.numbers if not self.notes.closed({name})} or {1.0}
-        level = times(times(flow.factor, flow.gain), max(numbers)) if len(numbers) == 1 else None
+        level = times(times(flow.number, flow.gain), max(numbers)) if len(numbers) == 1 else None
         made = [pair for pair in flow.made if not self.notes.closed({pair[0]})]
         if level is None or {"turned", "normed"} & flow.marks != {"turned"} or len(made) != 1:
             return level

@@ -100,6 +100,8 @@ def test_the_factor_on_scores_is_read_or_a_doubt_never_one(after, factor):
         (lambda x: x @ (0.5 * torch.eye(8).roll(1, 0)), 2.5),
         (lambda x: torch.lerp(torch.zeros_like(x), x, 0.5), 2.5),
         (lambda x: torch.addcmul(torch.zeros(8), x, torch.linspace(0.5, 0.5, 8)), 2.5),
+        (lambda x: (x.sum(-2, keepdim=True) / 12).expand_as(x), 10.0),  # a mean over tokens
+        (lambda x: (x.sum(-2, keepdim=True) / 24).expand_as(x), 2.5),
         (lambda x: torch.cat([x[..., :4] * 0.5, x[..., 4:]], -1), None),
     ],
 )
