@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,8 @@ PRODUCTS = {"linear", "einsum", *CONVOLUTIONS, *ADDING, *TWO}
 RECURRENT = {
     f"{kind}{cell}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
 }
-NORMS = {"layer_norm": 2, "rms_norm": 2, "group_norm": 2, "batch_norm": 3}  # the weight's place
+NORMS = {"layer_norm": 2, "rms_norm": 2, "group_norm": 2}  # the weight's place
+NORMS |= {"batch_norm": 3, "instance_norm": 3}
 LOOKUPS = {"embedding", "index_select", "embedding_bag", "__getitem__"}
 SPLITS = {"chunk", "split", "tensor_split", "split_with_sizes", "unbind"}
 TIMES = dict.fromkeys(("mul", "imul", "rmul", "multiply"), 1)
@@ -35,9 +37,14 @@ LOGS = {"logsumexp", "logcumsumexp", "prod"}  # of sums
 FILLS = {"normal", "log_normal", "exponential", "cauchy", "geometric", "random", "zero", "fill"}
 LIKE = {"type_as", "expand_as", "view_as", "reshape_as", "to"}  # what the second tensor is
 CHOICES = {"topk", "sort", "argsort", "argmax"}
+# Functions whose numbers are read by name, or that bend a curve.
+NAMED = {*TIMES, *SUMS, *JOINS, *SPLITS, *CHOICES, *POWERS, *MEANS, *LOGS, "pow", "cumsum"}
+NAMED |= {"softmax", "exp", "relu", "gelu", "silu", "sigmoid", "tanh", "softplus", "dropout"}
 # After these a constant acts as another number. A parameter's path names them, and no views.
 ACTS = SUMS | {"exp", "sigmoid", "softplus", "tanh", "softmax", "normalize"}
 
+# What functions raise on other values than the model's.
+_NO_ANSWER = RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration
 Tensors = Mapping[str, Tensor]
 
 
@@ -156,7 +163,7 @@ def terms(call: Call) -> float | None:
     name, first, out = call.bare, call.ins[0], call.outs[0]
     if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
-    view = out is not first and out.data_ptr() == first.data_ptr() and not call.in_place
+    view = out is not first and views(out, first) and not call.in_place
     if view or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not is_number(out):
         return None
     if name in LOGS:
@@ -176,7 +183,7 @@ def terms(call: Call) -> float | None:
     except torch.linalg.LinAlgError:  # no inverse: of each matrix apart
         return float(first.shape[-1])
     # Nothing that ones can tell, or no tensor: as if it added all up.
-    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+    except _NO_ANSWER:
         return float(first.numel())
     most = float(result.max()) if result.numel() else 0.0
     alike = len(call.ins) == 1 and result.shape == first.shape and bool((result == most).all())
@@ -193,6 +200,12 @@ def level(tensor: Tensor) -> float:
     return float(tensor.detach().abs().float().square().mean().sqrt())
 
 
+def number_in(tensor: Tensor) -> float:
+    """What its entries multiply others by: the one number of a mask, or the root mean square."""
+    entries = tensor[tensor.abs() > 1e-12].abs()
+    return common(entries, 1e-3, 0.999) or (level(tensor) if entries.numel() else 1.0)
+
+
 def common(entries: Tensor, within: float, share: float) -> float | None:
     """The number that nearly all entries have; None if they have several."""
     middle = float(entries.median()) if entries.numel() else math.nan
@@ -202,40 +215,67 @@ def common(entries: Tensor, within: float, share: float) -> float | None:
 def numbers(call: Call, constants: Sequence[Tensor] = ()) -> list[float]:
     """The numbers among a call's arguments, and of `constants` those whose entries are alike."""
     given = (*call.args, *(call.kwargs.get(key) for key in ("other", "value")))
-    entries = [t.detach().flatten() for t in constants if not t.is_complex() and t.numel()]
-    alike = [float(values[0]) for values in entries if (values == values[0]).all()]
-    return [*(float(a) for a in given if isinstance(a, (int, float))), *alike]
+    entries = [t.detach().flatten() for t in constants if alike(t)]
+    first = [float(t[0].abs() if t.is_complex() else t[0]) for t in entries]
+    plain = [abs(one) if isinstance(one, complex) else one for one in given]
+    return [*(float(one) for one in plain if isinstance(one, Real)), *first]
+
+
+def alike(tensor: Tensor) -> bool:
+    """Whether all its entries are one number."""
+    whole = tensor.layout is torch.strided and tensor.numel() > 0
+    return whole and bool((tensor == tensor.flatten()[0]).all())
+
+
+def acts(call: Call) -> bool:
+    """Whether a call may hide a number: no view of its first tensor, nor read by its name."""
+    return call.bare not in NAMED and not views(call.outs[0], call.ins[0])
+
+
+def views(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors begin at one place in memory."""
+    stored = tensor.layout is other.layout is torch.strided
+    return stored and tensor.data_ptr() == other.data_ptr()
 
 
 def gain(call: Call, tensor: Tensor) -> tuple[float, float] | None:
-    """The number by which a linear function of one of its tensors multiplies entries, in the root
-    mean square, and how many of them it adds up; None for a function that is not linear. A mask is
-    no number."""
-    signs = torch.where((torch.arange(tensor.numel()) * 0.618) % 1 < 0.5, -1.0, 1.0)
+    """By which number a linear function of one of its tensors multiplies entries, in the root mean
+    square, and how large a sum of ones it makes of them, if it makes one. None for a function that
+    is not linear. Where constants are a mask, entries that it hides do not count."""
+    ones = torch.ones(tensor.numel())
+    signs = torch.rand(len(ones), generator=torch.Generator().manual_seed(0)).round() * 2 - 1
 
-    def of(value: Tensor) -> Tensor:
+    def of(value: Tensor, power: int = 1) -> Tensor:
         def apart(one: Any) -> Any:
+            if not isinstance(one, Tensor):
+                return one
             new = value.view_as(one).to(one) if one is tensor else one
-            short = isinstance(new, Tensor) and new.is_floating_point() and new.dtype.itemsize < 4
-            return (new.float() if short else new.clone()) if isinstance(new, Tensor) else new
+            new = new.abs().square().to(new) if power == 2 and one is not tensor else new
+            short = new.is_floating_point() and new.dtype.itemsize < 4
+            return new.float() if short else new.clone()
 
         args, kwargs = tree_map(apart, (tuple(call.args), dict(call.kwargs)))
         found = tree_leaves(call.function(*args, **kwargs))
         return next(t.detach() for t in found if isinstance(t, Tensor) and is_number(t))
 
     try:
-        nothing = of(signs * 0)
-        first, twice, turned, ones = (of(signs * by) - nothing for by in (1, 2, -1, signs))
-    except (RuntimeError, ValueError, LookupError, TypeError, StopIteration):
+        rest = of(ones * 0)
+        whole = of(ones) - rest
+        if call.name in PRODUCTS:
+            first = (of(ones, power=2) - of(ones * 0, power=2)).abs().sqrt()
+        else:
+            first, twice, turned = (of(signs * by) - rest for by in (1, 2, -1))
+            if not (torch.allclose(twice, 2 * first) and torch.allclose(turned, -first)):
+                return None
+    except (*_NO_ANSWER, torch.linalg.LinAlgError, AssertionError, ArithmeticError):
         return None
-    if not (torch.allclose(twice, 2 * first) and torch.allclose(turned, -first)):
-        return None
-    reached = first[first.abs() > 1e-12].abs()
-    found = common(reached, 1e-3, 0.999) or (level(first) if reached.numel() else 1.0)
-    if not torch.allclose(first.abs(), ones.abs()):  # sums, of fewer at an edge
-        found = max(found, float(ones[(first.abs() + ones.abs()) > 1e-12].abs().median()))
-        return (1.0, found) if found > 1 else (found, 1.0)
-    return found, 1.0
+    found = number_in(first)
+    if not torch.allclose(first.abs(), whole.abs(), rtol=1e-4):  # a sum, of fewer at an edge
+        reached = (first.abs() + whole.abs()) > 1e-12
+        found = max(found, float(whole[reached].abs().median()))
+    found = 1.0 if math.isclose(found, 1, rel_tol=0.01) else found
+    one_by_one = found <= 1 or torch.allclose(first.abs(), whole.abs(), rtol=1e-4)
+    return (found, 1.0) if one_by_one else (1.0, found)
 
 
 def looks_up(call: Call) -> bool:

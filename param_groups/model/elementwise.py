@@ -35,31 +35,49 @@ def flow(
     if bare in calls.LIKE and not views:
         return notes.flow(call.ins[0])
     if bare in ("sin", "cos") and not came.made:  # of positions: no larger than 1
-        return replace(came, factor=1.0)
-    if out.is_floating_point():  # an index that was made like an activation adds nothing
-        entries = [t for t in call.ins if t.is_floating_point()]
-        flows = [notes.flows[id(t)] for t in entries if id(t) in notes.flows]
-    measured = _measures(notes, call)
+        return replace(came, factor=1.0, marks=came.marks - {"turned"})
+    entries = [t for t in call.ins if calls.is_number(t) and id(t) in notes.flows]
+    if calls.is_number(out):  # an index that was made like an activation adds nothing
+        flows = [notes.flows[id(t)] for t in entries]
+        if not entries:  # constants that an index or a condition chose
+            return _unsized(marked("numbers"))
+        apart = [one for one in flows if "numbers" in one.marks]
+        if len(flows) > len(apart) > 0:
+            came = replace(came, marks=came.marks - {"numbers"} | {"turned"})
+        if bare in calls.TIMES and len(flows) == 2 and len(apart) == 1:
+            size = calls.number_in(entries[flows.index(apart[0])]) ** calls.TIMES[bare]
+            flows = [
+                replace(one, factor=times(one.factor, size)) for one in flows if one not in apart
+            ]
+            came = replace(came, factor=flows[0].factor)
+    measured = _measures(notes, call, flows)
     if measured:
-        entries = [t for t in call.ins if id(t) in notes.flows and calls.is_number(t)]
         flows = [gained(notes, call, t) for t in entries]
-        if by := joined(flows) if flows else None:
-            came = replace(came, factor=by.factor, terms=by.terms, marks=came.marks | by.marks)
-    several = len(flows) > 1 and bare in calls.ADDS
-    if not measured and (terms := calls.terms(call)):
+        one = joined(flows)
+        came = replace(came, factor=one.factor, terms=one.terms, marks=came.marks | one.marks)
+    elif terms := calls.terms(call):
         if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
             came = replace(came.summed(1.0), factor=times(came.factor, terms))
-        elif several:  # into the first
+        elif len(flows) > 1 and bare in calls.ADDS:  # into the first
             flows = [flows[0], *(one.summed(terms) for one in flows[1:])]
         else:
             came = came.summed(terms)
-    if several:
-        by = call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
+    elif len(entries) == len(flows) == 1 and calls.acts(call) and not (views or came.scores):
+        number, several = calls.gain(call, entries[0]) or (1.0, 1.0)
+        came = came if several > 1 else replace(came, factor=times(came.factor, number))
+    by = 1.0 if measured else call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
+    if len(flows) == 1 and bare in calls.SUMS and id(call.ins[-1]) in notes.flows:
+        came = replace(came, factor=times(came.factor, by))
+    if len(flows) > 1 and bare in {*calls.ADDS, "lerp"}:
+        if len(flows) == 3 and bare in ("addcmul", "addcdiv"):
+            both = times(flows[1].factor, flows[2].factor, 1 if bare == "addcmul" else -1)
+            flows = [flows[0], replace(joined(flows[1:]), factor=both)]
         flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
+        came = replace(came, factor=joined(flows).factor)
         if len(flows) == 2 and (joint := _sum(notes, flows, came)):
             return joint
         came = replace(came, terms=added(flows))
-    if not out.is_floating_point() and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
+    if not calls.is_number(out) and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
         return marked("counted")
     if bare == "one_hot":
         return marked("one_hot")
@@ -68,14 +86,19 @@ def flow(
         return marked("chosen")
     if bare in ("softmax", "exp"):
         return _softmax(notes, call, came)
-    by = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
-    power = by if bare == "pow" and isinstance(by, (int, float)) else None
-    if power := power or calls.POWERS.get(bare):
+    exponent = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
+    constants = _constants(notes, call)
+    below = calls.TIMES.get(bare) == -1 and call.ins[0] is next(iter(constants), None)
+    power = -1.0 if below else float(calls.POWERS.get(bare, 0))
+    if bare == "pow" and isinstance(exponent, (int, float)):
+        power = float(exponent)
+    if power:
         root = 0 < power < 1 or bare == "std"
         mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
         marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
         kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
-        top = calls.numbers(call)[0] if bare == "rdiv" and calls.numbers(call) else 1.0
+        above = calls.numbers(call, constants) if bare in calls.TIMES or bare == "rdiv" else []
+        top = above[0] if above else 1.0
         factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
         return replace(_unsized(came), marks=marks, terms=kept, factor=factor, gain=gain)
     if bare == "normalize":
@@ -99,12 +122,15 @@ def flow(
     return came
 
 
-def _measures(notes: Notes, call: Call) -> bool:
-    """Whether a call does to activations what constant tensors say, and no sum or one number."""
-    if call.bare in calls.SUMS | calls.JOINS or not calls.is_number(call.outs[0]):
+def _measures(notes: Notes, call: Call, flows: Sequence[Flow]) -> bool:
+    """Whether constant tensors say what a call does to activations, and how is to be measured."""
+    if call.bare in calls.SUMS | calls.JOINS or not calls.is_number(call.outs[0]) or not flows:
         return False
+    if call.bare == "lerp" and len(flows) == 2 and not notes.names(*call.ins):
+        return id(call.ins[-1]) not in notes.flows or len(call.ins) == 2
     constants = _constants(notes, call)
-    return bool(constants) and (call.bare not in calls.TIMES or not _alike(constants))
+    read = call.bare in calls.TIMES and all(map(calls.alike, constants))  # as one number
+    return bool(constants) and not read
 
 
 def _constants(notes: Notes, call: Call) -> list[Tensor]:
@@ -113,21 +139,18 @@ def _constants(notes: Notes, call: Call) -> list[Tensor]:
     return [t for t in others if calls.is_number(t) or (whole and t.dtype != torch.bool)]
 
 
-def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Whether each has one number in all its entries."""
-    return all(bool((t == t.flatten()[0]).all()) for t in tensors if t.numel())
-
-
 def gained(notes: Notes, call: Call, tensor: Tensor) -> Flow:
     """An activation with what a call's constant tensors do to it; scores are measured later."""
     flow, alone = notes.flow(tensor), sum(id(t) in notes.flows for t in call.ins) == 1
     flow = replace(flow, marks=flow.marks | {"turned"})
-    if flow.scores or not (alone or call.bare in calls.ADDS):
+    if flow.scores or not (alone or call.bare in {*calls.ADDS, "lerp"}):
         return flow
     if (found := calls.gain(call, tensor)) is None:
+        if not flow.made and "attended" not in flow.marks:
+            return replace(flow, factor=1.0)
         # One number bends a curve, as a zero does in `maximum`; several are not read.
-        read = not flow.made or _alike(_constants(notes, call))
-        return flow if read else replace(flow, factor=None)
+        bends = all(map(calls.alike, _constants(notes, call))) and call.bare not in calls.TIMES
+        return flow if bends else replace(flow, factor=None)
     by, terms = found
     flow = replace(flow, factor=times(flow.factor, by))
     return flow.summed(terms) if terms > 1 else flow
@@ -177,16 +200,18 @@ def _unsized(came: Flow) -> Flow:
 
 
 def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
-    vectors = [*call.args[calls.NORMS[call.bare] :][:2]]
-    vectors += [call.kwargs.get("weight"), call.kwargs.get("bias")]
-    tensors = [t for t in vectors if isinstance(t, Tensor)]
+    place = calls.NORMS[call.bare]
+    bound = {**dict(zip(("weight", "bias"), call.args[place:], strict=False)), **call.kwargs}
+    weight = bound.get("weight")
     if came.made <= notes.rows:
         notes.note_factor("embedding", came)
-    marks = came.marks - {"turned"} | {"normed"}
-    by = [calls.level(t) for t in tensors[:1] if not notes.names(t) and calls.is_number(t)]
-    came = replace(_unsized(came), marks=marks, factor=by[0] if by else 1.0)
-    for t, what in zip(tensors, ("norm_scale", "norm_bias"), strict=False):
-        came = beside(notes, t, what, came) if notes.names(t) else came
+    by = 1.0
+    if isinstance(weight, Tensor) and id(weight) not in notes.flows and not notes.names(weight):
+        by = calls.number_in(weight)
+    came = replace(_unsized(came), marks=came.marks - {"turned"} | {"normed"}, factor=by)
+    for key, what in (("weight", "norm_scale"), ("bias", "norm_bias")):
+        if notes.names(bound.get(key)):
+            came = beside(notes, bound[key], what, came)
     return came
 
 
@@ -204,7 +229,8 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
     terms = added([*map(folded, flows)] if came.factor is None else flows)
     came = replace(came, marks=came.marks - {"stream"}, terms=terms)
     if flows[0].made == flows[1].made:
-        if all("turned" in one.marks for one in flows):  # as by cosines and sines
+        turned = all("turned" in one.marks for one in flows)
+        if turned and came.factor != 1.0:  # as by cosines and sines, and not by masks
             by = [one.factor for one in flows if one.factor]
             size = 1.0 if math.isclose(math.hypot(*by), 1, rel_tol=0.02) else math.hypot(*by)
             return replace(came, factor=size if len(by) == 2 else None)

@@ -49,12 +49,16 @@ def read_factors(small: Notes, large: Notes, doubts: list[str]) -> tuple[Factors
     for place, name in dict.fromkeys((*large.factors, *small.factors)):
         pairs = matched(*(notes.factors[place, name] for notes in (small, large)))
         for first, factor in dict.fromkeys(pairs) if place != "sum" else ():
-            steady = math.isclose(first, factor, rel_tol=0.02)
-            if steady and (place in _BESIDE or math.isclose(factor, 1.0, rel_tol=1e-6)):
+            steady, unread = math.isclose(first, factor, rel_tol=0.02), UNREAD in (first, factor)
+            if (
+                steady
+                and not unread
+                and (place in _BESIDE or math.isclose(factor, 1.0, rel_tol=1e-6))
+            ):
                 continue
             beside = "" if steady else f" ({first:.4g} at the smaller width)"
-            if UNREAD in (first, factor):
-                doubts.append(f"what the {place} of {name} is multiplied by was not read")
+            if unread:
+                doubts.append(f"{place} {name}: what multiplies it was not read")
             else:
                 said[f"{place} {name}"] = f"{factor:.4g}{beside}"
             for value, notes in ((factor, large), (first, small))[: 1 if steady else None]:

@@ -42,7 +42,8 @@ class Flow:
         terms: (parameter, entries that a call adds up into one, entries added one by one).
         numbers: (parameter, number on it alone) in a sum of which each term has another.
         marks: attended, normed, chosen, input, one_hot, counted, stacked, stream, softmax, summed,
-            turned (multiplied by a tensor of numbers), weighs (a softmax of one product).
+            turned (by a tensor of numbers), numbers (constants that an index chose), weighs (a
+            softmax of one product).
     """
 
     made: frozenset[tuple[str, int]] = frozenset()
@@ -76,8 +77,11 @@ class Flow:
     @property
     def number(self) -> float | None:
         """Its factor; of one that divides a sum what is left, 1 for a mean by hand."""
-        left = max((n for _, n, _ in self.terms), default=1.0) * (self.factor or math.inf)
-        return 1.0 if math.isclose(left, 1) else left if left < 1 else self.factor
+        if not self.factor:
+            return None
+        left = abs(self.factor) * max((n for _, n, _ in self.terms), default=1.0)
+        near = abs(math.log(left)) < abs(math.log(abs(self.factor)))  # to 1, than the factor is
+        return 1.0 if math.isclose(left, 1, rel_tol=1e-4) else left if near else self.factor
 
     @property
     def names(self) -> set[str]:
@@ -221,6 +225,16 @@ class Notes:
         self.joined |= new if "stream" in flow.marks else 0
         self.flows[id(tensor)] = replace(flow, past=past, above=above | new, serial=new | same)
 
+    def put_through(self, written: Tensor, flow: Flow, before: float | None) -> None:
+        """Notes what a number does, in place, to others over the same memory, whose factor was
+        `before`, too; what it does to a part of them is not read."""
+        memory = _memory(written)
+        for t in self.alive if flow.factor != before else ():
+            if t is not written and id(t) in self.flows and _memory(t) == memory:
+                whole = t.numel() == written.numel() and self.flow(t).factor == before
+                factor = flow.factor if whole else None
+                self.flows[id(t)] = replace(self.flow(t), factor=factor)
+
     def closed(self, names: Collection[str]) -> bool:
         """Whether all of some parameters start at zero."""
         return all(name in self.constant and not self.starts[name].any() for name in names)
@@ -340,6 +354,10 @@ class Notes:
         return True
 
 
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -1
+
+
 def _number(
     tensor: Tensor, whole: Tensor, followed: float, size: int
 ) -> tuple[float, str, Tensor | None]:
@@ -348,7 +366,7 @@ def _number(
     fresh matrix's size^(-1/2); where entries have several, or a mask hides some, how much larger
     they are."""
     now, then = tensor.detach(), whole.detach()
-    part = now.untyped_storage().data_ptr() == then.untyped_storage().data_ptr()
+    part = _memory(now) == _memory(then)
     slopes, zero = list[Tensor](), now == 0
     with contextlib.suppress(RuntimeError):  # where there are no gradients
         # Uneven, so that several numbers on copies of an entry show.

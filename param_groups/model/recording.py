@@ -70,12 +70,17 @@ class Recorder(TorchFunctionMode):
         if function is F.multi_head_attention_forward:  # each of its calls is seen
             with self, mock.patch.object(F, "has_torch_function", return_value=False):
                 return function(*args, **kwargs)
+        written, before = args[0] if name[-1] == "_" != name[0] and args else None, None
+        if isinstance(written, Tensor) and id(written) not in self.notes.flows:
+            before = None if self.notes.names(written) else written.detach().clone()
         out = function(*args, **kwargs)
         ins, outs = (
             [t for t in tree_leaves(of) if isinstance(t, Tensor)] for of in ((args, kwargs), out)
         )
         name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
         outs = outs or (ins[:1] if name == "__setitem__" else [])
+        if before is not None:  # a constant as it was
+            args, ins = (before, *args[1:]), [before if t is written else t for t in ins]
         call, notes = Call(function, name, args, kwargs, ins, outs), self.notes
         known = [id(t) in notes.views or id(t) in notes.flows for t in call.ins]
         new = [*zip(call.ins, known, strict=True)][int(call.in_place) :]
@@ -123,6 +128,8 @@ class Recorder(TorchFunctionMode):
         for name in notes.names(*views):
             past |= notes.bits[name]
             notes.fed[name] |= came.above
+        if call.in_place and call.name != "__setitem__":
+            notes.put_through(call.outs[0], flow, notes.flow(call.outs[0]).factor)
         for t in call.outs:
             same = flow.serial if len(flows) > 1 or call.bare in calls.KEEPS else 0
             notes.put(t, flow, past, came.above | flow.above, same)
@@ -141,10 +148,12 @@ class Recorder(TorchFunctionMode):
         flows = [notes.flows[id(t)] for t, *_ in found if id(t) in notes.flows]
         came, grouped = joined(flows), calls.groups_of(call) > 1
         came = replace(came, factor=times(came.factor, call.kwargs.get("alpha", 1.0)))
-        if len(ours) == len(found) or not (flows or call.takes_input):  # constants beside it
+        if len(ours) == len(found) or (ours and not (flows or call.takes_input)):  # constants
             for t, *_ in ours:
                 notes.use(t, "a product of parameters")
             return None
+        if not ours and not flows:  # of constants, added to activations
+            return notes.flow(bias)
         if not ours:
             return self._scores(call, found, flows, came)
         if flows and all(t.ndim == 1 and not notes.grows(t, 0) for t, *_ in ours):  # a few numbers
@@ -201,7 +210,11 @@ class Recorder(TorchFunctionMode):
                 return came.summed(size)
             (tensor,) = (t for t, *_ in found if id(t) in self.notes.flows)
             return elementwise.gained(self.notes, call, tensor)
+        if len(found) > 2:  # a constant beside them
+            return replace(came, factor=None)
         (a, b), (one, two) = flows, (found[0].tensor, found[1].tensor)
+        if not any(each.summed or each.made for each in found):  # entry by entry
+            return replace(came, factor=times(a.factor, b.factor))
         if came.weights:
             value, tensor = (b, two) if a.weights else (a, one)
             value = replace(value, factor=times(a.factor, b.factor))

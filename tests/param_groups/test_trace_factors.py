@@ -207,6 +207,8 @@ class Parallel(nn.Module):
         (lambda x, a, b: x + (a - b / 2) * 0.5, (0.5, 0.25)),
         (lambda x, a, b: torch.add(a, b, alpha=2) * 0.5 + x, (0.5, 1.0)),
         (lambda x, a, b: sum((0.5 * a, x, 2.0 * b)), (0.5, 2.0)),
+        (lambda x, a, b: torch.addcmul(x, a, torch.ones(1), value=0.5) + 2.0 * b, (0.5, 2.0)),
+        (lambda x, a, b: torch.addcmul(x, a, a.sigmoid(), value=0.5) + 2.0 * b, (0.5, 2.0)),
         (lambda x, a, b: x + F.layer_norm(0.5 * a + 2.0 * b, x.shape[-1:]), (1.0, 1.0)),
         (lambda x, a, b: x + Rms.forward(ONE, 0.5 * a + 2.0 * b), (1.0, 1.0)),
     ],
@@ -234,6 +236,8 @@ def test_a_number_on_the_stream_that_changes_with_the_width_is_refused():
     assert read(lambda n: Parallel(n, join(lambda n: 0.5))).rules
     with pytest.raises(PlanError, match="a number multiplies by 0.5, by 1 at the smaller width"):
         _ = read(lambda n: Parallel(n, join(lambda n: BASE / n))).rules
+    with pytest.raises(PlanError, match="a number multiplies by 0.75, by 0.5 at the smaller width"):
+        _ = read(lambda n: Parallel(n, lambda x, a, b: x.lerp(a, 16 / x.shape[-1]) + b)).rules
 
 
 def test_a_factor_that_the_rule_asks_for_is_no_error():

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from tests.param_groups import traced_odd
 from tests.param_groups.traced_blocks import (
     BASE,
     HEAD,
+    IDS,
     TOKENS,
     WIDE,
     Apart,
@@ -193,6 +195,13 @@ def turned(x):
     return y
 
 
+def written(x, part):
+    """Half of an activation, or of a part of it."""
+    y = x.clone()
+    part(y).mul_(0.5)
+    return y
+
+
 PLACES = {"embed": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
 RAMP = 0.2 * (1 + 1 / 12 * (1 + 2 / (WIDE - 1))) ** 0.5  # its root mean square
 
@@ -212,11 +221,25 @@ RAMP = 0.2 * (1 + 1 / 12 * (1 + 2 / (WIDE - 1))) ** 0.5  # its root mean square
         (lambda x: x / torch.tensor(2), 0.5),
         (lambda x: x @ (0.5 * torch.eye(x.shape[-1]).roll(1, 0)), 0.5),
         (lambda x: F.linear(x, 0.5 * torch.eye(x.shape[-1])), 0.5),
+        (lambda x: torch.add(torch.zeros(1), x, alpha=0.5), 0.5),
+        (lambda x: torch._foreach_mul([x], 0.5)[0], 0.5),
+        (lambda x: x * np.float32(0.5), 0.5),
+        (lambda x: (x * torch.tensor(0.5 + 0j)).real, 0.5),
+        (lambda x: torch.full_like(x, 0.5).mul_(x), 0.5),
+        (lambda x: torch.einsum("btn,btn->btn", x, 0.5 * torch.ones_like(x).mul_(x > -9)), 0.5),
+        # Chosen by an index and by a condition; written through a view.
+        (lambda x: x * torch.full((3,), 0.5)[x.argmax(-1) % 3][..., None], 0.5),
+        (lambda x: x * torch.where(x > 0, 0.5, -0.5), 0.5),
+        (lambda x: written(x, lambda y: y.view(-1)), 0.5),
+        (lambda x: written(x, lambda y: y[..., ::2]), None),
         (lambda x: x.abs() ** ramp(x), None),
         (lambda x: torch.fmod(x, ramp(x)), None),
         # Nothing is multiplied: turned, masked, bent at a number, a mean over tokens.
         (turned, 1.0),
         (lambda x: x * (ramp(x) > 0.2), 1.0),
+        (lambda x: x * (ramp(x) > 0.2).float() + x.flip(1) * (ramp(x) <= 0.2).float(), 1.0),
+        (lambda x: torch.ones_like(x).mul_(x), 1.0),
+        (lambda x: F.layer_norm(x, x.shape[-1:], None, torch.zeros(x.shape[-1])), 1.0),
         (lambda x: torch.maximum(x, torch.zeros(1)), 1.0),
         (lambda x: torch.ones(12, 12).tril() / torch.arange(1, 13)[:, None] @ x, 1.0),
     ],
@@ -270,16 +293,23 @@ def test_several_numbers_that_the_width_changes_are_refused(place, does):
         plan(build(WIDE), read(build).rules, rule, lr=1.0, absorb_multipliers=True)
 
 
-def test_positions_that_an_attention_gets_are_no_number_on_its_queries():
+def test_positions_that_a_model_gets_are_no_number_on_normed_queries():
     class Rotary(Apart):
         def three(self, x):
-            q, k, v = super().three(F.rms_norm(x, x.shape[-1:]))
-            steps = torch.arange(12.0).expand(2, -1)  # goes through `to`, as buffers do
-            angles = (torch.tensor([[0.1], [1.0], [2.0], [3.0]]).to(x) * steps[:, None]).mT
+            q, k, v = super().three(x)
+            frequencies = torch.tensor([[0.1], [1.0], [2.0], [3.0]]).to(x)
+            angles = (frequencies * self.steps[:, None]).mT
             cos, sin = (one.repeat(1, 1, 2)[:, None] for one in (angles.cos(), angles.sin()))
             turn = lambda x: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
-            small = lambda x: 1e-4 * turn(F.rms_norm(x * 1e-4, (8,), eps=1e-6))
-            return small(q) * 1e4, small(k) * 1e4, v
+            return *(turn(F.rms_norm(1e-4 * one, (8,), eps=1e-6)) for one in (q, k)), v
 
-    (value,) = {m.value for rule in read(stack(Rotary)).rules for m in rule.measured}
-    assert value == pytest.approx(HEAD**-0.5)
+    class Placed(Stack):
+        def forward(self, ids, steps):
+            for block in self.blocks:
+                block.attn.steps = steps
+            return super().forward(ids)
+
+    run = lambda model: model(IDS, torch.arange(12.0).expand(2, -1))
+    found = read(lambda n: Placed(n, Rotary, Mlp, Rms), run)
+    (value,) = {m.value for rule in found.rules for m in rule.measured}
+    assert value == pytest.approx(HEAD**-0.5)  # whatever a norm's eps leaves of them
