@@ -48,6 +48,12 @@ _NO_ANSWER = RuntimeError, ValueError, LookupError, TypeError, AttributeError, S
 Tensors = Mapping[str, Tensor]
 
 
+def writes(name: str) -> bool:
+    """Whether a function of this name writes to its first argument, as `x *= 2` does."""
+    own = name.endswith("_") and not name.startswith("__")
+    return own or name in {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
+
+
 class Call(NamedTuple):
     """One call of a torch function; `ins` and `outs` are the tensors in it."""
 
@@ -161,7 +167,8 @@ def terms(call: Call) -> float | None:
     """How many entries of its tensors a call adds up into one, read from its result where all of
     these are 1: for a norm the root. 1 for a mean, None for what treats entries one by one."""
     name, first, out = call.bare, call.ins[0], call.outs[0]
-    if name in MEANS or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
+    mean = name in MEANS or name.endswith(("_loss", "_div", "cross_entropy"))
+    if mean or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
     view = out is not first and views(out, first) and not call.in_place
     if view or name in {*SUMS, *TIMES, *JOINS, *ACTS} or not is_number(out):
@@ -229,7 +236,8 @@ def alike(tensor: Tensor) -> bool:
 
 def acts(call: Call) -> bool:
     """Whether a call may hide a number: no view of its first tensor, nor read by its name."""
-    return call.bare not in NAMED and not views(call.outs[0], call.ins[0])
+    first, out = call.ins[0], call.outs[0]
+    return call.bare not in NAMED and (out is first or not views(out, first))
 
 
 def views(tensor: Tensor, other: Tensor) -> bool:
@@ -255,7 +263,7 @@ def gain(call: Call, tensor: Tensor) -> tuple[float, float] | None:
             return new.float() if short else new.clone()
 
         args, kwargs = tree_map(apart, (tuple(call.args), dict(call.kwargs)))
-        found = tree_leaves(call.function(*args, **kwargs))
+        found = tree_leaves((call.function(*args, **kwargs), args[:1]))  # where it writes there
         return next(t.detach() for t in found if isinstance(t, Tensor) and is_number(t))
 
     try:

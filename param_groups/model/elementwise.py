@@ -272,7 +272,7 @@ def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
                 for name in flows[0].vectors - flows[1].vectors:  # that acts before it divides
                     use = notes.uses[name][-1]
                     notes.uses[name][-1] = replace(use, marks=use.marks | {"normed"})
-        came = replace(came, marks=came.marks - {"weighs"})
+        came = replace(came, marks=came.marks - {"weighs", *(["one_hot"] if came.made else [])})
         shape = call.outs[0].shape
         whole = [notes.flow(t) for t in call.ins if id(t) in notes.flows and t.shape == shape]
         made = joined(whole or flows).made  # a smaller one is a gate of the other
@@ -326,7 +326,7 @@ def _measured(one: Attention, scores: Tensor, followed: float | None) -> float |
     if one.raw is None or one.raw.numel() != scores.numel():
         return followed
     now, then = scores.detach().flatten(), one.raw.flatten()
-    ratio = calls.common((now / then)[(now > -1e4) & (then != 0)], 1e-2, 0.9)
+    ratio = calls.common((now / then)[(now > -1e4) & (now != 0) & (then != 0)], 1e-2, 0.9)
     if ratio is None:
         return None
     found = times(ratio, one.factor)

@@ -21,7 +21,17 @@ from torch.utils._pytree import tree_leaves
 
 from param_groups.model import calls, elementwise
 from param_groups.model.calls import Call
-from param_groups.model.notes import NOTHING, Attention, Flow, Notes, Ranges, joined, ranges, times
+from param_groups.model.notes import (
+    NOTHING,
+    Attention,
+    Flow,
+    Notes,
+    Number,
+    Ranges,
+    joined,
+    ranges,
+    times,
+)
 
 _OWN_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SDPA = "query key value attn_mask dropout_p is_causal scale"
@@ -47,12 +57,14 @@ class Recorder(TorchFunctionMode):
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
         self.notes.spend(*flows)
+        into = dict[str, Number]()  # a number on what it takes is one on what it makes
         for flow in flows:
             self.notes.output |= flow.names
             rows = "stream" in flow.marks or flow.made <= self.notes.rows
             for name in () if rows else sorted(flow.names):
-                # A number on what it takes is one on what it makes.
-                by, counts = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
+                if name not in into:
+                    into[name] = self.notes.factors.pop(("input", name), [(1.0, ())])[-1]
+                by, counts = into[name]
                 untied = flow.factor == 1.0 and not flow.numbers and name not in self.notes.tied
                 place = "readout" if untied else "logits"  # an activation's, unless it grows
                 factor, terms = times(flow.factor, by), {(name, n, 1.0) for n in counts}
@@ -70,7 +82,7 @@ class Recorder(TorchFunctionMode):
         if function is F.multi_head_attention_forward:  # each of its calls is seen
             with self, mock.patch.object(F, "has_torch_function", return_value=False):
                 return function(*args, **kwargs)
-        written, before = args[0] if name[-1] == "_" != name[0] and args else None, None
+        written, before = args[0] if args and calls.writes(name) else None, None
         if isinstance(written, Tensor) and id(written) not in self.notes.flows:
             before = None if self.notes.names(written) else written.detach().clone()
         out = function(*args, **kwargs)
@@ -78,7 +90,7 @@ class Recorder(TorchFunctionMode):
             [t for t in tree_leaves(of) if isinstance(t, Tensor)] for of in ((args, kwargs), out)
         )
         name += " of lists" if name == "einsum" and not isinstance(args[0], str) else ""
-        outs = outs or (ins[:1] if name == "__setitem__" else [])
+        outs = outs or (ins[:1] if calls.writes(name) else [])
         if before is not None:  # a constant as it was
             args, ins = (before, *args[1:]), [before if t is written else t for t in ins]
         call, notes = Call(function, name, args, kwargs, ins, outs), self.notes
@@ -128,9 +140,13 @@ class Recorder(TorchFunctionMode):
         for name in notes.names(*views):
             past |= notes.bits[name]
             notes.fed[name] |= came.above
-        if call.in_place and call.name != "__setitem__":
+        if calls.writes(call.name) and call.name != "__setitem__":
             notes.put_through(call.outs[0], flow, notes.flow(call.outs[0]).factor)
+        given = [t for t in call.ins if id(t) not in notes.flows and id(t) not in notes.views]
+        several = len(call.outs) > 1  # of which some are constants still, as after a broadcast
         for t in call.outs:
+            if several and any(calls.views(t, one) for one in given):
+                continue
             same = flow.serial if len(flows) > 1 or call.bare in calls.KEEPS else 0
             notes.put(t, flow, past, came.above | flow.above, same)
         if call.name in calls.SPLITS and len(flow.made) == 1 and call.outs[0].ndim:
@@ -153,7 +169,10 @@ class Recorder(TorchFunctionMode):
                 notes.use(t, "a product of parameters")
             return None
         if not ours and not flows:  # of constants, added to activations
-            return notes.flow(bias)
+            kept = notes.flow(bias)
+            return replace(kept, factor=times(kept.factor, call.kwargs.get("beta", 1.0)))
+        if call.name in calls.ADDING and notes.flow(bias).made:
+            notes.doubts.append(f"{call.name} adds a product to activations, in one call")
         if not ours:
             return self._scores(call, found, flows, came)
         if flows and all(t.ndim == 1 and not notes.grows(t, 0) for t, *_ in ours):  # a few numbers

@@ -202,6 +202,11 @@ def written(x, part):
     return y
 
 
+def multiplied(x, by):
+    x *= by
+    return x
+
+
 PLACES = {"embed": "embed_scale", "branch": "residual_multiplier", "logits": "logit_multiplier"}
 RAMP = 0.2 * (1 + 1 / 12 * (1 + 2 / (WIDE - 1))) ** 0.5  # its root mean square
 
@@ -223,6 +228,9 @@ RAMP = 0.2 * (1 + 1 / 12 * (1 + 2 / (WIDE - 1))) ** 0.5  # its root mean square
         (lambda x: F.linear(x, 0.5 * torch.eye(x.shape[-1])), 0.5),
         (lambda x: torch.add(torch.zeros(1), x, alpha=0.5), 0.5),
         (lambda x: torch._foreach_mul([x], 0.5)[0], 0.5),
+        (lambda x: (torch._foreach_mul_([y := x.clone()], 0.5), y)[1], 0.5),
+        (lambda x: torch.mul(*torch.broadcast_tensors(x, torch.tensor([[0.5]]))), 0.5),
+        (lambda x: multiplied(torch.full_like(x, 0.5), x), 0.5),
         (lambda x: x * np.float32(0.5), 0.5),
         (lambda x: (x * torch.tensor(0.5 + 0j)).real, 0.5),
         (lambda x: torch.full_like(x, 0.5).mul_(x), 0.5),
@@ -291,6 +299,16 @@ def test_several_numbers_that_the_width_changes_are_refused(place, does):
     with pytest.raises(PlanError, match="in the forward pass, where the|by .* at the smaller"):
         rule = Everett("mup", WIDE, BASE, qk_exponent=-0.5)
         plan(build(WIDE), read(build).rules, rule, lr=1.0, absorb_multipliers=True)
+
+
+def test_a_loss_beside_the_logits_leaves_the_readouts_number():
+    class Loss(Scaled):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            return F.cross_entropy(logits.flatten(0, 1), ids.flatten()), logits
+
+    said = read(lambda n: Loss(n, into=lambda x: x * (BASE / 2 / x.shape[-1]))).factors
+    assert said["readout head.weight"] == "0.25 (0.5 at the smaller width)"
 
 
 def test_positions_that_a_model_gets_are_no_number_on_normed_queries():
