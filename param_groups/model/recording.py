@@ -21,17 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from param_groups.model import calls, elementwise
 from param_groups.model.calls import Call
-from param_groups.model.notes import (
-    NOTHING,
-    Attention,
-    Flow,
-    Notes,
-    Number,
-    Ranges,
-    joined,
-    ranges,
-    times,
-)
+from param_groups.model.notes import NOTHING, Attention, Flow, Notes, Ranges, joined, ranges, times
 
 _OWN_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SDPA = "query key value attn_mask dropout_p is_causal scale"
@@ -57,7 +47,7 @@ class Recorder(TorchFunctionMode):
             out = [*(out if isinstance(out, dict) else getattr(out, "__dict__", {})).values()]
         flows = [self.notes.flow(t) for t in tree_leaves(out) if isinstance(t, Tensor)]
         self.notes.spend(*flows)
-        into = dict[str, Number]()  # a number on what it takes is one on what it makes
+        into: dict[str, Any] = {}  # a number on what it takes is one on what it makes
         for flow in flows:
             self.notes.output |= flow.names
             rows = "stream" in flow.marks or flow.made <= self.notes.rows
