@@ -29,7 +29,7 @@ TIMES |= dict.fromkeys(("div", "divide", "truediv", "itruediv", "true_divide"), 
 POWERS = {"rsqrt": -0.5, "sqrt": 0.5, "square": 2, "var": 2, "std": 1, "reciprocal": -1, "rdiv": -1}
 SUMS = {"add", "iadd", "radd", "sub", "isub", "rsub", "subtract"}
 ADDS = SUMS | {"addcmul", "addcdiv", "index_add", "index_put", "put"}  # one tensor to another
-ADDS |= {"index_reduce", "scatter_add", "scatter_reduce"}
+ADDS |= {"index_reduce", "scatter_add", "scatter_reduce", "lerp"}
 KEEPS = {*TIMES, *SUMS, "neg", "to", "float", "double", "clone"}  # by a number the same entries
 JOINS = {"cat", "concat", "stack", "where", "setitem", "scatter", "masked_fill", "copy"}
 MEANS = {"mean", "nanmean", "var", "std", "var_mean", "std_mean", "interpolate"}
@@ -167,7 +167,7 @@ def terms(call: Call) -> float | None:
     """How many entries of its tensors a call adds up into one, read from its result where all of
     these are 1: for a norm the root. 1 for a mean, None for what treats entries one by one."""
     name, first, out = call.bare, call.ins[0], call.outs[0]
-    mean = name in MEANS or name.endswith(("_loss", "_div", "cross_entropy"))
+    mean = name in MEANS or name.endswith(("_loss", "kl_div", "cross_entropy"))
     if mean or "avg_pool" in name or call.kwargs.get("norm") == "ortho":  # a turn
         return 1.0
     view = out is not first and views(out, first) and not call.in_place
@@ -275,15 +275,15 @@ def gain(call: Call, tensor: Tensor) -> tuple[float, float] | None:
             first, twice, turned = (of(signs * by) - rest for by in (1, 2, -1))
             if not (torch.allclose(twice, 2 * first) and torch.allclose(turned, -first)):
                 return None
-    except (*_NO_ANSWER, torch.linalg.LinAlgError, AssertionError, ArithmeticError):
+    except (*_NO_ANSWER, AssertionError, ArithmeticError):
         return None
     found = number_in(first)
-    if not torch.allclose(first.abs(), whole.abs(), rtol=1e-4):  # a sum, of fewer at an edge
+    sums = not torch.allclose(first.abs(), whole.abs(), rtol=1e-4)
+    if sums:  # of fewer at an edge
         reached = (first.abs() + whole.abs()) > 1e-12
         found = max(found, float(whole[reached].abs().median()))
     found = 1.0 if math.isclose(found, 1, rel_tol=0.01) else found
-    one_by_one = found <= 1 or torch.allclose(first.abs(), whole.abs(), rtol=1e-4)
-    return (found, 1.0) if one_by_one else (1.0, found)
+    return (1.0, found) if sums and found > 1 else (found, 1.0)
 
 
 def looks_up(call: Call) -> bool:

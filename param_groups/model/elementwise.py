@@ -68,7 +68,7 @@ def flow(
     by = 1.0 if measured else call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
     if len(flows) == 1 and bare in calls.SUMS and id(call.ins[-1]) in notes.flows:
         came = replace(came, factor=times(came.factor, by))
-    if len(flows) > 1 and bare in {*calls.ADDS, "lerp"}:
+    if len(flows) > 1 and bare in calls.ADDS:
         if len(flows) == 3 and bare in ("addcmul", "addcdiv"):
             both = times(flows[1].factor, flows[2].factor, 1 if bare == "addcmul" else -1)
             flows = [flows[0], replace(joined(flows[1:]), factor=both)]
@@ -143,7 +143,7 @@ def gained(notes: Notes, call: Call, tensor: Tensor) -> Flow:
     """An activation with what a call's constant tensors do to it; scores are measured later."""
     flow, alone = notes.flow(tensor), sum(id(t) in notes.flows for t in call.ins) == 1
     flow = replace(flow, marks=flow.marks | {"turned"})
-    if flow.scores or not (alone or call.bare in {*calls.ADDS, "lerp"}):
+    if flow.scores or not (alone or call.bare in calls.ADDS):
         return flow
     if (found := calls.gain(call, tensor)) is None:
         if not flow.made and "attended" not in flow.marks:
