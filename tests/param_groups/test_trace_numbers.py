@@ -301,6 +301,37 @@ def test_several_numbers_that_the_width_changes_are_refused(place, does):
         plan(build(WIDE), read(build).rules, rule, lr=1.0, absorb_multipliers=True)
 
 
+class Bare(Mlp):
+    """An MLP that `join` ends, with a bias of its own."""
+
+    def __init__(self, n, join):
+        super().__init__(n)
+        self.shift, self.join = nn.Parameter(torch.zeros(n)), join
+
+    def forward(self, x):
+        return self.join(super().forward(x), x, self.shift)
+
+
+def test_a_norm_without_a_gain_has_a_bias():
+    join = lambda y, x, b: F.layer_norm(y, x.shape[-1:], None, b)
+    found = read(stack(mlp=lambda n: Bare(n, join)))
+    assert found["blocks.0.mlp.shift"].role == "norm_bias"
+    assert not [m for rule in found.rules for m in rule.measured if m.value is None]
+
+
+def test_one_over_an_activation_is_no_number_on_it():
+    join = lambda y, x, b: torch.full((1, 1), 2.0) / (y + b)
+    said = read(stack(mlp=lambda n: Bare(n, join))).factors
+    assert said["branch blocks.0.mlp.down.weight"] == "2"
+
+
+def test_a_product_that_one_call_adds_to_activations_is_a_doubt():
+    join = lambda y, x, b: torch.addmm(y[0], x[0], torch.eye(x.shape[-1])) + b
+    found = read(stack(mlp=lambda n: Bare(n, join)))
+    with pytest.raises(PlanError, match="addmm adds a product to activations, in one call"):
+        _ = found.rules
+
+
 def test_a_loss_beside_the_logits_leaves_the_readouts_number():
     class Loss(Scaled):
         def forward(self, ids):
