@@ -18,7 +18,6 @@ from param_groups.exit_code import with_exit_code
 from param_groups.families import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.roles import PlanError
 from param_groups.rows import align
-from param_groups.rules import exponents
 from param_groups.rules.exponents import (
     ALIGNMENTS,
     LAYERS,
@@ -50,10 +49,7 @@ def everett_table() -> dict[str, dict[str, dict[str, Any]]]:
                 "multiplier": str(-scales[layer].a),
                 "gradient": str(gradient_exponents(name)[layer]),
                 "lr": {
-                    optimizer: {
-                        kind: str(solve(name, optimizer, kind).lr[layer]) for kind in ALIGNMENTS
-                    }
-                    for optimizer in OPTIMIZERS
+                    o: {k: str(solve(name, o, k).lr[layer]) for k in ALIGNMENTS} for o in OPTIMIZERS
                 },
             }
             for layer in LAYERS
@@ -108,7 +104,6 @@ def constraint_rows() -> Rows:
 
 
 # Commands. Each returns its value for JSON, its rows for the table, its text for people.
-
 _Result = tuple[object, Rows, Callable[[str], str]]
 
 
@@ -154,9 +149,7 @@ def solution(args: argparse.Namespace) -> _Result:
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
     if family == "spectral":
         raise PlanError("Muon's rates go by shapes, not by layer types: `param_groups.Muon`")
-    found = exponents.solve(
-        args.parameterization, family, alignment, hidden_layers=args.hidden_layers
-    )
+    found = solve(args.parameterization, family, alignment, hidden_layers=args.hidden_layers)
     count = len(found.residuals) - 2
     hidden = ["hidden"] if count == 1 else [f"hidden {i + 1}" for i in range(count)]
     rows: Rows = [("layer", "learning rate n^", "residual")]

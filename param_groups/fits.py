@@ -55,7 +55,9 @@ def optimum(
     values = sorted(losses)
     best = best_grid_value(losses)
     at_edge = best in (values[0], values[-1])
-    near = _neighbours(losses, values, best) if window is None else _around(losses, best, window)
+    at = values.index(best)
+    beside = [value for value in values[max(at - 1, 0) : at + 2] if math.isfinite(losses[value])]
+    near = beside if window is None else _around(losses, best, window)
     if not at_edge and not near[0] < best < near[-1]:
         return Optimum(best, best, losses[best], False, error=_resolution(losses, best, noise))
     vertex = None
@@ -78,13 +80,6 @@ def _resolution(losses: Mapping[float, float], best: float, noise: float) -> flo
     low = math.log2(values[max(first - 1, 0)] * values[first]) / 2 - math.log2(best)
     high = math.log2(values[min(last + 1, len(values) - 1)] * values[last]) / 2 - math.log2(best)
     return math.sqrt((high**3 - low**3) / (3 * (high - low)))
-
-
-def _neighbours(losses: Mapping[float, float], values: Sequence[float], best: float) -> list[float]:
-    """The best value between the two next to it that did not diverge."""
-    index = values.index(best)
-    near = values[max(index - 1, 0) : index + 2]
-    return [value for value in near if math.isfinite(losses[value])]
 
 
 def _around(losses: Mapping[float, float], best: float, window: float) -> list[float]:

@@ -237,9 +237,7 @@ def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
 
 
 def not_judged(
-    plans: Mapping[int, Plan],
-    held: Mapping[int, Mapping[str, Reading]],
-    rules: Sequence[Rule] = (),
+    plans: Mapping[int, Plan], held: Mapping[int, Mapping[str, Reading]], rules: Sequence[Rule] = ()
 ) -> list[str]:
     """What a rate depends on and no verdict speaks of, a line each. `rules` are those of a trace.
 

@@ -77,11 +77,8 @@ def wanted(grid: Grid, losses: Losses) -> list[Run]:
         return missing
     if beyond := [run for w in grid.widths for run in _beyond(grid, losses, w)]:
         return beyond
-    judged = [
-        run
-        for width in grid.widths
-        for run in grid.all_of(width, judged_octaves(grid, losses, width), grid.fresh)
-    ]
+    rates = {w: judged_octaves(grid, losses, w) for w in grid.widths}
+    judged = [run for w, own in rates.items() for run in grid.all_of(w, own, grid.fresh)]
     return [run for run in judged if run not in losses]
 
 

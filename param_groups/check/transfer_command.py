@@ -317,10 +317,8 @@ def summary(answer: Answer, collapse: tuple[float, float] | None) -> str:
     """The power, what the base's rate costs, whether curves agree, the verdict."""
     lines = []
     if answer.power is not None:
-        interval = (
-            f" (95 % ± {answer.reach:.2f})" if math.isfinite(answer.reach) else " (error unknown)"
-        )
-        lines.append(f"best rate goes as width^({answer.power.exponent:+.2f}){interval}")
+        error = f"95 % ± {answer.reach:.2f}" if math.isfinite(answer.reach) else "error unknown"
+        lines.append(f"best rate goes as width^({answer.power.exponent:+.2f}) ({error})")
     if collapse is not None:
         seeds = "?" if math.isnan(collapse[1]) else f"{collapse[1]:.4f}"
         lines.append(f"loss curves of one scale differ by {collapse[0]:.4f} (seeds alone: {seeds})")
@@ -354,12 +352,7 @@ def _write(
         for run, loss in sorted(runs.losses.items())
     )
     write_table(out / "transfer.csv", header, rows)
-    result = {
-        "settings": settings,
-        "torch": torch.__version__,
-        "collapse": collapse,
-        **asdict(answer),
-    }
-    write(out / "transfer.json", command.as_json(result))
+    made = {"settings": settings, "torch": torch.__version__, "collapse": collapse}
+    write(out / "transfer.json", command.as_json({**made, **asdict(answer)}))
     drawn = command.picture("draw_transfer", out / "transfer.png", answer)
     return [f"table: {out / 'transfer.csv'}", drawn]

@@ -129,11 +129,8 @@ def _equation(call: Call) -> tuple[Sequence[Tensor], list[str], str]:
     if call.name == "einsum":
         left, arrow, right = call.args[0].replace(" ", "").replace("...", ".").partition("->")
         letters = sorted({*left} - {",", "."})
-        return (
-            call.ins,
-            left.split(","),
-            right if arrow else "".join(c for c in letters if left.count(c) == 1),
-        )
+        right = right if arrow else "".join(c for c in letters if left.count(c) == 1)
+        return call.ins, left.split(","), right
     first, second = call.ins[call.name in ADDING :][:2]
     if call.name == "__rmatmul__":
         first, second = second, first

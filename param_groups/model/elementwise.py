@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import torch
@@ -13,99 +13,111 @@ from param_groups.model import calls
 from param_groups.model.calls import Call
 from param_groups.model.notes import NOTHING, Attention, Flow, Notes, added, folded, joined, times
 
+Flows = Sequence[Flow]
 
-def flow(
-    notes: Notes, call: Call, views: Sequence[Tensor], flows: Sequence[Flow], came: Flow
-) -> Flow:
+
+def flow(notes: Notes, call: Call, views: Sequence[Tensor], flows: Flows, came: Flow) -> Flow:
     """What the results of a call carry; `came` is what its activations do together."""
-    bare, out = call.bare, call.outs[0]
-    marked: Callable[[str], Flow] = lambda mark: replace(came, marks=came.marks | {mark})
-    if bare in calls.NORMS:
+    if call.bare in calls.NORMS:
         return _norm(notes, call, came)
-    for t in views:
-        marks = frozenset({"divides"}) if calls.TIMES.get(bare) == -1 else NOTHING
-        came = beside(notes, t, _taken(call, t), came, marks)
-        if calls.TIMES.get(bare) == 1:
-            notes.scaled[id(out)] = out, t
-    if bare in calls.KEEPS and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
-        notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
-    summed = bare in ("sum", "nansum") and id(call.ins[0]) in notes.scaled
-    if summed and (product := _inner_product(notes, call)):
+    came = _acted(notes, call, views, came)
+    if product := _inner_product(notes, call):
         return product
-    if bare in calls.LIKE and not views:
+    if call.bare in calls.LIKE and not views:
         return notes.flow(call.ins[0])
-    if bare in ("sin", "cos") and not came.made:  # of positions: no larger than 1
+    if call.bare in ("sin", "cos") and not came.made:  # of positions: no larger than 1
         return replace(came, factor=1.0, marks=came.marks - {"turned"})
     entries = [t for t in call.ins if calls.is_number(t) and id(t) in notes.flows]
-    if calls.is_number(out):  # an index that was made like an activation adds nothing
-        flows = [notes.flows[id(t)] for t in entries]
+    if calls.is_number(call.outs[0]):  # an index that was made like an activation adds nothing
         if not entries:  # constants that an index or a condition chose
-            return _unsized(marked("numbers"))
-        apart = [one for one in flows if "numbers" in one.marks]
-        if len(flows) > len(apart) > 0:
-            came = replace(came, marks=came.marks - {"numbers"} | {"turned"})
-        if bare in calls.TIMES and len(flows) == 2 and len(apart) == 1:
-            size = calls.number_in(entries[flows.index(apart[0])]) ** calls.TIMES[bare]
-            flows = [
-                replace(one, factor=times(one.factor, size)) for one in flows if one not in apart
-            ]
-            came = replace(came, factor=flows[0].factor)
-    measured = _measures(notes, call, flows)
-    if measured:
+            return _unsized(_marked(came, "numbers"))
+        flows, came = _chosen(notes, call, entries, came)
+    if measured := _measures(notes, call, flows):
         flows = [gained(notes, call, t) for t in entries]
         one = joined(flows)
         came = replace(came, factor=one.factor, terms=one.terms, marks=came.marks | one.marks)
-    elif terms := calls.terms(call):
-        if "squared" in came.marks or "norm" in bare:  # of entries of one the root is a norm
-            came = replace(came.summed(1.0), factor=times(came.factor, terms))
-        elif len(flows) > 1 and bare in calls.ADDS:  # into the first
-            flows = [flows[0], *(one.summed(terms) for one in flows[1:])]
-        else:
-            came = came.summed(terms)
-    elif len(entries) == len(flows) == 1 and calls.acts(call) and not (views or came.scores):
-        number, several = calls.gain(call, entries[0]) or (1.0, 1.0)
-        came = came if several > 1 else replace(came, factor=times(came.factor, number))
+    else:
+        single = entries[0] if len(entries) == 1 and not views else None
+        flows, came = _summed(call, single, flows, came)
     by = 1.0 if measured else call.kwargs.get("alpha", call.kwargs.get("value", 1.0))
-    if len(flows) == 1 and bare in calls.SUMS and id(call.ins[-1]) in notes.flows:
+    if len(flows) == 1 and call.bare in calls.SUMS and id(call.ins[-1]) in notes.flows:
         came = replace(came, factor=times(came.factor, by))
-    if len(flows) > 1 and bare in calls.ADDS:
-        if len(flows) == 3 and bare in ("addcmul", "addcdiv"):
-            both = times(flows[1].factor, flows[2].factor, 1 if bare == "addcmul" else -1)
+    if len(flows) > 1 and call.bare in calls.ADDS:
+        if len(flows) == 3 and call.bare in ("addcmul", "addcdiv"):
+            both = times(flows[1].factor, flows[2].factor, 1 if call.bare == "addcmul" else -1)
             flows = [flows[0], replace(joined(flows[1:]), factor=both)]
         flows = [flows[0], *(replace(one, factor=times(one.factor, by)) for one in flows[1:])]
         came = replace(came, factor=joined(flows).factor)
         if len(flows) == 2 and (joint := _sum(notes, flows, came)):
             return joint
         came = replace(came, terms=added(flows))
+    return _bent(notes, call, views, flows, came)
+
+
+def _marked(came: Flow, mark: str) -> Flow:
+    return replace(came, marks=came.marks | {mark})
+
+
+def _acted(notes: Notes, call: Call, views: Sequence[Tensor], came: Flow) -> Flow:
+    """Activations after the parameters beside them, whose products a sum may follow."""
+    power, out = calls.TIMES.get(call.bare), call.outs[0]
+    for t in views:
+        came = beside(notes, t, _taken(call, t), came, {"divides"} if power == -1 else NOTHING)
+        if power == 1:
+            notes.scaled[id(out)] = out, t
+    if call.bare in calls.KEEPS and len(call.ins) == 1 and id(call.ins[0]) in notes.scaled:
+        notes.scaled[id(out)] = out, notes.scaled[id(call.ins[0])][1]
+    return came
+
+
+def _chosen(notes: Notes, call: Call, entries: Sequence[Tensor], came: Flow) -> tuple[Flows, Flow]:
+    """Activations beside numbers that an index or a condition chose among constants."""
+    flows = [notes.flows[id(t)] for t in entries]
+    apart = [one for one in flows if "numbers" in one.marks]
+    if len(flows) > len(apart) > 0:
+        came = replace(came, marks=came.marks - {"numbers"} | {"turned"})
+    if call.bare in calls.TIMES and len(flows) == 2 and len(apart) == 1:
+        size = calls.number_in(entries[flows.index(apart[0])]) ** calls.TIMES[call.bare]
+        rest = [one for one in flows if one not in apart]
+        flows = [replace(one, factor=times(one.factor, size)) for one in rest]
+        came = replace(came, factor=flows[0].factor)
+    return flows, came
+
+
+def _summed(call: Call, single: Tensor | None, flows: Flows, came: Flow) -> tuple[Flows, Flow]:
+    """Activations with how many entries a call adds up, or by which number it multiplies them."""
+    if terms := calls.terms(call):
+        if "squared" in came.marks or "norm" in call.bare:  # of entries of one the root is a norm
+            came = replace(came.summed(1.0), factor=times(came.factor, terms))
+        elif len(flows) > 1 and call.bare in calls.ADDS:  # into the first
+            flows = [flows[0], *(one.summed(terms) for one in flows[1:])]
+        else:
+            came = came.summed(terms)
+    elif single is not None and len(flows) == 1 and calls.acts(call) and not came.scores:
+        number, several = calls.gain(call, single) or (1.0, 1.0)
+        came = came if several > 1 else replace(came, factor=times(came.factor, number))
+    return flows, came
+
+
+def _bent(notes: Notes, call: Call, views: Sequence[Tensor], flows: Flows, came: Flow) -> Flow:
+    """Activations after what the call's function is by its name: a choice, softmax, power, norm."""
+    bare, out = call.bare, call.outs[0]
     if not calls.is_number(out) and bare in {*calls.SUMS, *calls.TIMES, "cumsum"}:
-        return marked("counted")
+        return _marked(came, "counted")
     if bare == "one_hot":
-        return marked("one_hot")
+        return _marked(came, "one_hot")
     if bare in calls.CHOICES:
         notes.chosen |= came.names
-        return marked("chosen")
+        return _marked(came, "chosen")
     if bare in ("softmax", "exp"):
         return _softmax(notes, call, came)
-    exponent = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
-    constants = _constants(notes, call)
-    below = calls.TIMES.get(bare) == -1 and call.ins[0] is next(iter(constants), None)
-    power = -1.0 if below else float(calls.POWERS.get(bare, 0))
-    if bare == "pow" and isinstance(exponent, (int, float)):
-        power = float(exponent)
-    if power:
-        root = 0 < power < 1 or bare == "std"
-        mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
-        marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
-        kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
-        above = calls.numbers(call, constants) if bare in calls.TIMES or bare == "rdiv" else []
-        top = above[0] if above else 1.0
-        factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
-        return replace(_unsized(came), marks=marks, terms=kept, factor=factor, gain=gain)
+    if raised := _raised(notes, call, came):
+        return raised
     if bare == "normalize":
         axis = call.kwargs.get("dim", call.args[2] if len(call.args) > 2 else 1)
-        return replace(_unsized(marked("normed")), factor=out.shape[axis] ** -0.5)
+        return replace(_unsized(_marked(came, "normed")), factor=out.shape[axis] ** -0.5)
     if "norm" in bare:
-        return marked("root")
+        return _marked(came, "root")
     if bare in calls.TIMES:
         return _times(notes, call, flows, came)
     if came.scores and bare in {*calls.SUMS, *calls.JOINS, "tanh"}:
@@ -122,7 +134,27 @@ def flow(
     return came
 
 
-def _measures(notes: Notes, call: Call, flows: Sequence[Flow]) -> bool:
+def _raised(notes: Notes, call: Call, came: Flow) -> Flow | None:
+    """Activations to a power, and those that a constant is divided by; None for other calls."""
+    exponent = call.kwargs.get("exponent", call.args[1] if len(call.args) > 1 else None)
+    constants = _constants(notes, call)
+    below = calls.TIMES.get(call.bare) == -1 and call.ins[0] is next(iter(constants), None)
+    power = -1.0 if below else float(calls.POWERS.get(call.bare, 0))
+    if call.bare == "pow" and isinstance(exponent, (int, float)):
+        power = float(exponent)
+    if not power:
+        return None
+    root = 0 < power < 1 or call.bare == "std"
+    mark = {power == 2: "squared", power < 0: "normed", root: "root"}.get(True)
+    marks = came.marks - {"squared"} | ({mark} if mark else NOTHING)
+    kept = frozenset((name, n**power, k**power) for name, n, k in came.terms if power > 0)
+    above = calls.numbers(call, constants) if call.bare in {*calls.TIMES, "rdiv"} else []
+    top = above[0] if above else 1.0
+    factor, gain = times(top, came.factor, power), times(1.0, came.gain, power)
+    return replace(_unsized(came), marks=marks, terms=kept, factor=factor, gain=gain)
+
+
+def _measures(notes: Notes, call: Call, flows: Flows) -> bool:
     """Whether constant tensors say what a call does to activations, and how is to be measured."""
     if call.bare in calls.SUMS | calls.JOINS or not calls.is_number(call.outs[0]) or not flows:
         return False
@@ -168,6 +200,8 @@ def beside(notes: Notes, vector: Tensor, op: str, came: Flow, marks: Set[str] = 
 
 def _inner_product(notes: Notes, call: Call) -> Flow | None:
     """Activations times a parameter, summed over what grows in it: a product by hand."""
+    if call.bare not in ("sum", "nansum") or id(call.ins[0]) not in notes.scaled:
+        return None
     (scaled, one), out = notes.scaled[id(call.ins[0])], call.outs[0]
     over = {axis - scaled.ndim + one.ndim for axis in calls.summed_axes(call)}
     long = [axis for axis, size in enumerate(one.shape) if size > 1]
@@ -215,7 +249,7 @@ def _norm(notes: Notes, call: Call, came: Flow) -> Flow:
     return came
 
 
-def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
+def _sum(notes: Notes, flows: Flows, came: Flow) -> Flow | None:
     """A branch that joins the stream it came from, or two activations; None for scores."""
     for stream, other in (flows, flows[::-1]):
         scored = stream.scores or (other.scores and "stream" not in stream.marks)
@@ -242,7 +276,7 @@ def _sum(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow | None:
     return _together(notes, flows, came)
 
 
-def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
+def _together(notes: Notes, flows: Flows, came: Flow) -> Flow:
     """Activations side by side, or their sum, which numbers multiply each for itself."""
     made = [one for one in flows if one.made or "attended" in one.marks]
     apart = {one.factor for one in made}
@@ -257,7 +291,7 @@ def _together(notes: Notes, flows: Sequence[Flow], came: Flow) -> Flow:
     return replace(came, factor=1.0, numbers=by)
 
 
-def _times(notes: Notes, call: Call, flows: Sequence[Flow], came: Flow) -> Flow:
+def _times(notes: Notes, call: Call, flows: Flows, came: Flow) -> Flow:
     power = calls.TIMES[call.bare]
     if power > 0 and len(call.ins) == 2 and call.ins[0] is call.ins[1]:
         came = replace(came, marks=came.marks | {"squared"})
