@@ -4,6 +4,7 @@ that are not too long to be read, and rooms that stay within their budget."""
 import ast
 import functools
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -54,6 +55,7 @@ BUDGET = {
 }
 ROOM = 1.02
 LONGEST = 500  # lines of a file
+WORDS = 16_000  # of all READMEs, without the claims and findings that `plots fill` writes
 ON_MAIN = pytest.mark.skipif("BUDGETS" not in os.environ, reason="held on main: BUDGETS=1")
 
 
@@ -148,18 +150,20 @@ def test_the_core_of_param_groups_knows_neither_stock_models_nor_the_check():
             assert not imported.startswith(rooms), f"{importer} imports {imported}"
 
 
-def lengths():
-    """Lines of every Python file that git tracks."""
+def tracked(pattern):
+    """The files of a pattern that git tracks."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone of the repository: git cannot say which files are its own")
     found = subprocess.run(
-        ["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", pattern], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    return {
-        name: len((ROOT / name).read_bytes().splitlines())
-        for name in found.stdout.split()
-        if (ROOT / name).exists()
-    }
+    return [ROOT / name for name in found.stdout.split() if (ROOT / name).exists()]
+
+
+def lengths():
+    """Lines of every Python file that git tracks."""
+    paths = tracked("*.py")
+    return {str(p.relative_to(ROOT)): len(p.read_bytes().splitlines()) for p in paths}
 
 
 @ON_MAIN
@@ -168,6 +172,14 @@ def test_a_room_stays_within_its_budget(room):
     folders = tuple(f"{folder}/" for folder in room.split())
     total = sum(length for name, length in lengths().items() if name.startswith(folders))
     assert total <= ROOM * BUDGET[room], f"{room} has {total} lines: what comes in is paid for"
+
+
+@ON_MAIN
+def test_the_readmes_stay_within_theirs():
+    written = re.compile("(?s)<!-- (?:claims|findings):.*?<!-- end -->")
+    texts = [path.read_text(encoding="utf-8") for path in tracked("*README.md")]
+    words = [len(written.sub("", text).split()) for text in texts]
+    assert len(words) > 10 and sum(words) <= WORDS, "what comes in is paid for"
 
 
 @ON_MAIN
