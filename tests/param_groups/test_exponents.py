@@ -199,6 +199,12 @@ def test_small_rates_are_stable_and_move_nothing():
     assert (small.stable, small.nontrivial, small.feature_learning) == (True, False, False)
 
 
+def test_hidden_layers_learn_features_beside_a_slow_embedding():
+    case = ("mup", "adam", "full", {**ex.solve("mup", "adam", "full").c, "embedding": 3})
+    slow = ex.Solution(case[3], ex.residuals(*case), ex.is_stable(*case))
+    assert slow.residuals[0] > 0 and slow.nontrivial and slow.feature_learning
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["standard", "ntk"])
 def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimizer):
