@@ -85,6 +85,7 @@ class Facts(NamedTuple):
         start: "normal" values, "one" or "zero".
         spread: what the variance of normal values is over: the "width", the "fan_in" or nothing.
         gradient: whether the power of its gradient is known.
+        norm: whether it acts in a norm, where all entries are one number until they are trained.
         shared: whether several heads or channels may share it, whose gradients then add up.
         parts: the roles that a fused matrix holds, by name.
     """
@@ -98,6 +99,7 @@ class Facts(NamedTuple):
     start: str = "normal"
     spread: str = "width"
     gradient: bool = True
+    norm: bool = False
     shared: bool = False
     parts: tuple[str, ...] = ()
 
@@ -137,14 +139,11 @@ class Role(StrEnum):
 
     TOKEN_EMBEDDING = "token_embedding", _table()
     POSITION_EMBEDDING = "position_embedding", _table()
-    PATCH_EMBEDDING = (
-        "patch_embedding",
-        Facts("embedding", axis=OUT, branch=False, spread="fan_in"),
-    )
-    NORM_SCALE = "norm_scale", _vector("one", shared=True)
+    PATCH_EMBEDDING = "patch_embedding", Facts("embedding", axis=OUT, branch=False, spread="fan_in")
+    NORM_SCALE = "norm_scale", _vector("one", norm=True, shared=True)
     # After the last block; told apart by rules for the depth alone.
-    FINAL_NORM_SCALE = "final_norm_scale", _vector("one", branch=False)
-    NORM_BIAS = "norm_bias", _vector("zero", shared=True)
+    FINAL_NORM_SCALE = "final_norm_scale", _vector("one", norm=True, branch=False)
+    NORM_BIAS = "norm_bias", _vector("zero", norm=True, shared=True)
     QUERY = "query", _matrix(IN)
     KEY = "key", _matrix(IN, shared=True)
     VALUE = "value", _matrix(IN, shared=True)

@@ -100,7 +100,6 @@ def put(parameter: torch.Tensor, values: torch.Tensor) -> None:
 _VERSIONS: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]] = (
     weakref.WeakKeyDictionary()
 )
-_CONSTANT_WHEN_FRESH = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.NORM_BIAS}
 
 
 def note_versions(model: nn.Module) -> None:
@@ -133,7 +132,7 @@ def check_fresh(module: nn.Module, drawn: Sequence[Row], *, whole: bool) -> None
             )
         # Memory that nothing was written to, as to_empty leaves it, holds anything; so does a copy.
         written = parameter._version > 0 or (identity and not is_sharded(parameter))
-        judged = row.role in _CONSTANT_WHEN_FRESH and written and parameter.numel() > 1
+        judged = Role(row.role).facts.norm and written and parameter.numel() > 1
         if judged and constant(parameter) is None:
             raise PlanError(
                 f"{row.name!r} ({row.role}) has other values than a fresh model's, which are one "

@@ -29,9 +29,9 @@ class Muon(Compared):
         match_rms   0.2 sqrt(max(out, in)): entries as large as AdamW's (Liu et al. 2025), which
                     grows as the root of the width and transfers with the power -1/2
 
-    Muon's rates go as (width / base width)^rate_exponent beside it, by default 0, and -1/2 for
-    match_rms; 0 there is the rule as it is mostly used. Forward multipliers are divided out, and
-    a depth around which it stands is kept. Each part of a fused tensor has the rate of its own
+    Muon's rates are also multiplied by (width / base width)^rate_exponent: 0, but -1/2 for
+    match_rms, which is mostly used with 0. Forward multipliers are divided out, and the power of
+    a `Depth` inside it stays. Each part of a fused tensor has the rate of its own
     shape, each expert of a stack that of one, and a convolution that of (out, in * kernel).
 
     Args:
@@ -41,8 +41,9 @@ class Muon(Compared):
         base_width: of a rule without one.
 
     Raises:
-        PlanError: a number out of range, a rule for another optimiser than Adam; from a call, a
-            fused matrix whose parts nobody knows, a transposed convolution, a tied matrix.
+        PlanError: a number out of range, a rule for another optimiser than Adam or with a depth of
+            its own; from a call, a fused matrix whose parts nobody knows, a transposed convolution,
+            a tied matrix.
 
     Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
 
@@ -62,6 +63,11 @@ class Muon(Compared):
             raise PlanError(
                 f"Muon: the rule inside has the numbers of AdamW's tensors, but {self.rule.form} "
                 f"is for {self.rule.optimizer!r}; give it optimizer='adam'"
+            )
+        if self.rule.size.depth is not None and self.rule.base_depth is None:
+            raise PlanError(
+                f"Muon: all rates of {self.rule.form} go with its depth, and Muon's would not; "
+                "take Muon(Depth(rule, ...)) around a rule without a depth of its own"
             )
         choose("convention", self.convention, MUON_CONVENTIONS)
         check_positive("Muon", adam_factor=self.adam_factor)

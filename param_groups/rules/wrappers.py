@@ -7,9 +7,9 @@
     rule = Tuned(rule, init=initial_stds(small, rules)) # a recipe: nothing changes at the base
     rule = Muon(rule)                                   # hidden matrices by Muon
 
-Each takes any prescription, and one of these. Depth, EpsFollows, Decay and Tuned give the same
-numbers in every order; so does Muon with all but Tuned. Tuned(Muon(rule)) divides Muon's rate by
-that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(rule)) has Muon's own.
+Each takes any prescription, and one of these. Depth, EpsFollows, Decay, Tied and Tuned give the
+same numbers in every order; so does Muon with all but Tuned. Tuned(Muon(rule)) divides Muon's rate
+by that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(rule)) has Muon's.
 Horizon(rule, ...), batch and tokens, goes around all others (`rules.horizon`). Two of a kind are
 refused, and so is a Depth around a rule with a depth of its own.
 """
@@ -345,8 +345,9 @@ class Tied(Compared):
         base_width: of a rule without one.
 
     Raises:
-        PlanError: from a call, a tied tensor that is named by its readout; from a plan, a model
-            without one, and multipliers that are not absorbed, of which two layers need two.
+        PlanError: a rule with such a factor; from a call, a tied tensor that is named by its
+            readout; from a plan, a model without one, and multipliers that are not absorbed, of
+            which two layers need two.
 
     Source: the shared readout of mup (Yang et al. 2022).
 
@@ -356,6 +357,14 @@ class Tied(Compared):
     """
 
     marks = {"tied": True}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.size, self.size._replace(width=2 * self.size.width)
+        if len({self.rule.forward(size).logit_multiplier for size in sizes}) > 1:
+            raise PlanError(
+                f"Tied: {self.rule.form} multiplies logits by a power of the width; leave one out"
+            )
 
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
         """The same: a tied tensor is an embedding in its model's rules."""

@@ -159,14 +159,18 @@ def test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers(nam
     for tensor in tensors(rule):
         small = tensor.at(Size(64), 1 / M)
         here, there, got = rule(tensor), rule(replace(small, size=Size(64))), tuned(tensor)
-        for key in ("lr", "eps", "multiplier"):
-            expected = getattr(here, key) / getattr(there, key)
+        for key in ("lr", "eps", "multiplier", "decay"):
+            expected = getattr(here, key) and getattr(here, key) / getattr(there, key)
             assert getattr(got, key) == pytest.approx(expected), (tensor, key)
         if there.init_std and tensor.role not in (Role.NORM_SCALE, Role.READOUT_BIAS):
             assert got.init_std == pytest.approx(0.02 * here.init_std / there.init_std), tensor
         at_base = tuned(small)
         assert (at_base.lr, at_base.eps, at_base.multiplier) == (1.0, 1.0, 1.0)
         assert at_base.init_std in (0.0, 0.02)
+    deep = Depth(rule, depth=12, base_depth=4)
+    assert Tuned(rule, INIT, **own_base(rule)).forward().factors() == {}
+    factors = {"residual_multiplier": pytest.approx(1 / 3)}
+    assert Tuned(deep, INIT, **own_base(rule)).forward().factors() == factors
     if name in ("mup", "ntk"):  # a bias that is added to logits starts as it did, at every width
         assert tuned(Tensor("relative_position", 8, 4)).init_std == 0.02
 
@@ -230,7 +234,9 @@ PLANTED = [
     (test_decay_has_its_power_in_what_sums_over_the_width, ("mup", -1.0),
      ("Decay", "decay", "width", 64)),
     (test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers, ("mup",),
-     ("Tuned", "lr eps multiplier init_std", "width", 64)),
+     ("Tuned", "lr eps decay multiplier init_std", "width", 64)),
+    (test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers, ("mup",),
+     ("Tuned", "residual_multiplier logit_multiplier", "width", 64)),
     (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral"),
      ("Muon", "lr", "width", 64)),
     (test_a_tied_rule_has_another_factor_on_logits_and_no_other_number, ("mup",),
@@ -280,6 +286,7 @@ AROUND = {
     "decay": lambda rule: Decay(rule, exponent=-0.5, spare="vectors"),
     "tuned": lambda rule: Tuned(rule, INIT, base_head_dim=8),
     "muon": lambda rule: Muon(rule, "match_rms", adam_factor=0.5),
+    "tied": Tied,
 }
 
 
@@ -292,11 +299,12 @@ def stacked(order, rule):
 @pytest.mark.parametrize("name", ["mup", "ntk", "mine"])
 @pytest.mark.parametrize("last", ["tuned", "muon"])
 def test_the_order_of_wrappers_changes_no_number(name, last):
-    """Of depth, epsilon, decay and recipe; of Muon with all but the recipe."""
+    """Of depth, epsilon, decay and recipe; of Muon with all but the recipe; of a tie with all."""
     rule = rules()[name]
     first, *others = itertools.permutations(("depth", "eps", "decay", last))
-    expected = stacked(first, rule)
+    others += [(*first[:place], "tied", *first[place:]) for place in range(5)]
     for order in others:
+        expected = stacked(first + ("tied",) * ("tied" in order), rule)
         made = stacked(order, rule)
         for tensor in tensors(rule):
             close(made(tensor), expected(tensor))
@@ -339,7 +347,7 @@ def test_a_readouts_bias_has_as_many_entries_at_the_base_size():
     assert EpsFollows(rule, base_width=64)(bias).eps == 1.0
 
 
-@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("name", [one for one in AROUND if one != "tied"])
 def test_what_a_rule_of_ones_own_refuses_its_wrappers_refuse(name):
     class Careful(Mine):
         def refuse(self, tensor, asked):
