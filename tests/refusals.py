@@ -208,6 +208,10 @@ def complaints(room, page, tmp_path, monkeypatch):
         pattern = ".*".join(map(re.escape, case.expected.split("...")))
         if not re.fullmatch(pattern, " ".join(said.split())):
             problems.append(f"{page.name}:{case.line}: {said}\n    expected {case.expected}")
+    raised = [(str(Path(path).relative_to(ROOT)), text) for (path, *_), text in sites(room).items()]
+    for place, piece in (one.split(": ", 1) for one in unreached):
+        if not any(place == name and piece in text for name, text in raised):
+            problems.append(f"{place}: no raise says {piece!r}; leave it out of the list")
     for (path, first, last), text in sites(room).items():
         name = str(Path(path).relative_to(ROOT))
         hit = any((path, line) in lines for line in range(first, last + 1))

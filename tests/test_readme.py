@@ -69,7 +69,7 @@ def parses(words):
         config, *overrides = (word for word in arguments if not word.startswith("--"))
         load(importlib.import_module(module).EXPERIMENT.config, ROOT / config, overrides)
         return None
-    if module == "training.coordinate_check":  # tests/measure runs it
+    if module == "training.coordinate_check":  # tests/training runs it
         from training.config import load
         from training.experiment import load_experiment
 
