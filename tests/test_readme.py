@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from param_groups import __version__
 from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,17 @@ LONG = (
 @pytest.mark.parametrize(("path", "line", "code"), FORMULAS)
 def test_every_formula_stands_on_the_line_that_is_named(path, line, code):
     assert code in path.read_text().splitlines()[line - 1]
+
+
+def test_the_papers_are_cited_as_the_readme_names_them():
+    """With the version and the licence of the package."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == __version__ and cited["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    papers = {one["title"]: one.get("url") for one in cited["references"]}
+    assert len(papers) == 4
+    for title, url in papers.items():
+        assert f"*{title}*" + (f"]({url})" if url else "") in README
 
 
 def test_formulas_and_commands_were_found():
