@@ -85,6 +85,7 @@ def test_four_lines_say_what_to_expect_how_long_it_takes_and_the_command(path):
     head = re.match(r"(?:#.*\n)+", path.read_text(encoding="utf-8"))[0]
     what, expected, time, command = head.splitlines()
     assert len(what) <= 100 and re.fullmatch(r"# Expected: [^±]*\.", expected)
+    assert "+-" not in expected
     assert "not known" not in expected or path.parent.name == "configs"  # of the papers' sizes
     assert re.search(r"\d (?:s|minutes|hours|H100-hours) (?:of|on) (?:one|two|\d)", time)
     assert re.search(rf"python -m \S+ .*({name}|{path.stem})\b|bash scripts/\w+\.sh", command)
