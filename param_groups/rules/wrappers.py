@@ -7,9 +7,9 @@
     rule = Tuned(rule, init=initial_stds(small, rules)) # a recipe: nothing changes at the base
     rule = Muon(rule)                                   # hidden matrices by Muon
 
-Each takes any prescription, and one of these. Depth, EpsFollows, Decay, Tied and Tuned give the
-same numbers in every order; so does Muon with all but Tuned. Tuned(Muon(rule)) divides Muon's rate
-by that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(rule)) has Muon's.
+Each takes a prescription, and one of these. Depth, EpsFollows, Decay, Tied and Tuned give the same
+numbers in every order; so does Muon with all but Tuned. Tuned(Muon(rule)) divides Muon's rate by
+that at the base size, as a recipe that was tuned with Muon wants; Muon(Tuned(rule)) has Muon's.
 Horizon(rule, ...), batch and tokens, goes around all others (`rules.horizon`). Two of a kind are
 refused, and so is a Depth around a rule with a depth of its own.
 """
@@ -118,7 +118,10 @@ class Around(Prescription):
 
 @dataclass(frozen=True)
 class Compared(Around):
-    """A prescription that compares with a base size, the rule's or a base width of its own."""
+    """A prescription that compares with a base size, the rule's or a base width of its own.
+
+    A rule with a depth and no base depth is compared at its own depth.
+    """
 
     base_width: float | None = field(default=None, kw_only=True)
 
@@ -337,17 +340,18 @@ class Tied(Compared):
     Under muP an embedding starts with entries of order one and changes by as much per step. Read
     out by it, logits are sums over the width n of products that all point one way: that of a
     position's own token starts at n. Times b / n, b the base width, they are of order one at the
-    start, and so are their changes. The model applies the factor, where the readout's module or a
-    hook of it returns the logits, so that a check sees them.
+    start, and so are their changes, and gradients below go as 1 / n under any rule. The model
+    applies the factor, where the readout's module or a hook of it returns the logits, so that a
+    check sees them.
 
     Args:
-        rule: any prescription with a base width, Muon's too.
+        rule: any prescription with a base width and no such factor of its own, Muon's too.
         base_width: of a rule without one.
 
     Raises:
-        PlanError: a rule with such a factor; from a call, a tied tensor that is named by its
-            readout; from a plan, a model without one, and multipliers that are not absorbed, of
-            which two layers need two.
+        PlanError: a rule whose own factor on logits has a power of the width; from a call, a tied
+            tensor that is named by its readout; from a plan, a model without one, and multipliers
+            that are not absorbed, of which two layers need two.
 
     Source: the shared readout of mup (Yang et al. 2022).
 
@@ -367,10 +371,20 @@ class Tied(Compared):
             )
 
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
-        """The same: a tied tensor is an embedding in its model's rules."""
+        """Gradients below such a readout, 1 / n as muP's; SGD's rates and epsilons with them."""
         if tensor.reads_out and tensor.role is not Role.TOKEN_EMBEDDING:
             raise PlanError(f"{tensor} is tied to an embedding: name it once, as token_embedding")
-        return numbers
+        if numbers.gradient is None or tensor.role.facts.kind == "logits":
+            return numbers
+        sizes = self.at(tensor), self.at(tensor)._replace(width=self.there.width)
+        square = Tensor(Role.QUERY, n := round(sizes[0].width), n, size=sizes[0], inside=False)
+        small = square.at(sizes[1], by := sizes[1].width / sizes[0].width)
+        here, there = self.rule.relative(square), self.rule.relative(small)
+        if not here.gradient or not there.gradient:
+            raise square.without_gradient(self.form)
+        share = here.gradient * there.multiplier / (there.gradient * here.multiplier * by)
+        sgd = OPTIMIZER_FAMILY.get(numbers.optimizer or self.optimizer) == "sgd"
+        return replace(numbers, lr=numbers.lr * (share if sgd else 1.0)).with_gradient(1 / share)
 
     def forward(self, size: Size | None = None) -> Forward:
         """The rule's with a tie, and its factor on logits times b / n."""

@@ -171,6 +171,8 @@ def test_a_tuned_recipe_has_the_rules_powers_and_at_the_base_its_own_numbers(nam
     assert Tuned(rule, INIT, **own_base(rule)).forward().factors() == {}
     factors = {"residual_multiplier": pytest.approx(1 / 3)}
     assert Tuned(deep, INIT, **own_base(rule)).forward().factors() == factors
+    language = Tuned(Dinan(256, "hybrid", init="bart"), INIT, base_width=64).forward()
+    assert language.logit_multiplier == pytest.approx(M**-0.75)  # n^(-(1 + s) / 2)
     if name in ("mup", "ntk"):  # a bias that is added to logits starts as it did, at every width
         assert tuned(Tensor("relative_position", 8, 4)).init_std == 0.02
 
@@ -196,11 +198,39 @@ def test_muon_has_one_spectral_norm_at_every_width(name, convention):
 
 
 @pytest.mark.parametrize("name", ["mup", "ntk", "mine"])
-def test_a_tied_rule_has_another_factor_on_logits_and_no_other_number(name):
+def test_a_tied_rule_has_another_factor_on_logits_and_gradients_of_its_own(name):
     rule = rules()[name]
     assert Tied(rule).forward() == rule.forward()._replace(logit_multiplier=1 / M, ties=True)
     for tensor in tensors(rule):
-        assert Tied(rule)(tensor) == rule(tensor)
+        number, gradient = rule(tensor), rule(tensor).gradient
+        if name != "mup" and gradient and tensor.role.facts.kind != "logits":
+            gradient = pytest.approx(gradient * M**-0.5)  # 1 / n in place of its root
+        assert Tied(rule)(tensor) == replace(number, gradient=gradient)
+
+
+@pytest.mark.parametrize("name", ["standard", "mup"])
+def test_gradients_below_a_tie_are_those_of_a_network(name):
+    """Logits are products with the table that was looked up, times b / n."""
+    seen, said = [], []
+    for width in (64, 1024):
+        rule = Tied(Everett(name, width, 64))
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape, g=generator: torch.randn(*shape, generator=g, requires_grad=True)
+        table, square = draw(16, width) / 8, draw(width, width)
+        features = table[:8] @ (square / width**0.5).T
+        logits = features @ table.T * rule.forward().logit_multiplier
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(8, 16))
+        grown = torch.autograd.grad(loss, square)[0] * width**0.5
+        seen.append(float(grown.square().mean().sqrt()))
+        number = rule(Tensor("query", width, width))
+        said.append(number.gradient / number.multiplier)
+    assert said[1] / said[0] == pytest.approx(1 / 16) == pytest.approx(seen[1] / seen[0], rel=0.1)
+    for role, expected in (
+        ("query", 1.0),
+        ("token_embedding", {"standard": 16.0}.get(name, 1024.0)),
+    ):
+        sgd = Tied(Everett(name, 1024, 64, "sgd"))(Tensor(role, 1024, 1024))
+        assert sgd.absorbed("sgd").lr == pytest.approx(expected)
 
 
 # What catches a wrong power, a case of it, and what is planted: powers, in these numbers of a rule,
@@ -239,8 +269,8 @@ PLANTED = [
      ("Tuned", "residual_multiplier logit_multiplier", "width", 64)),
     (test_muon_has_one_spectral_norm_at_every_width, ("mup", "spectral"),
      ("Muon", "lr", "width", 64)),
-    (test_a_tied_rule_has_another_factor_on_logits_and_no_other_number, ("mup",),
-     ("Tied", "lr eps decay init_std multiplier logit_multiplier", "width", 64)),
+    (test_a_tied_rule_has_another_factor_on_logits_and_gradients_of_its_own, ("mup",),
+     ("Tied", "lr eps decay gradient init_std multiplier logit_multiplier", "width", 64)),
     (completep.test_completep_is_that_of_its_authors_code, (96, 8, 0.75),
      ("CompleteP", "lr eps decay", "width", 32)),
     (completep.test_completep_is_that_of_its_authors_code, (96, 8, 0.75),
@@ -302,7 +332,10 @@ def test_the_order_of_wrappers_changes_no_number(name, last):
     """Of depth, epsilon, decay and recipe; of Muon with all but the recipe; of a tie with all."""
     rule = rules()[name]
     first, *others = itertools.permutations(("depth", "eps", "decay", last))
-    others += [(*first[:place], "tied", *first[place:]) for place in range(5)]
+    orders = [
+        (*one[:place], "tied", *one[place:]) for one in (first, first[::-1]) for place in range(5)
+    ]
+    others += orders[:4] + orders[5:]  # but the one that is compared with
     for order in others:
         expected = stacked(first + ("tied",) * ("tied" in order), rule)
         made = stacked(order, rule)
