@@ -8,7 +8,16 @@ import pytest
 from scipy.stats import linregress, t, ttest_ind
 
 from plots.findings import Estimate
-from plots.statistics import average, differences, exponent, jackknife, mean, power, slope
+from plots.statistics import (
+    average,
+    differences,
+    exponent,
+    extrapolated,
+    jackknife,
+    mean,
+    power,
+    slope,
+)
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -172,3 +181,14 @@ def test_means_and_differences_are_over_common_seeds():
     assert (found.value, found.error, found.groups) == (2.5, pytest.approx(1.5), 2)
     assert mean({}).text() == "not measured"
     assert mean({0: math.inf}).claimed_gain() == "not measured"
+
+
+def test_a_line_beyond_the_largest_size_has_its_predictions_error():
+    """Two octaves beyond 32, from three sizes an octave apart."""
+    values = {8: 1.0, 16: 4.0, 32: 5.0}
+    beyond = extrapolated({n: Estimate(value, 0.1, 5) for n, value in values.items()}, 2)
+    design = np.array([[1, 3], [1, 4], [1, 5]])
+    at = np.array([1, 7]) @ np.linalg.pinv(design)
+    assert beyond.value == pytest.approx(at @ list(values.values()))
+    assert beyond.error == pytest.approx(0.1 * math.sqrt(at @ at))
+    assert math.isnan(extrapolated({8: Estimate(1.0, 0.1)}, 2).value)
