@@ -5,12 +5,12 @@ import ast
 import functools
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import SLOW, is_slow
+from tests.tracked import tracked
 
 pytestmark = pytest.mark.xdist_group("imports")  # every file is read once
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,16 +149,6 @@ def test_the_core_of_param_groups_knows_neither_stock_models_nor_the_check():
         inside = importer.startswith("param_groups") and not importer.startswith(rooms)
         if inside and importer not in doors:
             assert not imported.startswith(rooms), f"{importer} imports {imported}"
-
-
-def tracked(pattern):
-    """The files of a pattern that git tracks."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a clone of the repository: git cannot say which files are its own")
-    found = subprocess.run(
-        ["git", "ls-files", pattern], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return [ROOT / name for name in found.stdout.split() if (ROOT / name).exists()]
 
 
 def lengths():

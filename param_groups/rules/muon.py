@@ -29,10 +29,10 @@ class Muon(Compared):
         match_rms   0.2 sqrt(max(out, in)): entries as large as AdamW's (Liu et al. 2025), which
                     grows as the root of the width and transfers with the power -1/2
 
-    Muon's rates are also multiplied by (width / base width)^rate_exponent, which is 0 unless it is
-    given, and -1/2 for match_rms (as it is mostly used, that has 0, too). The rule's own rates of
-    these matrices do not count, nor constants on them; of their depth the power of a `Depth` stays.
-    Forward multipliers are divided out. Each part of a fused tensor has the rate of its own
+    Muon's rates are multiplied by (width / base width)^rate_exponent, too: by default 0, but -1/2
+    for match_rms, which others mostly use with 0. The rule's rates of these matrices and constants
+    on them do not count; the power of a `Depth` inside stays. Forward multipliers are divided out.
+    Each part of a fused tensor has the rate of its own
     shape, each expert of a stack that of one, and a convolution that of (out, in * kernel).
 
     Args:
@@ -42,9 +42,9 @@ class Muon(Compared):
         base_width: of a rule without one.
 
     Raises:
-        PlanError: a number out of range, a rule for another optimiser than Adam or with a depth of
-            its own; from a call, a fused matrix whose parts nobody knows, a transposed convolution,
-            a tied matrix.
+        PlanError: a number out of range, a rule for another optimiser than Adam or whose rates go
+            with the depth outside of branches; from a call, a fused matrix whose parts nobody
+            knows, a transposed convolution, a tied matrix.
 
     Source: Jordan et al. 2024 (Muon); `MUON_CONVENTIONS` names the others.
 
@@ -65,11 +65,10 @@ class Muon(Compared):
                 f"Muon: the rule inside has the numbers of AdamW's tensors, but {self.rule.form} "
                 f"is for {self.rule.optimizer!r}; give it optimizer='adam'"
             )
-        sizes = [self.rule.size._replace(depth=depth) for depth in (1, 2)]
-        square = Tensor(Role.QUERY, n := round(self.rule.width), n, inside=False)
-        known = self.rule.size.depth is not None
-        rates = {self.rule.relative(replace(square, size=one)).lr for one in sizes if known}
-        if len(rates) > 1:
+        size, n = self.rule.size, round(self.rule.width)
+        sizes = [size._replace(depth=depth) for depth in (1, 2) if size.depth is not None]
+        squares = [Tensor(Role.QUERY, n, n, size=one, inside=False) for one in sizes]
+        if len({self.rule.relative(square).lr for square in squares}) > 1:
             raise PlanError(
                 f"Muon: rates of {self.rule.form} go with the depth outside of branches, too, and "
                 "Muon's would not; take Muon(Depth(rule, ...)) around a rule without a depth"

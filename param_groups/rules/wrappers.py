@@ -371,7 +371,7 @@ class Tied(Compared):
             )
 
     def change(self, tensor: Tensor, numbers: Numbers) -> Numbers:
-        """Gradients below such a readout, 1 / n as muP's; SGD's rates and epsilons with them."""
+        """SGD's rates and epsilons that follow, for gradients as 1 / n in place of the rule's."""
         if tensor.reads_out and tensor.role is not Role.TOKEN_EMBEDDING:
             raise PlanError(f"{tensor} is tied to an embedding: name it once, as token_embedding")
         if numbers.gradient is None or tensor.role.facts.kind == "logits":
